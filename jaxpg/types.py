@@ -1,0 +1,166 @@
+"""The records and contracts that everything else is written against.
+
+Arrays are time-major, `[T, B, ...]`: `T` steps of `B` environments side by side. Records are NamedTuples, read by
+name. A contract is a record of functions; whoever fills its fields has implemented it, and no base class is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array
+Key = jax.Array
+Tree = Any  # a pytree of arrays
+Metrics = dict[str, Array]
+
+
+class Discrete(NamedTuple):
+    """The integers `0 .. n-1`, stored as int32 scalars."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+class Box(NamedTuple):
+    """Real arrays with elementwise bounds, both of the shape of the array (infinite where unbounded)."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.low.shape)
+
+
+Space = Discrete | Box
+
+
+class TimeStep(NamedTuple):
+    """What one environment answers to one action; all fields without batch axes.
+
+    obs: the true successor observation, never the one after a reset.
+    reward: [] float.
+    discount: [] float, 0 where the episode terminated, else 1. A time-out keeps 1: the future went on unseen.
+    last: [] bool, whether the episode ended here, by termination or by time-out.
+    """
+
+    obs: Tree
+    reward: Array
+    discount: Array
+    last: Array
+
+
+class Transition(NamedTuple):
+    """Steps as they were collected, every leaf `[T, B, ...]`.
+
+    obs, next_obs: the observation acted on and its true successor.
+    action, log_prob: what was done, and its log-probability under the policy that did it.
+    reward, discount, last: as in TimeStep.
+    mask: 1 where the step is real, 0 on padding behind the end of an episode.
+    """
+
+    obs: Tree
+    action: Array
+    log_prob: Array
+    reward: Array
+    discount: Array
+    last: Array
+    next_obs: Tree
+    mask: Array
+
+
+class Rollout(NamedTuple):
+    """One batch of experience.
+
+    steps: Transition, [T, B, ...].
+    memory: the policy's memory before the first step, [B, ...]; `()` for policies without one.
+    """
+
+    steps: Transition
+    memory: Tree
+
+
+class Env(NamedTuple):
+    """One environment, unbatched and without auto-reset.
+
+    reset(key) -> state, obs
+    step(key, state, action) -> state, TimeStep
+    time_limit: no episode is longer than this many steps.
+    """
+
+    name: str
+    reset: Callable[[Key], tuple[Tree, Tree]]
+    step: Callable[[Key, Tree, Array], tuple[Tree, TimeStep]]
+    observation_space: Space
+    action_space: Space
+    time_limit: int
+
+
+class Policy(NamedTuple):
+    """A distribution over actions; `start` and `act` see one environment, `evaluate` a whole batch.
+
+    init(key) -> params
+    start(params, obs) -> memory: the memory at the start of an episode, `()` without one.
+    act(params, memory, obs) -> distribution, memory
+    evaluate(params, rollout) -> distribution over `[T, B]`, equal to what `act` gave step by step.
+    sequential: `evaluate` needs whole columns in order, so minibatches must never cut one.
+    """
+
+    init: Callable[[Key], Tree]
+    start: Callable[[Tree, Tree], Tree]
+    act: Callable[[Tree, Tree, Tree], tuple[Any, Tree]]
+    evaluate: Callable[[Tree, Rollout], Any]
+    sequential: bool = False
+
+
+class Params(NamedTuple):
+    """What is trained: the policy's parameters and the critic's (`()` without a critic)."""
+
+    policy: Tree
+    critic: Tree
+
+
+class Critic(NamedTuple):
+    """A state-value function.
+
+    init(key) -> params
+    values(params, rollout) -> v_tm1, v_t: V(obs) and V(next_obs), both `[T, B]`. `params` is the whole Params,
+    so a critic that shares the policy's torso reads `params.policy`.
+    """
+
+    init: Callable[[Key], Tree]
+    values: Callable[[Params, Rollout], tuple[Array, Array]]
+
+
+class Actor(NamedTuple):
+    """A trained policy with its parameters bound, for evaluation and play, one environment at a time.
+
+    start(obs) -> memory
+    act(memory, obs, key, greedy) -> action, memory; `greedy` (a Python bool) takes the mode instead of a sample.
+    """
+
+    start: Callable[[Tree], Tree]
+    act: Callable[[Tree, Tree, Key, bool], tuple[Array, Tree]]
+
+
+class Learner(NamedTuple):
+    """The narrow waist: every method that learns is these functions, and what stands around them is written once.
+
+    init(key) -> state: a NamedTuple of arrays. Its field `runner` (where it has one) holds what belongs to single
+        environments, leaves `[B, ...]`, which are split over devices; every other field is replicated.
+    step(state, key) -> state, metrics: one iteration; metrics is a flat dict of float scalars. `steps` is the number
+        of environment steps consumed since `init`; `return` and `length` are means over the episodes that ended in
+        this iteration, NaN if none did, and `episodes` counts them. All others are finite while training is healthy.
+    actor(state) -> Actor
+    """
+
+    init: Callable[[Key], Any]
+    step: Callable[[Any, Key], tuple[Any, Metrics]]
+    actor: Callable[[Any], Actor]
