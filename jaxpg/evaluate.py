@@ -1,0 +1,123 @@
+"""Whole episodes with fixed parameters: how good a policy is, and one episode recorded to look at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.errors import UserError
+from jaxpg.types import Actor, Array, Env, Key, TimeStep, Tree
+
+
+class Evaluation(NamedTuple):
+    """What each whole episode came to.
+
+    returns: [episodes] float32, undiscounted sums of rewards.
+    lengths: [episodes] int32, environment steps.
+    """
+
+    returns: Array
+    lengths: Array
+
+
+class Episode(NamedTuple):
+    """One recorded episode, padded to T = the environment's time limit; from `length` on the entries mean nothing.
+
+    states, observations: leaves [T + 1, ...], the initial one first; the last one reached stands at `length`.
+    actions: [T, ...].
+    rewards: [T] float32.
+    length: [] int32.
+    """
+
+    states: Tree
+    observations: Tree
+    actions: Array
+    rewards: Array
+    length: Array
+
+
+class _Moment(NamedTuple):
+    """Where an episode stands between two steps."""
+
+    key: Key
+    state: Tree
+    obs: Tree
+    memory: Tree
+
+
+def _begin(env: Env, actor: Actor, key: Key) -> _Moment:
+    reset_key, steps_key = jax.random.split(key)
+    state, obs = env.reset(reset_key)
+    return _Moment(steps_key, state, obs, actor.start(obs))
+
+
+def _advance(env: Env, actor: Actor, moment: _Moment, t: Array, greedy: bool) -> tuple[_Moment, Array, TimeStep]:
+    act_key, step_key = jax.random.split(jax.random.fold_in(moment.key, t))
+    action, memory = actor.act(moment.memory, moment.obs, act_key, greedy)
+    state, timestep = env.step(step_key, moment.state, action)
+    return _Moment(moment.key, state, timestep.obs, memory), action, timestep
+
+
+def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool) -> Evaluation:
+    """The returns and lengths of exactly `episodes` whole episodes, each from a fresh reset.
+
+    Counting episodes rather than steps keeps the average honest: among the first k episodes that *end*, short ones are
+    over-represented. All run side by side until the last one has ended; only their sums are carried. Pure: works under
+    jit and under vmap over seeds. Episode i depends on `jax.random.split(key, episodes)[i]` alone, and `play` with that
+    key records the very same episode.
+
+    Args:
+        env: the environment; no episode is longer than its `time_limit`.
+        actor: the policy to run.
+        key: the source of all randomness.
+        episodes: how many, at least one (static).
+        greedy: take the mode of the policy instead of a sample (static).
+
+    Raises:
+        UserError: if `episodes` is not positive.
+    """
+    if episodes < 1:
+        raise UserError(f"episodes must be at least 1, not {episodes}")
+    moments = jax.vmap(lambda k: _begin(env, actor, k))(jax.random.split(key, episodes))
+
+    def unfinished(carry):
+        t, _, running, _ = carry
+        return jnp.any(running) & (t < env.time_limit)
+
+    def step(carry):
+        t, moments, running, sums = carry
+        moments, _, timestep = jax.vmap(lambda m: _advance(env, actor, m, t, greedy))(moments)
+        reward = jnp.where(running, timestep.reward, 0.0).astype(jnp.float32)
+        sums = Evaluation(sums.returns + reward, sums.lengths + running)
+        return t + 1, moments, running & ~timestep.last, sums
+
+    sums = Evaluation(jnp.zeros(episodes, jnp.float32), jnp.zeros(episodes, jnp.int32))
+    start = jnp.zeros((), jnp.int32), moments, jnp.ones(episodes, bool), sums
+    return lax.while_loop(unfinished, step, start)[-1]
+
+
+def play(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Episode:
+    """Record one whole episode, for pictures and for close study.
+
+    Args:
+        env, actor, key, greedy: as for `evaluate`.
+    """
+
+    def step(carry, t):
+        moment, running = carry
+        following, action, timestep = _advance(env, actor, moment, t, greedy)
+        record = following.state, following.obs, action, timestep.reward, running
+        return (following, running & ~timestep.last), record
+
+    first = _begin(env, actor, key)
+    _, record = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))
+    states, observations, actions, rewards, running = record
+    states, observations = jax.tree.map(
+        lambda initial, later: jnp.concatenate([jnp.asarray(initial, later.dtype)[None], later]),
+        (first.state, first.obs),
+        (states, observations),
+    )
+    return Episode(states, observations, actions, rewards.astype(jnp.float32), running.sum(dtype=jnp.int32))
