@@ -1,0 +1,25 @@
+"""How the tests run: four devices on any machine, no silent broadcasting, and compiled programs kept between runs."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled programs in pytest's own cache; `pytest --cache-clear` forgets them.
+
+    Entries are found by a hash of the whole program and the compiler's version, so a changed function is compiled anew.
+    Each worker of pytest-xdist has a folder to itself: jax writes entries in place, and another process could read half of one.
+    """
+    if config.cache is None:
+        return
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"xla-{worker}")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
