@@ -48,6 +48,9 @@ class _Moment(NamedTuple):
     memory: Tree
 
 
+_Carry = tuple[Array, _Moment, Array, Evaluation]  # t, moments, running, sums
+
+
 def _begin(env: Env, actor: Actor, key: Key) -> _Moment:
     reset_key, steps_key = jax.random.split(key)
     state, obs = env.reset(reset_key)
@@ -83,11 +86,11 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool) -
         raise UserError(f"episodes must be at least 1, not {episodes}")
     moments = jax.vmap(lambda k: _begin(env, actor, k))(jax.random.split(key, episodes))
 
-    def unfinished(carry):
+    def unfinished(carry: _Carry) -> Array:
         t, _, running, _ = carry
         return jnp.any(running) & (t < env.time_limit)
 
-    def step(carry):
+    def step(carry: _Carry) -> _Carry:
         t, moments, running, sums = carry
         moments, _, timestep = jax.vmap(lambda m: _advance(env, actor, m, t, greedy))(moments)
         reward = jnp.where(running, timestep.reward, 0.0).astype(jnp.float32)
@@ -103,10 +106,13 @@ def play(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Episode:
     """Record one whole episode, for pictures and for close study.
 
     Args:
-        env, actor, key, greedy: as for `evaluate`.
+        env: the environment.
+        actor: the policy to run.
+        key: the source of all randomness.
+        greedy: take the mode of the policy instead of a sample (static).
     """
 
-    def step(carry, t):
+    def step(carry: tuple[_Moment, Array], t: Array) -> tuple[tuple[_Moment, Array], Tree]:
         moment, running = carry
         following, action, timestep = _advance(env, actor, moment, t, greedy)
         record = following.state, following.obs, action, timestep.reward, running

@@ -1,0 +1,209 @@
+"""Algorithms side by side on one task: what they reached, how soon, how fast; as a table, JSON and an HTML page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich import box
+from rich.table import Table
+
+from jaxpg.report.figures import color, learning_curve, step_grid
+from jaxpg.report.page import html_page
+from jaxpg.report.statistics import (
+    Estimate,
+    binned,
+    bootstrap,
+    interquartile_mean,
+    mean,
+    steps_to_threshold,
+)
+
+
+class Run(NamedTuple):
+    """What one algorithm did on a task with S seeds.
+
+    steps: [N] or [N, S], environment steps of a seed when each row was recorded.
+    returns: [N, S], mean return of the episodes that ended since the row before, NaN if none did.
+    final: [S], performance of the finished agent: the mean return of its evaluation episodes.
+    seconds: wall time of the whole run, all seeds together.
+    steps_per_second: environment steps of all seeds per second of training, without compilation.
+    """
+
+    steps: ArrayLike
+    returns: ArrayLike
+    final: ArrayLike
+    seconds: float
+    steps_per_second: float
+
+
+class Summary(NamedTuple):
+    """The line of one algorithm in a comparison.
+
+    iqm, mean: of the final performance over seeds, with 95% stratified bootstrap intervals.
+    steps_to_threshold: [S], infinite for a seed that never reached it; None where no threshold is set.
+    final, seconds, steps_per_second: as in Run.
+    """
+
+    iqm: Estimate
+    mean: Estimate
+    steps_to_threshold: np.ndarray | None
+    final: np.ndarray
+    seconds: float
+    steps_per_second: float
+
+
+def summarize(runs: Mapping[str, Run], threshold: float | None = None) -> dict[str, Summary]:
+    """Condense runs to one line each.
+
+    Steps to the threshold are read off the curves averaged on the one grid that `learning_curve` draws, so that an
+    algorithm with short iterations gains nothing from one lucky batch.
+
+    Args:
+        runs: algorithm -> what it did.
+        threshold: the return that counts as solved.
+    """
+    edges = step_grid({name: (run.steps, run.returns) for name, run in runs.items()})
+    return {name: _summary(run, edges, threshold) for name, run in runs.items()}
+
+
+def _summary(run: Run, edges: np.ndarray, threshold: float | None) -> Summary:
+    final = np.asarray(run.final, float)
+    reached = None
+    if threshold is not None:
+        reached = steps_to_threshold(edges[1:], binned(run.steps, run.returns, edges), threshold)
+    iqm, average = (bootstrap(final, statistic=statistic) for statistic in (interquartile_mean, mean))
+    return Summary(iqm, average, reached, final, run.seconds, run.steps_per_second)
+
+
+COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s", "wall time")
+
+
+def cells(name: str, summary: Summary) -> tuple[str, ...]:
+    """One algorithm's line as text, a cell for each of COLUMNS."""
+    reached = summary.steps_to_threshold
+    return (
+        name,
+        _interval(summary.iqm),
+        _interval(summary.mean),
+        "–" if reached is None else _steps(reached),
+        quantity(summary.steps_per_second),
+        duration(summary.seconds),
+    )
+
+
+def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
+    """The comparison for the terminal."""
+    table = Table(*COLUMNS, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for index, (name, summary) in enumerate(summaries.items()):
+        first, *rest = cells(name, summary)
+        table.add_row(f"[bold {color(index)}]{first}", *(cell.replace("[", r"\[") for cell in rest))
+    return table
+
+
+def compare(
+    runs: Mapping[str, Run],
+    directory: str | Path,
+    *,
+    title: str,
+    threshold: float | None = None,
+    details: Mapping[str, Any],
+) -> dict[str, Summary]:
+    """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
+
+    Args:
+        runs: algorithm -> what it did.
+        directory: where to write; it must exist.
+        title: the task.
+        threshold: the return that counts as solved.
+        details: how the numbers were made (command, configurations, versions, device): text, numbers and mappings of
+            them, by heading; shown at the foot of the page and kept in the JSON.
+
+    Returns:
+        The summaries, for `comparison_table`.
+    """
+    directory = Path(directory)
+    curves = {name: (run.steps, run.returns) for name, run in runs.items()}
+    summaries = summarize(runs, threshold)
+    learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold)
+    record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
+    text = json.dumps(plain(record), indent=2, allow_nan=False)
+    (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
+    page = html_page(
+        title=title,
+        threshold=threshold,
+        curves=curves,
+        finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
+        rows=[COLUMNS, *(cells(name, summary) for name, summary in summaries.items())],
+        seeds=[("seed", *summaries), *_per_seed(summaries)],
+        details=details,
+    )
+    (directory / "comparison.html").write_text(page, encoding="utf-8")
+    return summaries
+
+
+def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
+    """Final performance, a row per seed and a column per algorithm."""
+    count = max(len(summary.final) for summary in summaries.values())
+    columns = [[number(x) for x in s.final] + ["–"] * (count - len(s.final)) for s in summaries.values()]
+    return [(str(seed), *row) for seed, row in enumerate(zip(*columns, strict=True))]
+
+
+def plain(value: Any) -> Any:
+    """The same in JSON's types: records as objects, arrays as lists, what is not finite as null."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int | str | None) else str(value)
+
+
+def number(x: float) -> str:
+    """Four significant digits, never in powers of ten for everyday sizes."""
+    if not math.isfinite(x):
+        return "–"
+    return f"{x:.{max(0, 3 - max(0, math.floor(math.log10(abs(x)))))}f}" if abs(x) >= 1e-3 else "0"
+
+
+def quantity(x: float) -> str:
+    """Three significant digits and a prefix: 12.3 k, 1.5 M."""
+    if not math.isfinite(x):
+        return "–"
+    for scale, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if x >= scale:
+            return f"{x / scale:.3g}{prefix}"
+    return f"{x:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A wall time: 0.5 s, 42 s, 3 min 05 s, 2 h 10 min."""
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _interval(estimate: Estimate) -> str:
+    value, low, high = (number(float(x)) for x in estimate)
+    return value if low == "–" else f"{value} [{low}, {high}]"
+
+
+def _steps(reached: np.ndarray) -> str:
+    """The median seed's steps, and how many seeds got there."""
+    typical = quantity(float(np.sort(reached)[(len(reached) - 1) // 2]))
+    return f"{typical} ({np.isfinite(reached).sum()}/{len(reached)})"

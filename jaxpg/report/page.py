@@ -1,0 +1,110 @@
+"""One HTML file that needs nothing else: figures inline, light and dark by the reader's preference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from jaxpg.report.figures import Curves, color, curves_figure, finals_figure, inline_svg
+from jaxpg.report.statistics import Estimate
+
+_CSS = """
+:root { color-scheme: light dark; --ink: #24292f; --paper: #ffffff; --quiet: #6a737d; --line: #d8dee4; --tint: #f6f8fa }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --paper: #12161c; --quiet: #96a0ab; --line: #2f363e; --tint: #1a2028 }
+}
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 62rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif }
+h1 { margin: 0; font-size: 1.9rem; letter-spacing: -0.015em }
+h2 { margin: 2.6rem 0 0.7rem; font-size: 1.15rem }
+p { margin: 0.3rem 0 }
+.quiet, summary, dt { color: var(--quiet) }
+figure { margin: 1.4rem 0 }
+svg { display: block; width: 100%; height: auto }
+svg text { font-family: inherit !important }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: 0.42rem 0.8rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+th { font-weight: 600; color: var(--quiet); font-size: 0.86rem }
+th:first-child, td:first-child { text-align: left }
+tbody tr:hover { background: var(--tint) }
+.key { display: inline-block; width: 0.7em; height: 0.7em; margin-right: 0.5em; border-radius: 50% }
+pre, code { font: 0.86rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
+pre { margin: 0; padding: 0.8rem 1rem; overflow-x: auto; background: var(--tint); border-radius: 0.5rem }
+details { margin: 0.4rem 0 }
+summary { cursor: pointer }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1.2rem;
+  margin: 0.4rem 0 0.8rem; font-size: 0.92rem }
+dd { margin: 0; overflow-wrap: anywhere }
+"""
+
+
+def html_page(
+    *,
+    title: str,
+    threshold: float | None,
+    curves: Curves,
+    finals: Mapping[str, tuple[np.ndarray, Estimate]],
+    rows: Sequence[Sequence[str]],
+    seeds: Sequence[Sequence[str]],
+    details: Mapping[str, Any],
+) -> str:
+    """The comparison as a page.
+
+    Args:
+        title: the task.
+        threshold: the return that counts as solved.
+        curves: algorithm -> (steps, returns), as for `learning_curve`.
+        finals: algorithm -> (final performance of each seed, its interquartile mean with interval).
+        rows: the table, a heading first.
+        seeds: the table per seed, a heading first.
+        details: heading -> text, or a mapping of names to text, numbers and further mappings.
+    """
+    learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold))
+    reached = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold))
+    solved = "" if threshold is None else f" Solved from a return of {threshold:g} on."
+    note = (
+        "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
+        "Steps to threshold: of the median seed, and how many seeds got there."
+    )
+    sections = "".join(f"<h2>{escape(str(name))}</h2>{_detail(value)}" for name, value in details.items())
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="quiet">{len(rows) - 1} algorithms side by side.{solved}</p>'
+        f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
+        f'<p class="quiet">{note}</p><figure>{reached}</figure>'
+        f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{sections}</body></html>\n"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
+    """A table; where keyed, each row begins with a dot in the colour of its algorithm."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    body = ""
+    for index, row in enumerate(rows[1:]):
+        key = f'<span class="key" style="background:{color(index)}"></span>' if keyed else ""
+        body += f"<tr><td>{key}" + "</td><td>".join(escape(cell) for cell in row) + "</td></tr>"
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _detail(value: Any) -> str:
+    """Text as it is; names and values as a list; a mapping within a mapping folded away."""
+    if not isinstance(value, Mapping):
+        return f"<pre>{escape(str(value))}</pre>"
+    flat = "".join(
+        f"<dt>{escape(str(name))}</dt><dd><code>{escape(str(item))}</code></dd>"
+        for name, item in value.items()
+        if not isinstance(item, Mapping)
+    )
+    folded = "".join(
+        f"<details><summary>{escape(str(name))}</summary>{_detail(item)}</details>"
+        for name, item in value.items()
+        if isinstance(item, Mapping)
+    )
+    return (f"<dl>{flat}</dl>" if flat else "") + folded

@@ -1,0 +1,146 @@
+"""Statistics over seeds, as Agarwal et al. 2021 ("Deep RL at the Edge of the Statistical Precipice") ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from jaxpg.errors import UserError
+
+Floats = np.ndarray  # float64
+
+
+class Estimate(NamedTuple):
+    """A statistic with its confidence interval, arrays of one shape."""
+
+    value: Floats
+    low: Floats
+    high: Floats
+
+
+def interquartile_mean(scores: ArrayLike, axis: int = -1) -> Floats:
+    """Mean of the middle half: a quarter of the scores, rounded down, is left out at each end (Agarwal et al., §4.3).
+
+    Less at the mercy of one lucky or failed seed than the mean, less wasteful than the median.
+
+    Args:
+        scores: one score per seed along `axis`.
+        axis: the axis of the seeds.
+    """
+    return stats.trim_mean(np.asarray(scores, float), 0.25, axis=axis)
+
+
+def mean(scores: ArrayLike, axis: int = -1) -> Floats:
+    """Plain average over `axis`, the counterpart of `interquartile_mean`."""
+    return np.mean(np.asarray(scores, float), axis=axis)
+
+
+def bootstrap(
+    *strata: ArrayLike,
+    statistic: Callable[..., Floats] = interquartile_mean,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic over seeds with its stratified percentile-bootstrap interval (Agarwal et al., §4.1).
+
+    Every stratum (a task) is resampled on its own, with replacement, so that each resample has as many runs of each
+    task as the data; the statistic is taken over all of them together. The interval reaches from the (1 − level)/2 to
+    the (1 + level)/2 quantile of the resampled statistics.
+
+    Args:
+        strata: one array `[..., S]` per task, seeds last; leading axes (points of a curve) are treated one by one.
+        statistic: maps scores to numbers along `axis`.
+        level: coverage that the interval aims at.
+        resamples: how many times the data are drawn anew.
+        seed: fixes the resampling, so that a report can be made again.
+
+    Returns:
+        Arrays of the leading shape. Where a score is NaN all three are NaN; one seed alone has no interval (NaN).
+
+    Raises:
+        UserError: if there is no stratum or one has no seeds.
+    """
+    data = [np.atleast_1d(np.asarray(scores, float)) for scores in strata]
+    if not data or any(scores.shape[-1] == 0 for scores in data):
+        raise UserError("an interval over seeds needs at least one seed of every task")
+    result = np.full((3, *data[0].shape[:-1]), np.nan)
+    known = np.all([np.isfinite(scores).all(axis=-1) for scores in data], axis=0)
+    complete = [scores[known] for scores in data]
+    if known.any():
+        result[0, known] = statistic(np.concatenate(complete, axis=-1), axis=-1)
+    if known.any() and min(scores.shape[-1] for scores in data) > 1:
+        result[1:, known] = stats.bootstrap(
+            complete,
+            lambda *resampled, axis: statistic(np.concatenate(resampled, axis=axis), axis=axis),
+            n_resamples=resamples,
+            batch=max(1, 2_000_000 // sum(scores.size for scores in complete)),  # bounds the memory to 16 MB
+            vectorized=True,
+            axis=-1,
+            confidence_level=level,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return Estimate(*result)
+
+
+def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
+    """Curves of all seeds on one common grid of steps, `[bins, S]`.
+
+    A bin `(edges[i], edges[i + 1]]` holds the mean of what was recorded in it. Bins between recordings are filled by
+    linear interpolation, so coarse iterations make no holes; before a seed's first and after its last recording there
+    is NaN, so nothing is made up. A row that does not advance (a seed that waits for the others) counts for nothing.
+
+    Args:
+        steps: [N] or [N, S], environment steps when each row was recorded, growing.
+        returns: [N, S], NaN where no episode ended.
+        edges: [bins + 1], ascending.
+    """
+    returns, edges = np.asarray(returns, float), np.asarray(edges, float)
+    steps = per_seed(steps, returns)
+    return np.stack([_binned_seed(s, r, edges) for s, r in zip(steps.T, returns.T, strict=True)], axis=1)
+
+
+def per_seed(steps: ArrayLike, returns: Floats) -> Floats:
+    """Steps `[N]` or `[N, S]` in the shape of returns, `[N, S]`.
+
+    Raises:
+        UserError: if the shapes do not belong together.
+    """
+    steps = np.asarray(steps, float)
+    columns = steps[:, None] if steps.ndim == 1 else steps
+    if returns.ndim != 2 or columns.shape not in (returns.shape, (len(returns), 1)):
+        raise UserError(f"returns must be [N, S] and steps [N] or [N, S]; got {returns.shape} and {steps.shape}")
+    return np.broadcast_to(columns, returns.shape)
+
+
+def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
+    bins = len(edges) - 1
+    index = np.searchsorted(edges, steps, side="left") - 1
+    advanced = np.diff(steps, prepend=-np.inf) > 0
+    real = np.isfinite(returns) & advanced & (index >= 0) & (index < bins)
+    counts = np.bincount(index[real], minlength=bins)
+    sums = np.bincount(index[real], weights=returns[real], minlength=bins)
+    filled = counts > 0
+    if not filled.any():
+        return np.full(bins, np.nan)
+    centers = (edges[:-1] + edges[1:]) / 2
+    return np.interp(centers, centers[filled], sums[filled] / counts[filled], left=np.nan, right=np.nan)
+
+
+def steps_to_threshold(steps: ArrayLike, returns: ArrayLike, threshold: float) -> Floats:
+    """Environment steps at the first row that reaches the threshold, `[S]`; infinite where none does.
+
+    One lucky row counts: hand in curves that are averaged enough (`binned`), and alike for all that are compared.
+
+    Args:
+        steps: [N] or [N, S].
+        returns: [N, S], NaN where nothing was recorded.
+        threshold: the return that counts as solved.
+    """
+    returns = np.asarray(returns, float)
+    return np.where(returns >= threshold, per_seed(steps, returns), np.inf).min(axis=0, initial=np.inf)
