@@ -1,0 +1,81 @@
+"""Returns and advantages over segments of experience, each one backward recursion x_t = a_t + b_t x_{t+1}.
+
+Everything is `[T, B]`, time-major; `gamma` and `lambda_` are scalars and may be traced. Three things are told apart:
+
+- termination, `discount_t` = 0: nothing follows, nothing is bootstrapped;
+- a time-out, `last_t` with `discount_t` = 1: the trace is cut and V(next_obs_t) stands for what would have followed;
+- the end of the segment, row T-1: as a time-out.
+
+So the steps of several episodes may follow each other in a column, and what stands behind the `last` of an episode does
+not reach its steps. `v_tm1` is V(obs_t) and `v_t` is V(next_obs_t), where next_obs_t is the true successor.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.errors import UserError
+from jaxpg.types import Array
+
+Scalar = Array | float
+
+
+def _backward(a: Array, b: Array, init: Array) -> Array:
+    """x_t = a_t + b_t x_{t+1} with x_T = `init`."""
+
+    def step(x: Array, ab: tuple[Array, Array]) -> tuple[Array, Array]:
+        x = ab[0] + ab[1] * x
+        return x, x
+
+    return lax.scan(step, init.astype(jnp.result_type(a, b)), (a, b), reverse=True)[1]
+
+
+def lambda_returns(reward: Array, discount: Array, last: Array, v_t: Array, gamma: Scalar, lambda_: Scalar) -> Array:
+    """G_t = r_t + γ discount_t ((1 - c_t) v_t + c_t G_{t+1}), with c_t = λ(1 - last_t) and G_T = v_{T-1}.
+
+    Between the one-step target at λ = 0 and the Monte-Carlo return at λ = 1.
+    Source: Sutton & Barto 2018, section 12.1, equation 12.18.
+    """
+    trace = lambda_ * (1 - last)
+    discount = gamma * discount
+    return _backward(reward + discount * (1 - trace) * v_t, discount * trace, v_t[-1])
+
+
+def discounted_returns(reward: Array, discount: Array, last: Array, bootstrap: Array, gamma: Scalar) -> Array:
+    """G_t = r_t + γ discount_t G_{t+1}, with `bootstrap_t` in place of G_{t+1} where the episode or the segment ends.
+
+    The reward-to-go of every step. `bootstrap` is `[T, B]`, and read only at time-outs and in the last row: zeros for
+    the plain sum of what was seen, `v_t` to account for what was cut off. Source: Sutton & Barto 2018, equation 3.9.
+    """
+    return lambda_returns(reward, discount, last, bootstrap, gamma, 1.0)
+
+
+def n_step_targets(reward: Array, discount: Array, last: Array, v_t: Array, gamma: Scalar, n: int) -> Array:
+    """G_t = r_t + γ r_{t+1} + ... + γ^{n-1} r_{t+n-1} + γ^n v_{t+n-1}: n rewards, then the value of where they led.
+
+    Sooner where the episode or the segment ends, with the value there unless it terminated. `n` is a static int.
+    Source: Sutton & Barto 2018, equation 7.1.
+
+    Raises:
+        UserError: `n` is not at least 1.
+    """
+    if n < 1:
+        raise UserError(f"n is {n}, but a target spans at least one step: give n >= 1.")
+
+    def one_step_longer(_: int, target: Array) -> Array:
+        following = jnp.concatenate([target[1:], v_t[-1:]])
+        return reward + gamma * discount * jnp.where(last, v_t, following)
+
+    one_step = reward + gamma * discount * v_t
+    return lax.fori_loop(1, min(n, reward.shape[0]), one_step_longer, one_step)
+
+
+def gae(reward: Array, discount: Array, last: Array, v_tm1: Array, v_t: Array, gamma: Scalar, lambda_: Scalar) -> Array:
+    """Generalised advantages A_t = δ_t + γλ discount_t (1 - last_t) A_{t+1}, δ_t = r_t + γ discount_t v_t - v_tm1_t.
+
+    Equal to `lambda_returns` minus `v_tm1`. Source: Schulman et al. 2016 (GAE), equation 16.
+    """
+    discount = gamma * discount
+    delta = reward + discount * v_t - v_tm1
+    return _backward(delta, lambda_ * discount * (1 - last), jnp.zeros_like(delta[0]))
