@@ -81,10 +81,13 @@ class Rollout(NamedTuple):
 
     steps: Transition, [T, B, ...].
     memory: the policy's memory before the first step, [B, ...]; `()` for policies without one.
+    trains: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that carries
+        no signal, or a completion that was cut off, is real and yet left out.
     """
 
     steps: Transition
     memory: Tree
+    trains: Array
 
 
 class Env(NamedTuple):

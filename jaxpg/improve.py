@@ -1,0 +1,273 @@
+"""From a loss to new parameters: a gradient step, epochs of minibatches, or a natural-gradient step in a trust region.
+
+All three share one signature, `improve(objective, optimizer, learning_rate, params, opt_state, batch, key)`, and return
+`params, opt_state, metrics`. Losses are sums over the steps of this device of weight times loss; gradients and metrics
+are summed over devices here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from jaxpg import parallel
+from jaxpg.shuffle import permutation
+from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
+
+
+class Batch(NamedTuple):
+    """What the losses read, leaves `[T, B, ...]`.
+
+    advantage, target: of the credit; old_value: the critic's value before any update.
+    weight: of each step in the loss; sums to 1 (or as the aggregate says) over all devices.
+    reference_log_prob: of the action under the reference policy, None without one.
+    """
+
+    rollout: Rollout
+    advantage: Array
+    target: Array
+    old_value: Array
+    weight: Array
+    reference_log_prob: Array | None
+
+
+Loss = Callable[[Params, Batch], tuple[Array, Metrics]]
+
+
+class Objective(NamedTuple):
+    """What is to be made small. Losses return their value on this device and additive metrics.
+
+    policy_loss, value_loss: None where there is no critic.
+    distribution(params, batch): the policy's distribution over actions, [T, B].
+    normalize(advantage, mask): how advantages are scaled before they are used, once per minibatch.
+    sequential: the policy reads whole columns, which minibatches must not cut.
+    """
+
+    policy_loss: Loss
+    value_loss: Loss | None
+    distribution: Callable[[Params, Batch], Any]
+    normalize: Callable[[Array, Array], Array]
+    sequential: bool
+
+    def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+        """The policy's loss plus the critic's."""
+        policy_loss, metrics = self.policy_loss(params, batch)
+        if self.value_loss is None:
+            return policy_loss, metrics
+        value_loss, value_metrics = self.value_loss(params, batch)
+        return policy_loss + value_loss, {**metrics, **value_metrics}
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch with its advantages normalised as one minibatch."""
+        return batch._replace(advantage=self.normalize(batch.advantage, batch.rollout.trains))
+
+
+def gradient_step(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array | float,
+    params: Params,
+    opt_state: Tree,
+    batch: Batch,
+    key: Key,
+) -> tuple[Params, Tree, Metrics]:
+    """One step along the gradient of the loss over the whole batch."""
+    gradient, metrics = _gradient(objective.loss, params, objective.prepared(batch), rows=None)
+    params, opt_state, norm = _apply(optimizer, learning_rate, gradient, params, opt_state)
+    return params, opt_state, {**metrics, "gradient_norm": norm}
+
+
+def minibatches(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array | float,
+    params: Params,
+    opt_state: Tree,
+    batch: Batch,
+    key: Key,
+    *,
+    epochs: int,
+    num_minibatches: int,
+    target_kl: float | None = None,
+    chunk_rows: int | None = None,
+) -> tuple[Params, Tree, Metrics]:
+    """`epochs` passes over the batch, each in a fresh order and cut into `num_minibatches` gradient steps.
+
+    Minibatches are cut from single steps, or from whole columns where the policy reads columns. Weights are scaled by
+    the number of minibatches, so that each loss estimates that of the whole batch. With `target_kl`, no further step
+    is taken once the approximate KL (k3) of a minibatch to the collecting policy exceeds 1.5 times it (the early stop
+    of OpenAI's Spinning Up and of Stable-Baselines3). With `chunk_rows`, a minibatch's gradient is summed over chunks
+    of at most that many rows: exact, and faster where a chunk fits a cache that the minibatch does not.
+    """
+    batch = batch if objective.sequential else _as_steps(batch)
+    num_columns = batch.weight.shape[1]
+    batch = batch._replace(weight=batch.weight * num_minibatches)
+    key = jax.random.fold_in(key, parallel.shard_index())
+
+    def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
+        params, opt_state, going = carry
+        chosen = objective.prepared(
+            _columns(batch, lambda x, axis: jnp.take(x, columns, axis, unique_indices=True, mode="clip"))
+        )
+        gradient, metrics = _gradient(objective.loss, params, chosen, chunk_rows)
+        if target_kl is not None:
+            going = going & (metrics["approx_kl"] <= 1.5 * target_kl)
+        new_params, new_opt_state, norm = _apply(optimizer, learning_rate, gradient, params, opt_state)
+        if target_kl is not None:
+            keep = partial(jnp.where, going)
+            new_params = jax.tree.map(keep, new_params, params)
+            new_opt_state = jax.tree.map(keep, new_opt_state, opt_state)
+        metrics = {**metrics, "gradient_norm": norm, "updates": going.astype(norm.dtype)}
+        return (new_params, new_opt_state, going), metrics
+
+    def epoch(carry: tuple[Params, Tree, Array], key: Key) -> tuple[tuple[Params, Tree, Array], Metrics]:
+        order = permutation(key, num_columns).reshape(num_minibatches, -1)
+        return lax.scan(minibatch, carry, order)
+
+    carry = (params, opt_state, jnp.ones((), bool))
+    (params, opt_state, _), metrics = lax.scan(epoch, carry, jax.random.split(key, epochs))
+    taken = metrics.pop("updates")
+    return params, opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": taken.sum()}
+
+
+def trust_region(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array | float,
+    params: Params,
+    opt_state: Tree,
+    batch: Batch,
+    key: Key,
+    *,
+    max_kl: float,
+    conjugate_steps: int,
+    damping: float,
+    backtracks: int,
+    value_epochs: int,
+    value_minibatches: int,
+) -> tuple[Params, Tree, Metrics]:
+    """A natural-gradient step on the policy, then epochs of ordinary ones on the critic.
+
+        s = F^-1 g by conjugate gradients,  step = sqrt(2 max_kl / s.F s) s,
+
+    halved until the loss falls and the mean KL(old || new) is at most `max_kl`, at most `backtracks` times; else the
+    policy stays (Schulman et al. 2015, "Trust Region Policy Optimization", appendix C). F is the Fisher information,
+    the Hessian of that KL at the old parameters, plus `damping` on its diagonal. `optimizer` serves the critic alone.
+    """
+    prepared = objective.prepared(batch)
+    old = lax.stop_gradient(objective.distribution(params, batch))
+    flat, unravel = ravel_pytree(params.policy)
+    share = batch.weight / parallel.psum(batch.weight.sum())
+
+    def loss(flat: Array) -> Array:
+        return parallel.psum(objective.policy_loss(params._replace(policy=unravel(flat)), prepared)[0])
+
+    def local_kl(flat: Array) -> Array:
+        return (share * old.kl(objective.distribution(params._replace(policy=unravel(flat)), batch))).sum()
+
+    def fisher(vector: Array) -> Array:
+        return parallel.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector
+
+    gradient, metrics = _gradient(objective.policy_loss, params, prepared, rows=None)
+    descent = -ravel_pytree(gradient.policy)[0]
+    direction = conjugate_gradient(fisher, descent, conjugate_steps)
+    curvature = direction @ fisher(direction)
+    step = jnp.sqrt(2 * max_kl / jnp.maximum(curvature, 1e-12)) * direction
+    before = loss(flat)
+
+    def try_step(carry: tuple[Array, Array, Array], scale: Array) -> tuple[tuple[Array, Array, Array], None]:
+        best, best_kl, accepted = carry
+        candidate = flat + scale * step
+        kl = parallel.psum(local_kl(candidate))
+        accept = ~accepted & (loss(candidate) < before) & (kl <= max_kl)
+        return (jnp.where(accept, candidate, best), jnp.where(accept, kl, best_kl), accepted | accept), None
+
+    start = (flat, jnp.zeros_like(before), jnp.zeros((), bool))
+    (flat, kl, accepted), _ = lax.scan(try_step, start, 0.5 ** jnp.arange(backtracks, dtype=flat.dtype))
+    params = params._replace(policy=unravel(flat))
+    metrics = {**metrics, "kl": kl, "accepted": accepted.astype(flat.dtype)}
+
+    def only_value_loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
+        # The critic may read a torso that belongs to the policy: the step on the policy has been taken.
+        return objective.value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
+
+    if objective.value_loss is not None:
+        critic = objective._replace(policy_loss=only_value_loss, value_loss=None)
+        params, opt_state, value_metrics = minibatches(
+            critic, optimizer, learning_rate, params, opt_state, batch, key,
+            epochs=value_epochs, num_minibatches=value_minibatches,
+        )  # fmt: skip
+        metrics = {**value_metrics, **metrics}
+    return params, opt_state, metrics
+
+
+def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -> Array:
+    """`steps` of conjugate gradients on A x = b from x = 0, A symmetric positive definite (Hestenes and Stiefel 1952).
+
+    Stops moving where the residual has vanished, so that extra steps do no harm.
+    """
+
+    def step(carry: tuple[Array, Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array, Array], None]:
+        x, residual, direction, norm = carry
+        product = matvec(direction)
+        curvature = direction @ product
+        moving = (norm > 1e-10 * (b @ b)) & (curvature > 0)
+        alpha = jnp.where(moving, norm / jnp.where(moving, curvature, 1.0), 0.0)
+        x, residual = x + alpha * direction, residual - alpha * product
+        new_norm = residual @ residual
+        beta = jnp.where(moving, new_norm / jnp.where(moving, norm, 1.0), 0.0)
+        return (x, residual, jnp.where(moving, residual + beta * direction, direction), new_norm), None
+
+    (x, *_), _ = lax.scan(step, (jnp.zeros_like(b), b, b, b @ b), None, steps)
+    return x
+
+
+def _gradient(loss: Loss, params: Params, batch: Batch, rows: int | None) -> tuple[Params, Metrics]:
+    """Gradient and metrics over all devices, in chunks of at most `rows` columns where given."""
+    differentiate = jax.grad(loss, has_aux=True)
+    num_columns = batch.weight.shape[1]
+    if rows is None or num_columns <= rows:
+        return parallel.psum(differentiate(params, batch))
+    chunks = next(n for n in range(-(-num_columns // rows), num_columns + 1) if num_columns % n == 0)
+    size = num_columns // chunks
+
+    def of_chunk(i: Array | int) -> tuple[Params, Metrics]:
+        return differentiate(params, _columns(batch, lambda x, axis: lax.dynamic_slice_in_dim(x, i * size, size, axis)))
+
+    def add(total: tuple[Params, Metrics], i: Array) -> tuple[tuple[Params, Metrics], None]:
+        return jax.tree.map(jnp.add, total, of_chunk(i)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, 0))
+    return parallel.psum(lax.scan(add, zeros, jnp.arange(chunks))[0])
+
+
+def _apply(
+    optimizer: optax.GradientTransformation,
+    learning_rate: Array | float,
+    gradient: Params,
+    params: Params,
+    opt_state: Tree,
+) -> tuple[Params, Tree, Array]:
+    """One step of the optimizer, whose updates point uphill; also the norm of the gradient."""
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+    return params, opt_state, optax.global_norm(gradient)
+
+
+def _as_steps(batch: Batch) -> Batch:
+    """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
+    return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+
+def _columns(batch: Batch, pick: Callable[[Array, int], Array]) -> Batch:
+    """Some columns of a batch: `pick(leaf, axis)` of every leaf. The memory has no time axis."""
+    memory = jax.tree.map(lambda x: pick(x, 0), batch.rollout.memory)
+    picked = jax.tree.map(lambda x: pick(x, 1), batch._replace(rollout=batch.rollout._replace(memory=())))
+    return picked._replace(rollout=picked.rollout._replace(memory=memory))

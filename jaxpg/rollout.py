@@ -1,0 +1,275 @@
+"""Experience: one scan over time of environments side by side.
+
+Two shapes of it. A *continuing* rollout carries its environments from one call to the next and resets each the moment
+its episode ends, so every step is real. An *episodic* rollout plays whole episodes from their start; those that end
+early are padded and masked. Columns draw from keys of their own, numbered over all devices, so that how the columns are
+laid over devices changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg import parallel
+from jaxpg.types import Array, Env, Key, Policy, Rollout, Transition, Tree
+
+
+class Runner(NamedTuple):
+    """Where each environment stands between two calls, leaves `[B, ...]`.
+
+    The last two are the return and the length of the episode under way.
+    """
+
+    env_state: Tree
+    obs: Tree
+    memory: Tree
+    episode_return: Array
+    episode_length: Array
+
+
+class Tally(NamedTuple):
+    """What a rollout went through, summed over all devices: environment steps, and episodes that ended."""
+
+    steps: Array
+    episodes: Array
+    return_sum: Array
+    length_sum: Array
+
+
+class Collector(NamedTuple):
+    """How experience is gathered.
+
+    init(env, policy, params, key) -> runner: for all columns of all devices.
+    collect(env, policy, params, runner, key) -> runner, Rollout, Tally: for the columns of this device.
+    num_envs: columns on all devices together.
+    """
+
+    init: Callable[[Env, Policy, Tree, Key], Tree]
+    collect: Callable[[Env, Policy, Tree, Tree, Key], tuple[Tree, Rollout, Tally]]
+    num_envs: int
+
+
+def continuing(*, num_envs: int, num_steps: int, start_pool: int = 0) -> Collector:
+    """Segments of `num_steps` steps of `num_envs` environments that are reset as their episodes end.
+
+    Every reset is fresh by default. With `start_pool` = n, each column draws n start states per segment, before the
+    scan, and uses them in turn (from the first again when more than n episodes end in it): cheaper where a reset
+    costs much, exact in distribution as long as no column ends more than n episodes.
+    """
+    return Collector(
+        init=partial(_begin_all, num_envs=num_envs),
+        collect=partial(_collect_segment, num_steps=num_steps, start_pool=start_pool),
+        num_envs=num_envs,
+    )
+
+
+def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
+    """`num_envs` whole episodes, in contiguous groups of `group_size` that share their start state.
+
+    The scan is `env.time_limit` long; steps behind the end of an episode are masked.
+    """
+    return Collector(
+        init=_begin_none,
+        collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),
+        num_envs=num_envs,
+    )
+
+
+def refilled(collector: Collector, *, group_size: int, max_rounds: int) -> Collector:
+    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2, equation 11): a batch in which every group carries signal.
+
+    Groups whose members all have the same return are replaced by freshly sampled ones with signal, until none is left
+    or `max_rounds` rounds of sampling are spent, the first included. Groups still without signal then do not train.
+    All rounds count as environment steps. `collector` must be episodic, and its groups of the same size.
+    """
+    return collector._replace(
+        collect=partial(_collect_refilled, collector.collect, group_size=group_size, max_rounds=max_rounds)
+    )
+
+
+def column_keys(key: Key, num_columns: int, group_size: int = 1) -> Array:
+    """One key per column of this device, `[B]`, or the same key for every column of a group."""
+    columns = parallel.shard_index() * num_columns + jnp.arange(num_columns)
+    return jax.vmap(partial(jax.random.fold_in, key))(columns // group_size)
+
+
+def _begin(env: Env, policy: Policy, params: Tree, key: Key) -> Runner:
+    env_state, obs = env.reset(key)
+    memory = policy.start(params, obs)
+    return Runner(env_state, obs, memory, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+
+
+def _begin_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> Runner:
+    return jax.vmap(partial(_begin, env, policy, params))(column_keys(key, num_envs))
+
+
+def _begin_none(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
+    """Episodic rollouts start afresh every time."""
+    return ()
+
+
+def _advance(
+    env: Env, policy: Policy, params: Tree, runner: Runner, act_key: Key, step_key: Key
+) -> tuple[Runner, Transition]:
+    """One step of one environment, without a reset."""
+    distribution, memory = policy.act(params, runner.memory, runner.obs)
+    action = distribution.sample(act_key)
+    env_state, timestep = env.step(step_key, runner.env_state, action)
+    transition = Transition(
+        obs=runner.obs,
+        action=action,
+        log_prob=distribution.log_prob(action),
+        reward=timestep.reward,
+        discount=timestep.discount,
+        last=timestep.last,
+        next_obs=timestep.obs,
+        mask=jnp.ones_like(timestep.reward),
+    )
+    runner = Runner(
+        env_state=env_state,
+        obs=timestep.obs,
+        memory=memory,
+        episode_return=runner.episode_return + timestep.reward,
+        episode_length=runner.episode_length + 1,
+    )
+    return runner, transition
+
+
+def _select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
+    return jax.tree.map(partial(jnp.where, condition), on_true, on_false)
+
+
+def _ended(runner: Runner, last: Array) -> Tally:
+    """The episode of one environment, counted if it ended with this step."""
+    ended = last.astype(jnp.float32)
+    return Tally(jnp.ones_like(ended), ended, ended * runner.episode_return, ended * runner.episode_length)
+
+
+def _total(tally: Tally) -> Tally:
+    return parallel.psum(jax.tree.map(jnp.sum, tally))
+
+
+def _collect_segment(
+    env: Env, policy: Policy, params: Tree, runner: Runner, key: Key, *, num_steps: int, start_pool: int
+) -> tuple[Runner, Rollout, Tally]:
+    num_columns = runner.episode_length.shape[0]
+    begin = partial(_begin, env, policy, params)
+
+    def column(runner: Runner, tally: Tally, keys: Array, pool: Tree) -> tuple[Runner, Tally, Transition]:
+        runner, transition = _advance(env, policy, params, runner, keys[0], keys[1])
+        if start_pool:
+            turn = tally.episodes.astype(jnp.int32) % start_pool
+            start = jax.tree.map(lambda x: x[turn], pool)
+        else:
+            start = begin(keys[2])
+        tally = jax.tree.map(jnp.add, tally, _ended(runner, transition.last))
+        return _select(transition.last, start, runner), tally, transition
+
+    def step(carry: tuple[Runner, Tally], keys: Array) -> tuple[tuple[Runner, Tally], Transition]:
+        runner, tally, transition = jax.vmap(column)(*carry, keys, pool)
+        return (runner, tally), transition
+
+    # All keys of the segment in one call: random-number code is a large part of what there is to compile.
+    keys_per_step = 2 if start_pool else 3
+    column_key = column_keys(key, num_columns)
+    keys = jax.vmap(lambda k: jax.random.split(k, (num_steps, keys_per_step)), out_axes=1)(column_key)
+    pool: Tree = ()
+    if start_pool:
+        pool_keys = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, num_steps), start_pool))(column_key)
+        pool = jax.vmap(jax.vmap(begin))(pool_keys)
+    tally = Tally(*(jnp.zeros(num_columns, jnp.float32) for _ in Tally._fields))
+    (after, tally), steps = lax.scan(step, (runner, tally), keys)
+    return after, Rollout(steps, runner.memory, trains=steps.mask), _total(tally)
+
+
+def _collect_episodes(
+    env: Env, policy: Policy, params: Tree, runner: tuple[()], key: Key, *, num_envs: int, group_size: int
+) -> tuple[tuple[()], Rollout, Tally]:
+    num_columns = num_envs // parallel.num_shards()
+    start_key, step_key = jax.random.split(key)
+    start = jax.vmap(partial(_begin, env, policy, params))(column_keys(start_key, num_columns, group_size))
+    keys = jax.vmap(lambda k: jax.random.split(k, (env.time_limit, 2)), out_axes=1)(column_keys(step_key, num_columns))
+
+    def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:
+        moved, transition = _advance(env, policy, params, runner, keys[0], keys[1])
+        padding = transition._replace(
+            reward=jnp.zeros_like(transition.reward),
+            discount=jnp.zeros_like(transition.discount),
+            last=jnp.ones_like(transition.last),
+            mask=jnp.zeros_like(transition.mask),
+        )
+        return _select(over, runner, moved), over | transition.last, _select(over, padding, transition)
+
+    def step(carry: tuple[Runner, Array], keys: Array) -> tuple[tuple[Runner, Array], Transition]:
+        runner, over, transition = jax.vmap(column)(*carry, keys)
+        return (runner, over), transition
+
+    (after, over), steps = lax.scan(step, (start, jnp.zeros(num_columns, bool)), keys)
+    tally = jax.vmap(_ended)(after, over)._replace(steps=steps.mask.sum(0))
+    return (), Rollout(steps, start.memory, trains=steps.mask), _total(tally)
+
+
+def has_signal(rollout: Rollout, group_size: int) -> Array:
+    """[groups], whether the members of a group differ in their return."""
+    returns = (rollout.steps.reward * rollout.steps.mask).sum(0).reshape(-1, group_size)
+    return returns.max(1) != returns.min(1)
+
+
+def _collect_refilled(
+    collect: Callable[..., tuple[Tree, Rollout, Tally]],
+    env: Env,
+    policy: Policy,
+    params: Tree,
+    runner: Tree,
+    key: Key,
+    *,
+    group_size: int,
+    max_rounds: int,
+) -> tuple[Tree, Rollout, Tally]:
+    def sample(round_: Array | int) -> tuple[Rollout, Tally]:
+        return collect(env, policy, params, runner, jax.random.fold_in(key, round_))[1:]
+
+    def unfinished(carry: tuple) -> Array:
+        round_, rollout, _ = carry
+        missing = (~has_signal(rollout, group_size)).sum()
+        # Every device stays until the last one is full: the tally inside the loop is a sum over devices.
+        return (round_ < max_rounds) & (parallel.psum(missing) > 0)
+
+    def refill(carry: tuple) -> tuple:
+        round_, rollout, tally = carry
+        fresh, more = sample(round_)
+        return round_ + 1, _replace_groups(rollout, fresh, group_size), jax.tree.map(jnp.add, tally, more)
+
+    rollout, tally = sample(0)
+    _, rollout, tally = lax.while_loop(unfinished, refill, (jnp.ones((), jnp.int32), rollout, tally))
+    informative = jnp.repeat(has_signal(rollout, group_size), group_size)
+    return runner, rollout._replace(trains=rollout.trains * informative[None]), tally
+
+
+def _replace_groups(rollout: Rollout, fresh: Rollout, group_size: int) -> Rollout:
+    """Put the k-th fresh group with signal in the place of the k-th group without."""
+    filled, offered = has_signal(rollout, group_size), has_signal(fresh, group_size)
+    groups = filled.shape[0]
+    offers = jnp.nonzero(offered, size=groups, fill_value=0)[0]
+    place = jnp.cumsum(~filled) - 1  # the how-manieth empty place a group is
+    replace = ~filled & (place < offered.sum())
+    source = jnp.where(replace, offers[place], jnp.arange(groups))
+    columns = (source[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
+    replaced = jnp.repeat(replace, group_size)
+
+    def merge(old: Array, new: Array, axis: int) -> Array:
+        shape = [1] * old.ndim
+        shape[axis] = -1
+        return jnp.where(replaced.reshape(shape), jnp.take(new, columns, axis), old)
+
+    return Rollout(
+        steps=jax.tree.map(partial(merge, axis=1), rollout.steps, fresh.steps),
+        memory=jax.tree.map(partial(merge, axis=0), rollout.memory, fresh.memory),
+        trains=merge(rollout.trains, fresh.trains, 1),
+    )
