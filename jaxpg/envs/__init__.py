@@ -1,5 +1,40 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
-from jaxpg.envs.adapter import default_settings, from_gymnax, make, names, register
+from jaxpg.envs.adapter import from_gymnax
+from jaxpg.envs.by_name import default_settings, make, names, register, wrap
+from jaxpg.envs.tabular import (
+    MDP,
+    action_values,
+    as_env,
+    evaluate_policy,
+    expected_return,
+    frozen_lake,
+    grid_world,
+    random_mdp,
+    state_visits,
+)
+from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actions, time_limit, unwrap
 
-__all__ = ["default_settings", "from_gymnax", "make", "names", "register"]
+__all__ = [
+    "MDP",
+    "action_values",
+    "as_env",
+    "clip_actions",
+    "default_settings",
+    "evaluate_policy",
+    "expected_return",
+    "flatten",
+    "frame_stack",
+    "from_gymnax",
+    "frozen_lake",
+    "grid_world",
+    "make",
+    "names",
+    "random_mdp",
+    "register",
+    "state_visits",
+    "sticky_actions",
+    "time_limit",
+    "unwrap",
+    "wrap",
+]

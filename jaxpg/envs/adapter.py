@@ -1,4 +1,4 @@
-"""Environments by name: gymnax's through one adapter, ours and a user's through factories.
+"""Gymnax's environments as Env records.
 
 What gymnax 1.0.1 does, checked for each environment it registers:
 
@@ -20,9 +20,8 @@ What gymnax 1.0.1 does, checked for each environment it registers:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,10 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax import registration
 from gymnax.environments import spaces as gymnax_spaces
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
-
-Factory = Callable[..., Env]
-
-_factories: dict[str, Factory] = {}
 
 # Episodes that end by themselves after a known number of steps, mostly far below the limit: storage is sized by it.
 _LENGTHS: dict[str, Callable[[Any, Any], int]] = {
@@ -55,60 +49,43 @@ _MNIST = Path("/tmp/mnist")
 _MNIST_FILES = [f"{part}-ubyte.gz" for s in ("train", "t10k") for part in (f"{s}-images-idx3", f"{s}-labels-idx1")]
 
 
-def register(name: str, factory: Factory) -> None:
-    """Lets `make(name, **settings)` return `factory(**settings)`.
-
-    Args:
-        name: A name that is not taken.
-        factory: Keyword arguments with defaults -> Env; its signature says which settings there are.
-
-    Raises:
-        UserError: The name is taken.
-    """
-    if name in names():
-        raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
-    _factories[name] = factory
+def gymnax_names() -> list[str]:
+    """The names that gymnax knows, those registered with it at run time included."""
+    return list(gymnax.registered_envs)
 
 
-def names() -> list[str]:
-    """Every name that `make` knows: ours, the user's and gymnax's."""
-    return [*_factories, *gymnax.registered_envs]
-
-
-def make(name: str, **settings: Any) -> Env:
-    """Makes an environment.
-
-    Args:
-        name: One of `names()`, such as "CartPole-v1" or "grid_world".
-        **settings: For gymnax's environments the constructor's arguments and the fields of EnvParams, such as
-            `max_steps_in_episode` or `gravity`; for others the arguments of the registered factory.
-
-    Returns:
-        Env whose observations are float32 arrays; a discrete observation comes one-hot. The state is gymnax's EnvState.
+def gymnax_settings(name: str) -> dict[str, Any]:
+    """Arguments of the constructor and fields of EnvParams, with their defaults.
 
     Raises:
-        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+        UserError: MNISTBandit without its data.
     """
-    if name in _factories:
-        _check_settings(name, settings, _defaults(_factories[name]))
-        return _guarded(name, _factories[name], settings)
-    if name not in gymnax.registered_envs:
-        raise UserError(f"There is no environment {name!r}. {_nearest(name, names())}")
-    return from_gymnax(*_construct(name, settings), name=name)
+    missing = [file for file in _MNIST_FILES if not (_MNIST / file).exists()]
+    if name == "MNISTBandit-bsuite" and missing:
+        raise UserError(f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST}.")
+    env, params = gymnax.make(name)
+    return arguments(type(env)) | {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
-def default_settings(name: str) -> dict[str, Any]:
-    """The settings of an environment with their defaults.
+def make_gymnax(name: str, settings: dict[str, Any]) -> Env:
+    """Makes gymnax's environment with these settings, which are among `gymnax_settings` and of their types.
 
     Raises:
-        UserError: An unknown name.
+        UserError: Values that gymnax refuses, or a time limit below one step.
     """
-    if name in _factories:
-        return _defaults(_factories[name])
-    if name not in gymnax.registered_envs:
-        raise UserError(f"There is no environment {name!r}. {_nearest(name, names())}")
-    _, params = _construct(name, {})
-    return _defaults(registration._registry[name]) | _fields(params)
+    known = gymnax_settings(name)
+    env, params = gymnax.make(name)
+    constructor = {key: value for key, value in settings.items() if key in arguments(type(env))}
+    if constructor:
+        try:
+            env, params = gymnax.make(name, **constructor)
+        except (TypeError, ValueError, AssertionError) as error:
+            reason = str(error) or "the values do not fit together"
+            raise UserError(f"{name} cannot be made with {constructor}: {reason}.") from error
+    params = params.replace(**{k: _cast_setting(v, known[k]) for k, v in settings.items() if k not in constructor})
+    if params.max_steps_in_episode < 1:
+        raise UserError(f"{name}: max_steps_in_episode must be at least 1, not {params.max_steps_in_episode}.")
+    return from_gymnax(env, params, name=name)
 
 
 def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
@@ -149,7 +126,7 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
 
 @jax.numpy_rank_promotion("allow")
 def _cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], Tree]:
-    """state -> state of the same dtypes after a reset as after a step, as a scan's carry needs them."""
+    """State -> state of the same dtypes after a reset as after a step, as a scan's carry needs them."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     dtype = jnp.int32 if isinstance(action_space, Discrete) else jnp.float32
     action = jax.ShapeDtypeStruct(action_space.shape, dtype)
@@ -160,7 +137,7 @@ def _cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], Tree]:
 
 
 def _space(space: Any) -> Space:
-    """gymnax's space as ours; bounds at the edge of float32 mean unbounded."""
+    """Gymnax's space as ours; bounds at the edge of float32 mean unbounded."""
     if isinstance(space, gymnax_spaces.Discrete):
         return Discrete(int(space.n))
     if not isinstance(space, gymnax_spaces.Box):
@@ -179,70 +156,14 @@ def _observations(space: Any) -> tuple[Callable[[Array], Array], Box]:
     return lambda obs: jax.nn.one_hot(obs, n, dtype=jnp.float32), Box(np.zeros(n, np.float32), np.ones(n, np.float32))
 
 
-def _construct(name: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """gymnax's environment and its parameters with the settings filled in."""
-    missing = [file for file in _MNIST_FILES if not (_MNIST / file).exists()]
-    if name == "MNISTBandit-bsuite" and missing:
-        raise UserError(f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST}.")
-    factory = registration._registry[name]
-    arguments = {key: value for key, value in settings.items() if key in _defaults(factory)}
-    _check_settings(name, arguments, _defaults(factory))
-    env = _guarded(name, factory, arguments)
-    fields = _fields(env.default_params)
-    _check_settings(name, settings, _defaults(factory) | fields)
-    changed = {key: _like(value, fields[key]) for key, value in settings.items() if key in fields}
-    return env, env.default_params.replace(**changed)
+def arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Names of the arguments of a function or class, with their defaults (`inspect.Parameter.empty` without one)."""
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def _guarded(name: str, factory: Callable[..., Any], settings: dict[str, Any]) -> Any:
-    try:
-        return factory(**settings)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(
-            f"{name} cannot be made with {settings}: {error or 'the values do not fit together'}."
-        ) from error
-
-
-def _defaults(factory: Callable[..., Any]) -> dict[str, Any]:
-    return {key: parameter.default for key, parameter in inspect.signature(factory).parameters.items()}
-
-
-def _fields(params: Any) -> dict[str, Any]:
-    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-
-
-def _like(value: Any, default: Any) -> Any:
-    return jnp.asarray(value, default.dtype) if isinstance(default, jax.Array) else value
-
-
-def _check_settings(name: str, settings: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refuses unknown settings and values whose type differs from the default's (an int may stand for a float)."""
-    for key, value in settings.items():
-        if key not in defaults:
-            raise UserError(f"{name} has no setting {key!r}. {_nearest(key, defaults)}")
-        if not _fits(value, defaults[key]):
-            expected = type(defaults[key]).__name__
-            raise UserError(f"{name}: {key} must be like its default {defaults[key]!r} ({expected}), not {value!r}.")
-    steps = settings.get("max_steps_in_episode", 1)
-    if steps < 1:
-        raise UserError(f"{name}: max_steps_in_episode must be at least 1, not {steps!r}.")
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if default is None or default is inspect.Parameter.empty:
-        return True
+def _cast_setting(value: Any, default: Any) -> Any:
+    """Gymnax selects between parameters without promoting them, so an int must not stand for a float."""
     if isinstance(default, jax.Array):
-        shape = np.shape(value)
-        return shape == default.shape and np.asarray(value).dtype.kind in "iuf"
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, float):
-        return isinstance(value, (int, float, np.integer, np.floating))
-    if isinstance(default, (tuple, list)):
-        return isinstance(value, (tuple, list))
-    return isinstance(value, type(default))
-
-
-def _nearest(given: str, valid: Iterable[str]) -> str:
-    close = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.0)
-    return f"Did you mean {close[0]!r}?" if close else "It takes no settings."
+        return jnp.asarray(value, default.dtype)
+    return float(value) if isinstance(default, float) else value

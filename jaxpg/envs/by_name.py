@@ -1,0 +1,153 @@
+"""Environments and wrappers by the names that a person types, with their settings checked before anything is made."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpg.envs import adapter, probes, tabular, wrappers
+from jaxpg.errors import UserError
+from jaxpg.types import Env
+
+Factory = Callable[..., Env]
+
+
+def _grid_world(
+    rows: int = 8, columns: int = 8, living_cost: float = 0.04, slip: float = 0.2, time_limit: int = 200
+) -> Env:
+    return tabular.as_env(
+        tabular.grid_world(rows, columns, living_cost=living_cost, slip=slip), time_limit, "grid_world"
+    )
+
+
+def _frozen_lake(size: int = 4, slippery: bool = True, time_limit: int = 100) -> Env:
+    return tabular.as_env(tabular.frozen_lake(size, slippery=slippery), time_limit, "frozen_lake")
+
+
+def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: int = 100) -> Env:
+    return tabular.as_env(tabular.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
+
+
+_factories: dict[str, Factory] = {
+    "grid_world": _grid_world,
+    "frozen_lake": _frozen_lake,
+    "random_mdp": _random_mdp,
+    "probe-value": probes.value,
+    "probe-observation": probes.observation,
+    "probe-discount": probes.discount,
+    "probe-action": probes.action,
+    "probe-policy": probes.policy,
+}
+
+_wrappers: dict[str, Factory] = {
+    wrapper.__name__: wrapper
+    for wrapper in (
+        wrappers.sticky_actions,
+        wrappers.time_limit,
+        wrappers.frame_stack,
+        wrappers.flatten,
+        wrappers.clip_actions,
+    )
+}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Lets `make(name, **settings)` return `factory(**settings)`.
+
+    Args:
+        name: A name that is not taken.
+        factory: Keyword arguments with defaults -> Env; its signature says which settings there are.
+
+    Raises:
+        UserError: The name is taken.
+    """
+    if name in names():
+        raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
+    _factories[name] = factory
+
+
+def names() -> list[str]:
+    """Every name that `make` knows: ours, those registered by a user, and gymnax's."""
+    return [*_factories, *adapter.gymnax_names()]
+
+
+def make(name: str, **settings: Any) -> Env:
+    """Makes an environment.
+
+    Args:
+        name: One of `names()`, such as "CartPole-v1" or "grid_world".
+        **settings: For gymnax's environments the constructor's arguments and the fields of EnvParams, such as
+            `max_steps_in_episode` or `gravity`; for others the arguments of the factory.
+
+    Returns:
+        An Env with float32 array observations. The state of gymnax's environments is their EnvState.
+
+    Raises:
+        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+    """
+    known = default_settings(name)
+    _check(name, settings, known)
+    if name in _factories:
+        return _factories[name](**settings)
+    return adapter.make_gymnax(name, settings)
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """The settings that `make` takes for an environment, with their defaults.
+
+    Raises:
+        UserError: An unknown name, or MNISTBandit without its data.
+    """
+    if name not in names():
+        raise UserError(f"There is no environment {name!r}. Did you mean {_nearest(name, names())!r}?")
+    return adapter.arguments(_factories[name]) if name in _factories else adapter.gymnax_settings(name)
+
+
+def wrap(env: Env, name: str, **settings: Any) -> Env:
+    """Applies the function of `jaxpg.envs.wrappers` that has this name.
+
+    Raises:
+        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+    """
+    if name not in _wrappers:
+        raise UserError(f"There is no wrapper {name!r}. Did you mean {_nearest(name, _wrappers)!r}?")
+    known = adapter.arguments(_wrappers[name])
+    del known["env"]
+    _check(name, settings, known)
+    missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise UserError(f"{name} needs a value for {', '.join(missing)}.")
+    return _wrappers[name](env, **settings)
+
+
+def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+    for key, value in settings.items():
+        if key not in known:
+            hint = f"Did you mean {_nearest(key, known)!r}?" if known else "It has none."
+            raise UserError(f"{name} has no setting {key!r}. {hint}")
+        if not _fits(value, known[key]):
+            default = np.asarray(known[key]).tolist()
+            raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a setting has the type of its default; an int may stand for a float, a list for a tuple or an array."""
+    if default is None or default is inspect.Parameter.empty:
+        return True
+    if isinstance(default, jax.Array):
+        return np.shape(value) == default.shape and np.asarray(value).dtype.kind in "iuf"
+    if isinstance(value, bool):
+        return isinstance(default, bool)
+    if isinstance(default, tuple):
+        return isinstance(value, tuple | list)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
+
+
+def _nearest(given: str, valid: Iterable[str]) -> str:
+    spelled = {name.lower(): name for name in valid}
+    return spelled[difflib.get_close_matches(given.lower(), spelled, n=1, cutoff=0.0)[0]]

@@ -1,0 +1,165 @@
+"""Functions from one environment to another.
+
+A wrapper that remembers something keeps it beside the state of the environment it wraps, in a `Wrapped`; `unwrap`
+gives the innermost state, for whoever draws it. Names stay as they were. Moments of observations and rewards are not
+kept here: they are shared by all environments and devices, and belong to the learner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
+
+
+class Wrapped(NamedTuple):
+    """The state of a wrapped environment.
+
+    inner: the state of the environment inside.
+    memory: what the wrapper adds.
+    """
+
+    inner: Tree
+    memory: Array
+
+
+def unwrap(state: Tree) -> Tree:
+    """The innermost environment's state."""
+    while isinstance(state, Wrapped):
+        state = state.inner
+    return state
+
+
+def sticky_actions(env: Env, probability: float = 0.25) -> Env:
+    """With this probability the environment repeats the action it executed before, whatever the agent chose.
+
+    Before the first step of an episode that is action 0, "do nothing" in MinAtar. MinAtar's own default is 0.1.
+    Source: Machado et al., "Revisiting the Arcade Learning Environment" (2018), section 5.2.
+
+    Args:
+        env: What to wrap.
+        probability: in [0, 1].
+
+    Raises:
+        UserError: The probability is none.
+    """
+    if not 0 <= probability <= 1:
+        raise UserError(f"sticky_actions: probability must lie in [0, 1], not {probability!r}.")
+    dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
+
+    def reset(key: Key) -> tuple[Wrapped, Tree]:
+        state, obs = env.reset(key)
+        return Wrapped(state, jnp.zeros(env.action_space.shape, dtype)), obs
+
+    def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
+        stick_key, step_key = jax.random.split(key)
+        stuck = jax.random.bernoulli(stick_key, probability)
+        executed = jnp.where(stuck, state.memory, action).astype(dtype)
+        inner, timestep = env.step(step_key, state.inner, executed)
+        return Wrapped(inner, executed), timestep
+
+    return env._replace(reset=reset, step=step)
+
+
+def time_limit(env: Env, steps: int) -> Env:
+    """Ends an episode after this many steps at the latest, as a time-out: `last` is set, `discount` is left alone.
+
+    Args:
+        env: What to wrap.
+        steps: at least 1.
+
+    Raises:
+        UserError: Fewer than one step.
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise UserError(f"time_limit: steps must be at least 1, not {steps!r}.")
+
+    def reset(key: Key) -> tuple[Wrapped, Tree]:
+        state, obs = env.reset(key)
+        return Wrapped(state, jnp.zeros((), jnp.int32)), obs
+
+    def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
+        inner, timestep = env.step(key, state.inner, action)
+        time = state.memory + 1
+        return Wrapped(inner, time), timestep._replace(last=timestep.last | (time >= steps))
+
+    return env._replace(reset=reset, step=step, time_limit=min(env.time_limit, steps))
+
+
+def frame_stack(env: Env, num: int = 4) -> Env:
+    """Observes the last `num` observations, oldest first, concatenated along the last axis.
+
+    `[H, W, C]` becomes `[H, W, num * C]` and `[D]` becomes `[num * D]`. An episode starts with copies of its first
+    observation.
+
+    Args:
+        env: What to wrap; its observations are arrays with at least one axis.
+        num: at least 1.
+
+    Raises:
+        UserError: Fewer than one observation, or observations without an axis.
+    """
+    space = _box(env, "frame_stack")
+    if num < 1 or not space.shape:
+        raise UserError(f"frame_stack: num must be at least 1 and observations have an axis, not {num!r}, {space}.")
+    channels = space.shape[-1]
+
+    def stacked(x: Array) -> Array:
+        return jnp.concatenate([x] * num, axis=-1)
+
+    def reset(key: Key) -> tuple[Wrapped, Array]:
+        state, obs = env.reset(key)
+        return Wrapped(state, stacked(obs)), stacked(obs)
+
+    def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
+        inner, timestep = env.step(key, state.inner, action)
+        frames = jnp.concatenate([state.memory[..., channels:], timestep.obs], axis=-1)
+        return Wrapped(inner, frames), timestep._replace(obs=frames)
+
+    low, high = (np.concatenate([bound] * num, axis=-1) for bound in (space.low, space.high))
+    return env._replace(reset=reset, step=step, observation_space=Box(low, high))
+
+
+def flatten(env: Env) -> Env:
+    """Observes one vector, whatever the shape of the observations."""
+    space = _box(env, "flatten")
+
+    def reset(key: Key) -> tuple[Tree, Array]:
+        state, obs = env.reset(key)
+        return state, obs.reshape(-1)
+
+    def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(obs=timestep.obs.reshape(-1))
+
+    return env._replace(reset=reset, step=step, observation_space=Box(space.low.reshape(-1), space.high.reshape(-1)))
+
+
+def clip_actions(env: Env) -> Env:
+    """Lets the agent act without bounds and clips what the environment gets.
+
+    The agent's action, not the clipped one, is what a rollout stores, so its log-probability is the Gaussian's.
+
+    Raises:
+        UserError: The actions are discrete.
+    """
+    space = env.action_space
+    if not isinstance(space, Box):
+        raise UserError(f"clip_actions: the actions of {env.name} are discrete; remove this wrapper.")
+
+    def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
+        return env.step(key, state, jnp.clip(action, space.low, space.high))
+
+    infinite = np.full(space.shape, np.inf, np.float32)
+    return env._replace(step=step, action_space=Box(-infinite, infinite))
+
+
+def _box(env: Env, wrapper: str) -> Box:
+    if not isinstance(env.observation_space, Box):
+        raise UserError(f"{wrapper}: the observations of {env.name} are not arrays but {env.observation_space}.")
+    return env.observation_space
