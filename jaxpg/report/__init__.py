@@ -2,6 +2,7 @@
 
 from jaxpg.report.comparison import Run, Summary, compare, comparison_table, summarize
 from jaxpg.report.figures import learning_curve
+from jaxpg.report.gif import render_gif
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "interquartile_mean",
     "learning_curve",
     "mean",
+    "render_gif",
     "steps_to_threshold",
     "summarize",
 ]

@@ -130,7 +130,9 @@ def finals_figure(
         axes = figure.add_subplot()
         _decorate(axes, title, _subtitle([np.size(scores) for scores, _ in finals.values()]) + "; a dot for each seed")
         for index, (scores, estimate) in enumerate(finals.values()):
-            axes.scatter(scores, np.full(np.size(scores), index), s=26, color=color(index), alpha=0.35, linewidths=0)
+            axes.scatter(
+                scores, np.full(np.size(scores), index + 0.24), s=26, color=color(index), alpha=0.35, linewidths=0
+            )
             axes.plot([estimate.low, estimate.high], [index, index], color=color(index), linewidth=2.4)
             axes.plot(estimate.value, index, "o", color=color(index), markersize=7)
         if threshold is not None:

@@ -76,7 +76,7 @@ def html_page(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>"
-        f'<h1>{escape(title)}</h1><p class="quiet">{len(rows) - 1} algorithms side by side.{solved}</p>'
+        f'<h1>{escape(title)}</h1><p class="quiet">{escape(", ".join(curves))}.{solved}</p>'
         f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
         f'<p class="quiet">{note}</p><figure>{reached}</figure>'
         f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{sections}</body></html>\n"
