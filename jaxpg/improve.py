@@ -258,7 +258,7 @@ def _apply(
     """One step of the optimizer, whose updates point uphill; also the norm of the gradient."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, optax.global_norm(gradient)
+    return params, opt_state, optax.tree.norm(gradient)
 
 
 def _as_steps(batch: Batch) -> Batch:
