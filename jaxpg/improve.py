@@ -21,6 +21,8 @@ from jaxpg import parallel
 from jaxpg.shuffle import permutation
 from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
 
+CPU_CHUNK_ROWS = 256  # benchmarks/LOG.md says what it was chosen from
+
 
 class Batch(NamedTuple):
     """What the losses read, leaves `[T, B, ...]`.
@@ -103,9 +105,12 @@ def minibatches(
     Minibatches are cut from single steps, or from whole columns where the policy reads columns. Weights are scaled by
     the number of minibatches, so that each loss estimates that of the whole batch. With `target_kl`, no further step
     is taken once the approximate KL (k3) of a minibatch to the collecting policy exceeds 1.5 times it (the early stop
-    of OpenAI's Spinning Up and of Stable-Baselines3). With `chunk_rows`, a minibatch's gradient is summed over chunks
-    of at most that many rows: exact, and faster where a chunk fits a cache that the minibatch does not.
+    of OpenAI's Spinning Up and of Stable-Baselines3). A minibatch's gradient is summed over chunks of at most
+    `chunk_rows` rows (columns): exact, and faster where a chunk fits a cache that the minibatch does not. Not given, it
+    is what suits the machine: CPU_CHUNK_ROWS on a CPU, the whole minibatch elsewhere.
     """
+    if chunk_rows is None and jax.default_backend() == "cpu":
+        chunk_rows = CPU_CHUNK_ROWS
     batch = batch if objective.sequential else _as_steps(batch)
     num_columns = batch.weight.shape[1]
     batch = batch._replace(weight=batch.weight * num_minibatches)

@@ -1,9 +1,9 @@
-"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fields replaced; read it top to bottom.
+r"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fields replaced; read it top to bottom.
 
     reinforce - reinforce_to_go - reinforce_baseline - actor_critic_mc - actor_critic_td - a2c - trpo
-                                                                                           \\- ppo - grpo - rloo
-                                                                                                       \\- dr_grpo
-                                                                                                        \\- dapo
+                                                                                           \- ppo - grpo - rloo
+                                                                                                       \- dr_grpo
+                                                                                                        \- dapo
 
 A function of the ladder takes its own settings and those of its parents, all by keyword, and returns a PolicyGradient.
 Numbers may be traced, so learning rates, discounts and clip ranges can be a `vmap`; what fixes shapes is static.
@@ -150,7 +150,7 @@ def reinforce_baseline(*, average: str = "batch", average_rate: float = 0.1, **i
 
 @child_of(reinforce_baseline, drops=("average", "average_rate"))
 def actor_critic_mc(*, value_coefficient: float = 0.5, **inherited: Any) -> PolicyGradient:
-    """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): the baseline depends on the state and is learned.
+    """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): a baseline that knows the state, and is learned.
 
     psi_t = G_t - V(s_t),    V regressed on G_t
 
@@ -261,7 +261,7 @@ def ppo(
     normalize_advantages: bool = True,
     clip: float = 0.2,
     clip_high: float | None = None,
-    value_clip: float | None = 0.2,
+    value_clip: float | None = None,
     epochs: int = 4,
     num_minibatches: int = 4,
     target_kl: float | None = None,
@@ -270,7 +270,8 @@ def ppo(
 ) -> PolicyGradient:
     """Proximal policy optimization (Schulman et al. 2017): no reward for leaving the old policy's neighbourhood.
 
-        loss_t = -min( rho_t psi_t, clip(rho_t, 1 - clip, 1 + clip_high) psi_t ),    rho_t = pi(a_t|s_t) / pi_old(a_t|s_t)
+        loss_t = -min( rho_t psi_t, clip(rho_t, 1 - clip, 1 + clip_high) psi_t ),
+        rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
 
     over several epochs of minibatches of the same batch.
 
@@ -281,7 +282,7 @@ def ppo(
         epochs: passes over the batch.
         num_minibatches: gradient steps per pass.
         target_kl: stop the passes once the approximate KL exceeds 1.5 times this.
-        chunk_rows: sum a minibatch's gradient over chunks of at most so many rows. Same result; a CPU's caches like 256.
+        chunk_rows: sum a minibatch's gradient over chunks of at most so many rows; the result is the same.
     """
     parent = a2c(
         num_envs=num_envs,

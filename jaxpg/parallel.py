@@ -1,10 +1,22 @@
-"""Devices. The only file that names a device axis."""
+"""Devices. The only file that names a device axis.
+
+A program is written once, for one device. `spread` runs it on a mesh of two axes: independent runs (seeds,
+hyperparameters) are split over SEED and exchange nothing; within a run, environments are split over DATA, parameters
+are replicated, and the sums that make the devices one learner go through `psum`.
+"""
 
 from __future__ import annotations
 
-import jax
-from jax import lax
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpg.errors import UserError
 from jaxpg.types import Tree
 
 DATA = "data"  # environments are split over it, gradients are summed over it
@@ -33,3 +45,60 @@ def num_shards() -> int:
 def shard_index() -> jax.Array | int:
     """Which share of the batch this device holds."""
     return lax.axis_index(DATA) if data_axis_bound() else 0
+
+
+def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device]) -> Mesh:
+    """As many devices as possible on the seed axis, where they need not talk; the rest on the data axis.
+
+    Raises:
+        UserError: the devices can not be shared out evenly.
+    """
+    over_seeds = math.gcd(num_seeds, len(devices))
+    over_data = len(devices) // over_seeds
+    if num_envs % over_data:
+        raise UserError(
+            f"{len(devices)} devices can not share {num_seeds} seeds of {num_envs} environments evenly. Use a number "
+            f"of devices that divides the seeds, or environments that are a multiple of {over_data}."
+        )
+    return Mesh(np.asarray(devices).reshape(over_seeds, over_data), (SEED, DATA))
+
+
+def state_specs(state: Tree) -> Tree:
+    """How a learner's state, stacked over seeds `[S, ...]`, lies on a mesh.
+
+    What belongs to single environments (the field `runner`, `[S, B, ...]`) is split over both axes; all else over the
+    seeds alone.
+    """
+    replicated: Tree = jax.tree.map(lambda _: PartitionSpec(SEED), state)
+    if "runner" not in getattr(state, "_fields", ()):
+        return replicated
+    return replicated._replace(runner=jax.tree.map(lambda _: PartitionSpec(SEED, DATA), state.runner))
+
+
+PER_SEED = PartitionSpec(SEED)
+EVERYWHERE = PartitionSpec()
+
+
+def place(tree: Tree, specs: Tree, mesh: Mesh) -> Tree:
+    """Move arrays to where `specs` says."""
+    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+
+def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function`, run once per device on that device's share of its arguments.
+
+    Replication is not checked: under the check, the gradient with respect to replicated parameters arrives already
+    summed over devices, and summing it again would be wrong by their number, which Adam hides.
+    """
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def each_seed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of one run, applied to runs stacked on the first axis of its arguments and results.
+
+    On an accelerator side by side, by `vmap`. On a CPU one after the other: a core gains nothing from runs side by
+    side, and loses what its matrix and convolution kernels know only how to do for one set of weights.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.vmap(function)
+    return lambda *arguments: lax.map(lambda stacked: function(*stacked), arguments)

@@ -82,7 +82,7 @@ class Running(NamedTuple):
     """
 
     collector: Tree
-    reward_trace: Array
+    reward_trace: Array | tuple[()]
 
 
 class TrainState(NamedTuple):
@@ -138,7 +138,7 @@ def policy_gradient(
             opt_state=optimizer.init(params),
             runner=Running(
                 algorithm.collect.init(env, acting, params.policy, runner_key),
-                jnp.zeros(algorithm.collect.num_envs if scale_rewards else 0, jnp.float32),
+                jnp.zeros(algorithm.collect.num_envs, jnp.float32) if scale_rewards else (),
             ),
             scales=scales,
             baseline=jnp.zeros((), jnp.float32),
