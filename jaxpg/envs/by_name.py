@@ -76,7 +76,7 @@ def names() -> list[str]:
     return [*_factories, *adapter.gymnax_names()]
 
 
-def make(name: str, **settings: Any) -> Env:
+def make(name: str, /, **settings: Any) -> Env:
     """Makes an environment.
 
     Args:
@@ -108,7 +108,7 @@ def default_settings(name: str) -> dict[str, Any]:
     return adapter.arguments(_factories[name]) if name in _factories else adapter.gymnax_settings(name)
 
 
-def wrap(env: Env, name: str, **settings: Any) -> Env:
+def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     """Applies the function of `jaxpg.envs.wrappers` that has this name.
 
     Raises:

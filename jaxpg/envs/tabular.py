@@ -6,12 +6,14 @@ Notation of Sutton & Barto, "Reinforcement Learning" (2018), chapters 3 and 4. `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, TimeStep
@@ -78,7 +80,8 @@ def grid_world(
     terminal = gain.ravel() != 0
     P = _moves_on_grid(rows, columns, slip, walls)
     R = np.broadcast_to(gain.ravel() - living_cost, P.shape)
-    return _mdp(P, R, start=(rows - 1) * columns, terminal=terminal)
+    start = np.eye(rows * columns)[(rows - 1) * columns]
+    return _absorbing(P, R, start, terminal)
 
 
 def frozen_lake(size: int = 4, *, slippery: bool = True) -> MDP:
@@ -97,10 +100,11 @@ def frozen_lake(size: int = 4, *, slippery: bool = True) -> MDP:
         raise UserError(f"frozen_lake: size must be 4 or 8, not {size!r}.")
     tiles = np.array([list(row) for row in _LAKES[size].split()]).ravel()
     P = _moves_on_grid(size, size, slip=2 / 3 if slippery else 0.0)
-    R = np.broadcast_to((tiles == "G").astype(float), P.shape)
-    return _mdp(P, R, start=0, terminal=np.isin(tiles, ("H", "G")))
+    R = np.broadcast_to(1.0 * (tiles == "G"), P.shape)
+    return _absorbing(P, R, np.eye(size * size)[0], np.isin(tiles, ("H", "G")))
 
 
+@partial(jax.jit, static_argnames=("states", "actions"))
 def random_mdp(key: Key, states: int = 5, actions: int = 3) -> MDP:
     """Rows of P uniform on the simplex, rewards standard normal, a uniform start; the last state is terminal.
 
@@ -119,7 +123,7 @@ def random_mdp(key: Key, states: int = 5, actions: int = 3) -> MDP:
     R = jax.random.normal(R_key, (states, actions, states))
     terminal = jnp.arange(states) == states - 1
     P = weights / weights.sum(-1, keepdims=True)
-    return _absorbing(MDP(P, R, jnp.where(terminal, 0.0, 1.0 / (states - 1)), terminal))
+    return _absorbing(P, R, jnp.where(terminal, 0.0, 1.0 / (states - 1)), terminal)
 
 
 def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
@@ -159,6 +163,7 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
     return Env(name, reset, step, space, Discrete(num_actions), time_limit)
 
 
+@partial(jax.jit, static_argnames="horizon")
 def evaluate_policy(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact state values of a policy, differentiable in the policy and in gamma.
 
@@ -182,6 +187,7 @@ def evaluate_policy(mdp: MDP, policy: Array, gamma: Array | float, horizon: int 
     return v
 
 
+@jax.jit
 def action_values(mdp: MDP, values: Array, gamma: Array | float) -> Array:
     """q(s, a) = sum_s' p(s' | s, a) (r(s, a, s') + gamma v(s')), with v 0 in terminal states; `[S, A]`."""
     after = jnp.where(mdp.terminal, 0.0, values)
@@ -193,6 +199,7 @@ def expected_return(mdp: MDP, policy: Array, gamma: Array | float, horizon: int 
     return mdp.start @ evaluate_policy(mdp, policy, gamma, horizon)
 
 
+@jax.jit
 def state_visits(mdp: MDP, policy: Array, gamma: Array | float) -> Array:
     """Expected discounted number of times that a state is acted in during an episode, `[S]`.
 
@@ -225,18 +232,16 @@ def _moves_on_grid(rows: int, columns: int, slip: float, walls: Sequence[tuple[i
     return ((1 - slip) * reached + slip * sideways).transpose(1, 0, 2)
 
 
-def _mdp(P: np.ndarray, R: np.ndarray, start: int, terminal: np.ndarray) -> MDP:
-    first = np.arange(len(P)) == start
-    return _absorbing(MDP(jnp.asarray(P), jnp.asarray(R), jnp.asarray(first, float), jnp.asarray(terminal)))
+@jax.jit
+def _absorbing(P: ArrayLike, R: ArrayLike, start: ArrayLike, terminal: ArrayLike) -> MDP:
+    """The MDP whose terminal states lead to themselves for nothing, so that P is a distribution everywhere."""
+    P, R, start, terminal = (jnp.asarray(x) for x in (P, R, start, terminal))
+    ends = terminal[:, None, None]
+    stay = jnp.eye(len(P), dtype=P.dtype)[:, None, :]
+    return MDP(jnp.where(ends, stay, P), jnp.where(ends, 0.0, R), start, terminal)
 
 
-def _absorbing(mdp: MDP) -> MDP:
-    """Terminal states lead to themselves for nothing, so P is a distribution everywhere."""
-    ends = mdp.terminal[:, None, None]
-    stay = jnp.eye(len(mdp.P), dtype=mdp.P.dtype)[:, None, :]
-    return mdp._replace(P=jnp.where(ends, stay, mdp.P), R=jnp.where(ends, 0.0, mdp.R))
-
-
+@jax.jit
 def _cdf(p: Array) -> Array:
     """Cumulative probabilities for `_draw`.
 

@@ -1,0 +1,158 @@
+"""Wrappers against sequences written by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpg import envs
+from jaxpg.errors import UserError
+from jaxpg.types import Box, Discrete, Env, TimeStep
+
+
+def counter(length=5, shape=(2,), actions=None):
+    """Counts steps and terminates after `length`; observes the count everywhere, pays the action it was given."""
+
+    def observe(time):
+        return jnp.full(shape, time, jnp.float32)
+
+    def reset(key):
+        return jnp.int32(0), observe(0)
+
+    def step(key, state, action):
+        time = state + 1
+        done = time >= length
+        reward = jnp.float32(jnp.sum(action))
+        return time, TimeStep(observe(time), reward, 1.0 - done.astype(jnp.float32), done)
+
+    bound = np.full(shape, 100.0, np.float32)
+    return Env("counter", reset, step, Box(-bound, bound), actions or Discrete(4), time_limit=1000)
+
+
+def play(env, actions):
+    """The first observation, then the time steps under these actions; stops for no end."""
+    state, obs = env.reset(jax.random.key(0))
+    step = jax.jit(env.step)
+    timesteps = []
+    for i, action in enumerate(actions):
+        state, timestep = step(jax.random.key(i), state, action)
+        timesteps.append(timestep)
+    return obs, jax.tree.map(lambda *x: np.stack(x), *timesteps), state
+
+
+CHOSEN = [1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize(("probability", "executed"), [(0.0, CHOSEN), (1.0, [0] * 5)])
+def test_sticky_actions_at_the_extremes(probability, executed):
+    _, steps, _ = play(envs.sticky_actions(counter(), probability), CHOSEN)
+    np.testing.assert_array_equal(steps.reward, executed)
+
+
+def test_sticky_actions_repeat_what_was_executed_not_what_was_chosen():
+    steps, probability = 20_000, 0.25
+    box = Box(np.zeros(1, np.float32), np.ones(1, np.float32))
+    env = envs.sticky_actions(counter(actions=box), probability)
+    chosen = jax.random.uniform(jax.random.key(1), (steps, 1))
+
+    def step(state, x):
+        state, timestep = env.step(*x[:1], state, x[1])
+        return state, timestep.reward
+
+    state, _ = env.reset(jax.random.key(0))
+    _, executed = jax.lax.scan(step, state, (jax.random.split(jax.random.key(2), steps), chosen))
+    executed, chosen = np.asarray(executed), np.asarray(chosen)[:, 0]
+    stuck = executed != chosen
+    before = np.concatenate([[0.0], executed[:-1]])
+    np.testing.assert_array_equal(executed[stuck], before[stuck])
+    assert abs(stuck.mean() - probability) < 4 * np.sqrt(probability * (1 - probability) / steps)
+
+
+@pytest.mark.parametrize(
+    ("limit", "last", "discount"),
+    [
+        (3, [0, 0, 1], [1, 1, 1]),  # a time-out
+        (5, [0, 0, 0, 0, 1], [1, 1, 1, 1, 0]),  # both at once: the termination wins
+        (7, [0, 0, 0, 0, 1], [1, 1, 1, 1, 0]),  # a termination
+    ],
+)
+def test_time_limit(limit, last, discount):
+    env = envs.time_limit(counter(), limit)
+    _, steps, _ = play(env, [0] * len(last))
+    np.testing.assert_array_equal(steps.last, np.array(last, bool))
+    np.testing.assert_array_equal(steps.discount, discount)
+    assert env.time_limit == limit
+    assert envs.time_limit(env, 1000).time_limit == limit
+
+
+def test_frame_stack_holds_the_last_observations_oldest_first():
+    env = envs.frame_stack(counter(shape=(2,)), num=3)
+    obs, steps, _ = play(env, [0, 0, 0])
+    np.testing.assert_array_equal(obs, [0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(steps.obs, [[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2], [1, 1, 2, 2, 3, 3]])
+    assert env.observation_space.shape == (6,)
+
+
+def test_frame_stack_stacks_channels_of_images():
+    env = envs.frame_stack(counter(shape=(4, 5, 2)), num=2)
+    _, steps, _ = play(env, [0, 0])
+    assert steps.obs.shape == (2, 4, 5, 4)
+    assert env.observation_space.shape == (4, 5, 4)
+    np.testing.assert_array_equal(steps.obs[1, 2, 3], [1, 1, 2, 2])
+
+
+def test_flatten():
+    env = envs.flatten(envs.make("Catch-bsuite"))
+    obs, steps, _ = play(env, [1, 1])
+    whole, whole_steps, _ = play(envs.make("Catch-bsuite"), [1, 1])
+    np.testing.assert_array_equal(obs, whole.reshape(50))
+    np.testing.assert_array_equal(steps.obs, whole_steps.obs.reshape(2, 50))
+    assert env.observation_space.shape == (50,)
+
+
+def test_clip_actions_clips_what_the_environment_gets():
+    box = Box(np.float32([-1, -2]), np.float32([1, 2]))
+    env = envs.clip_actions(counter(actions=box))
+    _, steps, _ = play(env, [jnp.array([5.0, 5.0]), jnp.array([-5.0, 0.5]), jnp.array([0.25, -0.5])])
+    np.testing.assert_allclose(steps.reward, [3.0, -0.5, -0.25])
+    np.testing.assert_array_equal(env.action_space.low, [-np.inf, -np.inf])
+    np.testing.assert_array_equal(env.action_space.high, [np.inf, np.inf])
+
+
+def test_wrappers_compose_and_unwrap():
+    env = envs.frame_stack(envs.time_limit(envs.sticky_actions(envs.make("Breakout-MinAtar"), 0.1), 4), num=2)
+    obs, steps, state = play(env, [0, 1, 2, 0])
+    assert obs.shape == env.observation_space.shape == (10, 10, 8)
+    np.testing.assert_array_equal(steps.last, [False, False, False, True])
+    assert int(envs.unwrap(state).time) == 4
+    assert envs.unwrap(envs.unwrap(state)) is envs.unwrap(state)
+    fresh, _ = env.reset(jax.random.key(0))
+    assert jax.tree.map(jnp.asarray, fresh)._fields == state._fields
+    assert [x.dtype for x in jax.tree.leaves(fresh)] == [x.dtype for x in jax.tree.leaves(state)]
+
+
+def test_wrap_by_name():
+    env = envs.wrap(envs.wrap(counter(), "time_limit", steps=2), "frame_stack", num=2)
+    assert env.time_limit == 2
+    assert env.observation_space.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("frame_stak", {}, "no wrapper 'frame_stak'. Did you mean 'frame_stack'"),
+        ("frame_stack", {"number": 2}, "no setting 'number'. Did you mean 'num'"),
+        ("frame_stack", {"num": 2.0}, "num must be like its default 4"),
+        ("frame_stack", {"num": 0}, "num must be at least 1"),
+        ("frame_stack", {"env": 0}, "no setting 'env'"),
+        ("time_limit", {}, "time_limit needs a value for steps"),
+        ("time_limit", {"steps": 0}, "steps must be at least 1"),
+        ("time_limit", {"steps": "many"}, "steps must be at least 1"),
+        ("sticky_actions", {"probability": 2}, "probability must lie in"),
+        ("clip_actions", {}, "the actions of counter are discrete"),
+        ("flatten", {"axis": 1}, "no setting 'axis'. It has none"),
+    ],
+)
+def test_bad_wrappers_are_refused(name, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        envs.wrap(counter(), name, **settings)
