@@ -11,7 +11,7 @@ group is `group_size` neighbouring columns that began in the same state, and liv
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -61,7 +61,7 @@ def minus_mean(
     baseline: Array,
     *,
     gamma: Scalar,
-    average: Literal["batch", "running"] = "batch",
+    average: str = "batch",
     rate: Scalar = 0.1,
 ) -> Credit:
     """Ψ_t = G_t - b, where b is an average of G over real steps of all devices.

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
     advantage, target: of the credit; old_value: the critic's value before any update.
     weight: of each step in the loss; sums to 1 (or as the aggregate says) over all devices.
-    reference_log_prob: of the action under the reference policy, None without one.
+    reference_log_prob: of the action under the reference policy, `()` without one.
     """
 
     rollout: Rollout
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     target: Array
     old_value: Array
     weight: Array
-    reference_log_prob: Array | None
+    reference_log_prob: Tree
 
 
 Loss = Callable[[Params, Batch], tuple[Array, Metrics]]
@@ -199,18 +199,19 @@ def trust_region(
     params = params._replace(policy=unravel(flat))
     metrics = {**metrics, "kl": kl, "accepted": accepted.astype(flat.dtype)}
 
-    def only_value_loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
-        # The critic may read a torso that belongs to the policy: the step on the policy has been taken.
-        return objective.value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
-
     if objective.value_loss is not None:
-        critic = objective._replace(policy_loss=only_value_loss, value_loss=None)
+        critic = objective._replace(policy_loss=partial(_of_critic_alone, objective.value_loss), value_loss=None)
         params, opt_state, value_metrics = minibatches(
             critic, optimizer, learning_rate, params, opt_state, batch, key,
             epochs=value_epochs, num_minibatches=value_minibatches,
         )  # fmt: skip
         metrics = {**value_metrics, **metrics}
     return params, opt_state, metrics
+
+
+def _of_critic_alone(value_loss: Loss, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    """The critic may read a torso that belongs to the policy, whose step has been taken."""
+    return value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
 
 
 def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -> Array:

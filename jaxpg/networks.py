@@ -202,6 +202,11 @@ def _initialise(modules: dict[str, nn.Module], key: Key, x: Array) -> Tree:
     return params
 
 
+def _apply(module: nn.Module, params: Tree, *inputs: Array, **options: Any) -> Any:
+    """`module.apply` of modules that change nothing but their output."""
+    return module.apply(params, *inputs, **options)
+
+
 def _blank(env: Env) -> Array:
     return jnp.zeros(env.observation_space.shape)
 
@@ -213,7 +218,7 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
         return _initialise({"torso": torso, "head": head}, key, _blank(env))
 
     def distribution(params: Tree, obs: Array) -> Any:
-        return head.apply(params["head"], torso.apply(params["torso"], obs))
+        return _apply(head, params["head"], _apply(torso, params["torso"], obs))
 
     def critic_init(key: Key) -> Tree:
         params = _initialise({"torso": torso, "head": value_head}, key, _blank(env))
@@ -223,7 +228,7 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
         torso_params = params.policy["torso"] if shared else params.critic["torso"]
 
         def value(obs: Array) -> Array:
-            return value_head.apply(params.critic["head"], torso.apply(torso_params, obs))
+            return _apply(value_head, params.critic["head"], _apply(torso, torso_params, obs))
 
         return value(rollout.steps.obs), value(rollout.steps.next_obs)
 
@@ -297,28 +302,28 @@ def _remembering(
         }
 
     def act(params: Tree, memory: Array, obs: Array) -> tuple[Any, Array]:
-        memory = cell.apply(params["cell"], memory, encoder.apply(params["encoder"], obs))
-        return head.apply(params["head"], memory), memory
+        memory = _apply(cell, params["cell"], memory, _apply(encoder, params["encoder"], obs))
+        return _apply(head, params["head"], memory), memory
 
     def memories(params: Tree, rollout: Rollout) -> Array:
         """The memory after each step's observation, `[T, B, width]`."""
         last = rollout.steps.last
         first = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])  # the rollout carried its memory in
-        x = encoder.apply(params["encoder"], rollout.steps.obs)
-        return cell.apply(params["cell"], rollout.memory, x, first, method="unroll")
+        x = _apply(encoder, params["encoder"], rollout.steps.obs)
+        return _apply(cell, params["cell"], rollout.memory, x, first, method="unroll")
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         memory = memories(params.policy, rollout)
-        x = encoder.apply(params.policy["encoder"], rollout.steps.next_obs)
-        successor = cell.apply(params.policy["cell"], memory, x)
-        value = partial(value_head.apply, params.critic["head"])
+        x = _apply(encoder, params.policy["encoder"], rollout.steps.next_obs)
+        successor = _apply(cell, params.policy["cell"], memory, x)
+        value = partial(_apply, value_head, params.critic["head"])
         return value(memory), value(successor)
 
     policy = Policy(
         init=policy_init,
         start=lambda params, obs: jnp.zeros(width),
         act=act,
-        evaluate=lambda params, rollout: head.apply(params["head"], memories(params, rollout)),
+        evaluate=lambda params, rollout: _apply(head, params["head"], memories(params, rollout)),
         sequential=True,
     )
     return policy, Critic(lambda key: {"head": value_head.init(key, jnp.zeros(width))}, values)

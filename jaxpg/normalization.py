@@ -19,7 +19,7 @@ from jaxpg.types import Array
 class Moments(NamedTuple):
     """Number of samples seen [], their mean and their (biased) variance [...]."""
 
-    count: Array
+    samples: Array
     mean: Array
     variance: Array
 
@@ -39,11 +39,11 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     seen = parallel.psum(mask.sum())
     mean = parallel.psum((weight * x).sum((0, 1))) / jnp.maximum(seen, 1)
     squares = parallel.psum((weight * (x - mean) ** 2).sum((0, 1)))
-    count = moments.count + seen
+    count = moments.samples + seen
     delta = mean - moments.mean
     share = seen / jnp.maximum(count, 1)
     return Moments(
-        count=count,
+        samples=count,
         mean=moments.mean + delta * share,
         variance=jnp.where(
             count > 0,

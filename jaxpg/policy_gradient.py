@@ -82,7 +82,7 @@ class Running(NamedTuple):
     """
 
     collector: Tree
-    reward_trace: Array | tuple[()]
+    reward_trace: Tree
 
 
 class TrainState(NamedTuple):
@@ -214,18 +214,20 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         total = (weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
         return total, lax.stop_gradient({name: value.sum() for name, value in metrics.items()})
 
-    def value_loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
-        value, _ = critic.values(params, batch.rollout)
-        loss = (batch.weight * algorithm.value_loss(value, batch.old_value, batch.target)).sum()
-        return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
-
     return Objective(
         policy_loss=policy_loss,
-        value_loss=value_loss if critic else None,
+        value_loss=partial(_value_loss, critic, algorithm) if critic else None,
         distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
         normalize=algorithm.normalize,
         sequential=policy.sequential,
     )
+
+
+def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    assert algorithm.value_loss is not None
+    value, _ = critic.values(params, batch.rollout)
+    loss = (batch.weight * algorithm.value_loss(value, batch.old_value, batch.target)).sum()
+    return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
 
 
 def _make_batch(
@@ -238,7 +240,7 @@ def _make_batch(
     rollout: Rollout,
 ) -> tuple[Batch, Credit]:
     """What the losses need to know of a rollout, computed once for all of it in large calls."""
-    reference_log_prob = None
+    reference_log_prob: Tree = ()
     if algorithm.reference_kl:
         steps = rollout.steps
         reference_log_prob = policy.evaluate(reference, rollout).log_prob(steps.action)
@@ -270,7 +272,7 @@ def _seeing(policy: Policy, scales: Scales) -> Policy:
     )
 
 
-def _rescale(rollout: Rollout, trace: Array, scales: Scales, gamma: Array | float) -> tuple[Rollout, Array, Scales]:
+def _rescale(rollout: Rollout, trace: Tree, scales: Scales, gamma: Array | float) -> tuple[Rollout, Tree, Scales]:
     """The rollout on the scales that acting saw, and the scales after it."""
     steps, (observation, returns) = rollout.steps, scales
     if isinstance(observation, Moments):
@@ -285,8 +287,8 @@ def _rescale(rollout: Rollout, trace: Array, scales: Scales, gamma: Array | floa
 
 
 def _follow(reference: Tree, params: Tree, rate: Array | float) -> Tree:
-    if jax.tree.structure(reference) != jax.tree.structure(params):
-        return reference  # there is none
+    if not jax.tree.leaves(reference):
+        return reference
     return jax.tree.map(lambda old, new: old + rate * (new - old), reference, params)
 
 
