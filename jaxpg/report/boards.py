@@ -14,7 +14,7 @@ from jaxpg.envs.tabular import TabularState
 from jaxpg.envs.wrappers import Wrapped, unwrap
 from jaxpg.evaluate import Episode
 from jaxpg.report.canvas import BLUE, FAINT, GREEN, INK, PAPER, PINK, QUIET, RED, SKY, YELLOW, Canvas, Scene
-from jaxpg.types import Array, Env, Tree
+from jaxpg.types import Array, Discrete, Env, Tree
 
 NIGHT = "#14171c"
 MINATAR = {  # colours by channel of the observation, later channels over earlier ones; names of actions
@@ -32,8 +32,8 @@ MINATAR = {  # colours by channel of the observation, later channels over earlie
 def minatar(env: Env, episode: Episode) -> Scene:
     """The ten-by-ten board, a colour per channel."""
     colors, actions = MINATAR[env.name]
-    boards = np.asarray(jax.vmap(gymnax.make(env.name)[0].get_obs)(unwrap(episode.states)))
-    named = actions if getattr(env.action_space, "n", None) == len(actions) else ()  # else the full set of six
+    boards = np.asarray(jax.jit(jax.vmap(gymnax.make(env.name)[0].get_obs))(unwrap(episode.states)))
+    named = actions if env.action_space == Discrete(len(actions)) else ()  # otherwise it is the full set of six
     return _board(boards, colors, fps=15, actions=named)
 
 
@@ -101,19 +101,20 @@ def _world(
         fps: pace.
     """
     rows, columns = walls.shape
+    view, width = (-0.2, columns + 0.2, -0.2, rows + 0.2), min(400, max(240, 60 * columns))
+    floor = Canvas(view, width)
+    for row, column in np.ndindex(rows, columns):
+        x, y = column, rows - 1 - row
+        value = gain.get((row, column))
+        color = QUIET if walls[row, column] else FAINT if not value else GREEN if value > 0 else RED
+        floor.box(x + 0.03, y + 0.03, x + 0.97, y + 0.97, color, 0.1)
+        if value == 0:
+            floor.circle((x + 0.5, y + 0.5), 0.36, INK)
+        elif value is not None:
+            floor.text((x + 0.5, y + 0.5), f"{value:+.3g}".replace("-", "−"), PAPER, 0.24)
 
     def draw(canvas: Canvas, t: int, state: Any, action: Any) -> None:
-        for row, column in np.ndindex(rows, columns):
-            x, y = column, rows - 1 - row
-            value = gain.get((row, column))
-            color = (
-                QUIET if walls[row, column] else FAINT if value is None or value == 0 else GREEN if value > 0 else RED
-            )
-            canvas.box(x + 0.03, y + 0.03, x + 0.97, y + 0.97, color, 0.1)
-            if value == 0:
-                canvas.circle((x + 0.5, y + 0.5), 0.36, INK)
-            elif value is not None:
-                canvas.text((x + 0.5, y + 0.5), f"{value:+.2g}".replace("-", "−"), PAPER, 0.3)
+        canvas.stamp(floor)
         row, column = (int(i) for i in cell(state))
         x, y = column + 0.5, rows - 0.5 - row
         canvas.circle((x, y), 0.27, BLUE)
@@ -121,8 +122,7 @@ def _world(
             dx, dy = _STEPS[actions[int(action)]]
             canvas.arrow((x - 0.16 * dx, y - 0.16 * dy), (x + 0.2 * dx, y + 0.2 * dy), PAPER, 0.07)
 
-    view = (-0.2, columns + 0.2, -0.2, rows + 0.2)
-    return Scene(view, draw, fps, actions, width=min(400, max(240, 60 * columns)))
+    return Scene(view, draw, fps, actions, width)
 
 
 def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[tuple[int, int], float]]:

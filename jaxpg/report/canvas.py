@@ -81,6 +81,10 @@ class Canvas:
         """Text around its centre."""
         self._draw.text(self._pixel(center), text, fill=color, font=font(round(size * self._scale)), anchor="mm")
 
+    def stamp(self, other: Canvas) -> None:
+        """Begin from what another canvas of the same view and width shows."""
+        self._image.paste(other._image)
+
     def image(self) -> Image.Image:
         """What was drawn, at its final size."""
         return self._image.reduce(OVERSAMPLING)

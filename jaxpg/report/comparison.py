@@ -182,6 +182,7 @@ def quantity(x: float) -> str:
     """Three significant digits and a prefix: 12.3 k, 1.5 M."""
     if not math.isfinite(x):
         return "–"
+    x = float(f"{x:.3g}")  # so that 999 999 is 1 M, not 1000 k
     for scale, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if x >= scale:
             return f"{x / scale:.3g}{prefix}"
@@ -192,8 +193,8 @@ def duration(seconds: float) -> str:
     """A wall time: 0.5 s, 42 s, 3 min 05 s, 2 h 10 min."""
     if not math.isfinite(seconds):
         return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 

@@ -40,13 +40,15 @@ def mountain_car(env: Env, episode: Episode) -> Scene:
         return 0.45 * sin(3 * x) + 0.55
 
     hill = [*((float(x), height(x)) for x in xs), (0.7, -0.1), (-1.3, -0.1)]
+    view, width, top = (-1.3, 0.7, -0.05, 1.3), 480, height(goal) + 0.2
+    land = Canvas(view, width)
+    land.polygon(hill, FAINT)
+    land.line(hill[:-2], QUIET, 0.01)
+    land.line([(goal, height(goal)), (goal, top)], INK, 0.01)
+    land.polygon([(goal, top), (goal + 0.09, top - 0.035), (goal, top - 0.07)], RED)
 
     def draw(canvas: Canvas, t: int, state: Any, action: Any) -> None:
-        canvas.polygon(hill, FAINT)
-        canvas.line(hill[:-2], QUIET, 0.01)
-        canvas.line([(goal, height(goal)), (goal, height(goal) + 0.2)], INK, 0.01)
-        top = height(goal) + 0.2
-        canvas.polygon([(goal, top), (goal + 0.09, top - 0.035), (goal, top - 0.07)], RED)
+        canvas.stamp(land)
         x = float(state.position)
         slope = np.arctan(1.35 * cos(3 * x))
         along, up = np.array([cos(slope), sin(slope)]), np.array([-sin(slope), cos(slope)])
@@ -60,7 +62,7 @@ def mountain_car(env: Env, episode: Episode) -> Scene:
             start = ground + 0.16 * up
             canvas.arrow(tuple(start), tuple(start + 0.16 * np.clip(push, -1, 1) * along), RED, 0.014)
 
-    return Scene((-1.3, 0.7, -0.05, 1.3), draw, fps=30, actions=("left", "coast", "right"))
+    return Scene(view, draw, fps=30, actions=("left", "coast", "right"), width=width)
 
 
 def acrobot(env: Env, episode: Episode) -> Scene:

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from jaxpg import report
+from jaxpg.errors import UserError
+from jaxpg.report.comparison import duration, number, quantity
+from jaxpg.report.figures import curves_figure, spread
+from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold
+
+RNG = np.random.default_rng(0)
+
+
+# Statistics
+
+
+def test_interquartile_mean_is_the_mean_of_the_middle_half():
+    assert interquartile_mean([1e6, 4, 0, 2, 6, 1, 3, 5]) == 3.5  # sorted 0 1 | 2 3 4 5 | 6 1e6
+    assert interquartile_mean([9.0, 1, 2, 3, 4, 5, 6, 7, 8, 100]) == 5.5  # 10 // 4 = 2 left out at each end
+    assert interquartile_mean([1.0, 2.0, 4.0]) == pytest.approx(7 / 3)  # 3 // 4 = 0: nothing to leave out
+    scores = RNG.normal(size=(3, 12))
+    np.testing.assert_array_equal(interquartile_mean(scores.T, axis=0), [interquartile_mean(row) for row in scores])
+    np.testing.assert_allclose(interquartile_mean(2 * scores + 3), 2 * interquartile_mean(scores) + 3)
+
+
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+def test_the_interval_covers_the_truth_about_as_often_as_it_says(statistic):
+    scores = RNG.normal(5.0, 2.0, size=(400, 30))  # symmetric: both statistics estimate 5
+    for level in (0.5, 0.95):
+        value, low, high = bootstrap(scores, statistic=statistic, level=level, resamples=500)
+        np.testing.assert_allclose(value, statistic(scores))
+        covered = np.mean((low <= 5) & (high >= 5))
+        assert covered < 0.99
+        assert abs(covered - level) < 0.09  # 3 sigma of 400 trials is 0.075 at level 0.5
+
+
+def test_the_interval_is_that_of_all_resamples_listed():
+    scores = np.array([0.0, 1.0, 4.0, 9.0])
+    listed = [np.mean(drawn) for drawn in itertools.product(scores, repeat=4)]
+    value, low, high = bootstrap(scores, statistic=mean, level=0.8, resamples=40_000)
+    assert value == 3.5
+    np.testing.assert_allclose([low, high], np.quantile(listed, [0.1, 0.9]), atol=0.26)  # the grid of means is 0.25
+
+
+def test_each_stratum_is_resampled_on_its_own():
+    easy, hard = np.full(4, 100.0), np.full(6, 0.0)
+    value, low, high = bootstrap(easy, hard, statistic=mean)
+    assert value == low == high == 40.0
+    together = bootstrap(np.concatenate([easy, hard]), statistic=mean)
+    assert together.high - together.low > 40
+
+
+def test_the_interval_can_be_made_again_and_says_nan_where_it_knows_nothing():
+    scores = RNG.normal(size=(3, 8))
+    np.testing.assert_array_equal(bootstrap(scores), bootstrap(scores))
+    assert not np.array_equal(bootstrap(scores), bootstrap(scores, seed=1))
+    scores[1, 4] = np.nan
+    assert np.isnan(bootstrap(scores)).any(axis=0).tolist() == [False, True, False]
+    value, low, high = bootstrap([7.0])
+    assert value == 7.0
+    assert np.isnan([low, high]).all()
+    for nothing in ((), ([],), ([1.0, 2.0], [])):
+        with pytest.raises(UserError, match="at least one seed"):
+            bootstrap(*nothing)
+
+
+def test_binning_by_hand():
+    nan = np.nan
+    steps = np.array([[10, 5], [20, 35], [30, 35], [60, 40]])
+    returns = np.array([[1, nan], [3, 7.0], [nan, 99], [9, 11]])
+    # Seed 0: bins (0,20] -> mean(1, 3), (20,40] nothing -> between its neighbours, (40,60] -> 9, then nothing known.
+    # Seed 1: nothing before 20; the row that does not advance (99) is left out.
+    expected = [[2, nan], [5.5, 9], [9, nan], [nan, nan]]
+    np.testing.assert_array_equal(binned(steps, returns, [0, 20, 40, 60, 80]), expected)
+    shared = binned(np.array([10, 30]), np.array([[1.0, 2], [3, 4]]), [0, 20, 40])
+    np.testing.assert_array_equal(shared, [[1, 2], [3, 4]])
+    assert np.isnan(binned([10, 20], np.full((2, 1), nan), [0, 20])).all()
+    with pytest.raises(UserError, match=r"\(3, 2\)"):
+        binned(np.arange(4), np.zeros((3, 2)), [0, 1])
+
+
+def test_steps_to_threshold_by_hand():
+    returns = np.array([[1, np.nan, 0], [5, 4, 1], [2, 5, 2], [6, 6, 3.0]])
+    np.testing.assert_array_equal(steps_to_threshold([10, 20, 30, 40], returns, 5), [20, 30, np.inf])
+    per_seed = np.array([[10, 20, 30, 40], [11, 21, 31, 41], [1, 2, 3, 4]]).T
+    np.testing.assert_array_equal(steps_to_threshold(per_seed, returns, 3), [20, 21, 4])
+
+
+# Figures
+
+
+def toy_curves(seeds: int = 6) -> report.figures.Curves:
+    steps = np.linspace(1000, 100_000, 50)
+    learned = 100 * (1 - np.exp(-steps[:, None] / 3e4)) + RNG.normal(size=(50, seeds))
+    learned[0] = np.nan
+    late = np.cumsum(RNG.uniform(500, 3000, size=(40, seeds)), axis=0)
+    return {"ppo": (steps, learned), "reinforce": (late, late / 2000)}
+
+
+def test_the_line_is_the_interquartile_mean_and_the_shade_its_interval():
+    curves = toy_curves()
+    axes = curves_figure(curves, title="task", threshold=80.0).axes[0]
+    edges = report.figures.step_grid(curves)
+    estimate = bootstrap(binned(*curves["ppo"], edges))
+    line = axes.lines[0]
+    np.testing.assert_array_equal(line.get_ydata(), estimate.value)
+    np.testing.assert_allclose(line.get_xdata(), (edges[1:] + edges[:-1]) / 2)
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert corners.min() == np.nanmin(estimate.low)
+    assert corners.max() == np.nanmax(estimate.high)
+    assert any(set(np.asarray(other.get_ydata())) == {80.0} for other in axes.lines)
+    texts = [text.get_text() for text in axes.texts]
+    assert {"ppo", "reinforce", "threshold 80", "interquartile mean over 6 seeds, 95% bootstrap interval"} <= {*texts}
+    assert edges[-1] == max(np.max(steps) for steps, _ in curves.values())
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_learning_curves_become_pictures(tmp_path, seeds):
+    nothing = np.arange(3.0), np.full((3, seeds), np.nan)
+    report.learning_curve(toy_curves(seeds) | {"failed": nothing}, tmp_path / "curve.png", title="task")
+    picture = Image.open(tmp_path / "curve.png")
+    assert picture.size == (1520, 880)
+    assert len(picture.convert("RGB").getcolors(1 << 20)) > 100
+    with pytest.raises(UserError, match="no curve"):
+        report.learning_curve({}, tmp_path / "none.png", title="task")
+
+
+@pytest.mark.parametrize(
+    "wanted", [[0.2, 0.5, 0.9], [0.5, 0.5, 0.5, 0.51], [0.97, 0.98, 0.99], [0.0, 0.01], [0.3], [0.5] * 40]
+)
+def test_labels_keep_apart_and_near(wanted):
+    places = spread(wanted, gap=0.1)
+    gap = min(0.1, 1 / max(len(wanted) - 1, 1))
+    assert (np.diff(places) >= gap - 1e-9).all()
+    assert places.min() >= -1e-9
+    assert places.max() <= 1 + 1e-9
+    if len(wanted) == 1 or np.diff(wanted).min() >= gap:
+        np.testing.assert_allclose(places, wanted)
+    elif min(wanted) > 0.2 and max(wanted) < 0.8 and len(wanted) < 5:
+        assert np.mean(places) == pytest.approx(np.mean(wanted))  # pushed up as much as down
+
+
+# Comparison
+
+
+def toy_runs() -> dict[str, report.Run]:
+    finals = {
+        "ppo": np.array([98.0, 99.0, 100.0, 97.0, 20.0, 99.5]),
+        "reinforce": np.array([40.0, 45, 50, 55, 60, np.nan]),
+    }
+    rates = {"ppo": 123_456.0, "reinforce": 999.4}
+    return {name: report.Run(*curve, finals[name], 75.0, rates[name]) for name, curve in toy_curves().items()}
+
+
+class Outline(HTMLParser):
+    """Checks that tags close in order, and collects what a page refers to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.references, self.text, self.tags = [], [], "", []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_comparison_is_written_in_full(tmp_path):
+    details = {
+        "Command": "jaxpg compare <task>",
+        "Versions": {"jax": "0.10"},
+        "Configurations": {"ppo": {"gamma": 0.99}},
+    }
+    summaries = report.compare(toy_runs(), tmp_path, title="A & B", threshold=80.0, details=details)
+    assert summaries["ppo"].iqm.value == pytest.approx(98.375)  # the mean of 97, 98, 99 and 99.5
+    assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.html", "learning_curve.png"}
+
+    record = json.loads((tmp_path / "comparison.json").read_text())
+    ppo, reinforce = record["algorithms"]["ppo"], record["algorithms"]["reinforce"]
+    assert ppo["iqm"]["value"] == summaries["ppo"].iqm.value
+    assert ppo["iqm"]["low"] <= ppo["iqm"]["value"] <= ppo["iqm"]["high"]
+    assert ppo["steps_to_threshold"] == summaries["ppo"].steps_to_threshold.tolist()
+    assert reinforce["iqm"]["value"] is None
+    assert reinforce["steps_to_threshold"] == [None] * 6
+    assert record["details"] == details
+    assert record["threshold"] == 80.0
+
+    page = (tmp_path / "comparison.html").read_text()
+    outline = Outline(page)
+    assert outline.open == []
+    assert all(reference.startswith("#") for reference in outline.references)
+    assert not re.search(r"@import|url\((?!#)|<script|<link|<img", page)
+    assert outline.tags.count("svg") == outline.tags.count("table") == 2
+    assert "prefers-color-scheme: dark" in page
+    assert "currentColor" in page
+    for text in ("A & B", "jaxpg compare <task>", "gamma", "0.99", "123 k", "1 min 15 s", "97.00", "(0/6)"):
+        assert text in outline.text
+
+
+def test_the_table_names_every_figure():
+    summaries = report.summarize(toy_runs(), threshold=80.0)
+    console = Console(file=io.StringIO(), width=140)
+    console.print(report.comparison_table(summaries, title="task"))
+    lines = console.file.getvalue().splitlines()
+    ppo = next(line for line in lines if "ppo" in line)
+    low, high = (number(float(x)) for x in summaries["ppo"].iqm[1:])
+    for text in (f"98.38 [{low}, {high}]", "123 k", "1 min 15 s", "(6/6)"):
+        assert text in ppo
+    reached = np.median(summaries["ppo"].steps_to_threshold)
+    assert 0.8 * 48_000 < reached < 1.2 * 48_000  # 100 (1 - exp(-x / 30 000)) = 80
+
+
+def test_without_a_threshold_nothing_is_said_of_it():
+    summaries = report.summarize(toy_runs())
+    assert all(summary.steps_to_threshold is None for summary in summaries.values())
+
+
+@pytest.mark.parametrize(
+    ("write", "x", "text"),
+    [
+        (number, 498.2345, "498.2"),
+        (number, 12345.6, "12346"),
+        (number, -0.12345, "-0.123"),
+        (number, 0.0, "0"),
+        (number, 3.0, "3.000"),
+        (number, np.inf, "–"),
+        (quantity, 123_456, "123 k"),
+        (quantity, 1.5e6, "1.5 M"),
+        (quantity, 999_999, "1 M"),
+        (quantity, 42.0, "42"),
+        (quantity, np.inf, "–"),
+        (duration, 0.52, "0.5 s"),
+        (duration, 59.7, "1 min 00 s"),
+        (duration, 185, "3 min 05 s"),
+        (duration, 7800, "2 h 10 min"),
+        (duration, np.nan, "–"),
+    ],
+)
+def test_numbers_for_people(write, x, text):
+    assert write(x) == text

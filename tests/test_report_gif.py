@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxpg import envs
+from jaxpg.evaluate import Episode, play
+from jaxpg.report import render_gif
+from jaxpg.report.boards import _explore, observations
+from jaxpg.report.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
+from jaxpg.report.gif import HOLD, SCENES, draw_frame, trimmed
+from jaxpg.types import Actor, Discrete, Env
+
+
+def random_actor(env: Env) -> Actor:
+    def act(memory, obs, key, greedy):
+        if isinstance(env.action_space, Discrete):
+            return jax.random.randint(key, (), 0, env.action_space.n), memory
+        return jax.random.uniform(key, env.action_space.shape, minval=-1.0), memory
+
+    return Actor(lambda obs: (), act)
+
+
+def some_episode(env: Env, steps: int = 3) -> Episode:
+    env = env._replace(time_limit=min(steps, env.time_limit))
+    return jax.jit(lambda key: play(env, random_actor(env), key, greedy=False))(jax.random.key(1))
+
+
+@pytest.mark.parametrize("name", [name for name in envs.names() if name != "MNISTBandit-bsuite"])
+def test_every_environment_plays(name, tmp_path):
+    env = envs.make(name)
+    episode = some_episode(env)
+    render_gif(env, episode, tmp_path / "play.gif", fps=25)
+    with Image.open(tmp_path / "play.gif") as animation:
+        assert animation.n_frames == int(episode.length) + 1
+        durations, frames = [], []
+        for index in range(animation.n_frames):
+            animation.seek(index)
+            durations.append(animation.info["duration"])
+            frames.append(np.asarray(animation.convert("RGB"), int))
+    assert durations == [40] * int(episode.length) + [HOLD]
+    drawn = trimmed(episode)
+    scene = SCENES.get(name, observations)(env, drawn)
+    for t, frame in enumerate(frames):  # 255 colours lose next to nothing
+        assert np.abs(frame - np.asarray(draw_frame(env, scene, drawn, t), int)).mean() < 1.5
+
+
+def frame_of(name: str, action, **fields) -> np.ndarray:
+    """The picture of an environment in a certain state, [rows, columns, 3]."""
+    env = envs.make(name)
+    state, obs = env.reset(jax.random.key(0))
+    state = state.replace(**{field: jnp.asarray(value, jnp.float32) for field, value in fields.items()})
+    twice = jax.tree.map(lambda x: np.stack([x, x]), (state, obs))
+    episode = Episode(*twice, np.asarray(action)[None], np.zeros(1, np.float32), np.asarray(1))
+    return np.asarray(draw_frame(env, SCENES[name](env, episode), episode, 0))
+
+
+def middle(frame: np.ndarray, color: str) -> tuple[float, float]:
+    """Mean x (to the right) and y (up) of the pixels of a colour."""
+    rgb = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    rows, columns = np.nonzero((frame == rgb).all(axis=-1))
+    assert rows.size > 20
+    return columns.mean(), -rows.mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "color", "before", "after", "moves"),
+    [
+        ("CartPole-v1", 1, YELLOW, {"x": 0, "theta": 0}, {"x": 0, "theta": 0.5}, (1, -1)),  # leans right, tip sinks
+        ("CartPole-v1", 1, YELLOW, {"x": 0, "theta": 0}, {"x": 1, "theta": 0}, (1, 0)),
+        ("MountainCar-v0", 1, BLUE, {"position": -0.5}, {"position": 0.4}, (1, 1)),  # up the right hill
+        ("MountainCarContinuous-v0", [0.0], BLUE, {"position": -0.5}, {"position": -1.0}, (-1, 1)),
+        (
+            "Acrobot-v1",
+            1,
+            SKY,
+            {"joint_angle1": 0, "joint_angle2": 0},
+            {"joint_angle1": 1.5, "joint_angle2": 0},
+            (1, 1),
+        ),
+        (
+            "Acrobot-v1",
+            1,
+            SKY,
+            {"joint_angle1": 0, "joint_angle2": 0},
+            {"joint_angle1": 0, "joint_angle2": -1},
+            (-1, 1),
+        ),
+        ("Pendulum-v1", [0.0], RED, {"theta": 0}, {"theta": 3.14159}, (0, -1)),  # 0 is upright
+        ("Pendulum-v1", [0.0], RED, {"theta": 0}, {"theta": 1.0}, (-1, -1)),  # anticlockwise
+    ],
+)
+def test_pictures_show_the_state(name, action, color, before, after, moves):
+    shift = np.subtract(middle(frame_of(name, action, **after), color), middle(frame_of(name, action, **before), color))
+    for moved, expected in zip(shift, moves, strict=True):
+        assert abs(moved) < 3 if expected == 0 else expected * moved > 3
+
+
+def test_arrows_show_the_action():
+    for name, color in (("CartPole-v1", BLUE), ("MountainCar-v0", RED)):
+        left, right = middle(frame_of(name, 0), color)[0], middle(frame_of(name, 2 if color == RED else 1), color)[0]
+        assert left < right
+    assert middle(frame_of("Pendulum-v1", [1.5]), BLUE)[0] < middle(frame_of("Pendulum-v1", [-1.5]), BLUE)[0]
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_map_of_a_lake_is_found_out(size, wrapped):
+    ours, theirs = envs.make("frozen_lake", size=size), envs.make("FrozenLake-misc", map_name=f"{size}x{size}")
+    lake = {4: "SFFF FHFH FFFH HFFG", 8: "SFFFFFFF FFFFFFFF FFFHFFFF FFFFFHFF FFFHFFFF FHHFFFHF FHFFHFHF FFFHFFFG"}[
+        size
+    ]
+    rows = lake.split()
+    expected = {(r, c): float(rows[r][c] == "G") for r in range(size) for c in range(size) if rows[r][c] in "HG"}
+    for env in (ours, theirs):
+        env = envs.flatten(envs.sticky_actions(envs.frame_stack(env, 2))) if wrapped else env
+        walls, gain = _explore(env, env.reset(jax.random.key(0))[0])
+        assert walls.shape == (size, size)
+        assert not walls.any()
+        assert gain == expected
+
+
+def test_the_map_of_a_grid_with_a_wall_is_found_out():
+    env = envs.as_env(envs.grid_world(3, 4, living_cost=0.0, walls=[(1, 1)]), 50, "grid_world")
+    walls, gain = _explore(env, env.reset(jax.random.key(0))[0])
+    assert walls.shape == (3, 4)
+    assert np.argwhere(walls).tolist() == [[1, 1]]
+    assert gain == {(0, 3): 1.0, (1, 3): -1.0}
+
+
+def test_boards_show_what_the_agent_sees():
+    """Breakout's three rows of bricks, also behind wrappers that change the observations."""
+    env = envs.flatten(envs.frame_stack(envs.make("Breakout-MinAtar"), 2))
+    drawn = trimmed(some_episode(env))
+    frame = np.asarray(draw_frame(env, SCENES[env.name](env, drawn), drawn, 0))
+    red = (frame == [int(RED[i : i + 2], 16) for i in (1, 3, 5)]).all(axis=-1)
+    cell = frame.shape[1] / 10.4  # ten cells and a margin
+    rows = np.nonzero(red.any(axis=1))[0] / cell - 0.2
+    assert 1.0 < rows.min() < 1.1
+    assert 3.9 < rows.max() < 4.0
+    assert red.sum() == pytest.approx(30 * (0.92 * cell) ** 2, rel=0.05)
+
+
+def test_edges_are_smooth_and_lengths_true():
+    canvas = Canvas((0, 10, 0, 5), width=100)
+    canvas.line([(2, 1), (8, 4)], FAINT, 1.0)
+    image = np.asarray(canvas.image())
+    assert image.shape == (50, 100, 3)
+    shades = len({tuple(pixel) for row in image for pixel in row})
+    assert 5 <= shades <= 12  # oversampled by 3: nine steps between the two colours
+    ink = (252 - image[..., 0].astype(float)).sum() / (252 - 0xE4)  # in pixels of full colour
+    assert ink == pytest.approx(100 * np.hypot(6, 3) * 1.0 + np.pi * 5**2, rel=0.02)
