@@ -1,0 +1,78 @@
+"""The command line. Only what reading the arguments needs is imported here, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpg.errors import UserError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
+    main = argparse.ArgumentParser(prog="jaxpg", description="Policy gradients in JAX, from REINFORCE to DAPO.")
+    commands = main.add_subparsers(dest="command", required=True, metavar="command")
+
+    training = argparse.ArgumentParser(add_help=False)
+    training.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
+    training.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    training.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
+    training.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
+    training.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
+    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    training.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
+    training.add_argument("--quiet", action="store_true", help="no progress")
+
+    trained = argparse.ArgumentParser(add_help=False)
+    trained.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    trained.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    trained.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
+    trained.add_argument("--seed", type=int, default=0, metavar="N", help="of the episodes (default 0)")
+
+    train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
+    train.add_argument("task", metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
+    train.add_argument("algorithm", metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
+
+    compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
+    compare.add_argument("task", metavar="TASK")
+    compare.add_argument("algorithms", nargs="+", metavar="ALGO")
+
+    evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
+    evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
+
+    play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
+    play.add_argument("--gif", type=Path, required=True, metavar="FILE", help="where to write")
+
+    plot = commands.add_parser("plot", help="draw the learning curves of runs")
+    plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+
+    show = commands.add_parser("list", help="what there is: tasks, algorithms, environments, options of an algorithm")
+    show.add_argument("what", nargs="?", choices=("tasks", "algorithms", "environments", "options"), metavar="WHAT")
+    show.add_argument("algorithm", nargs="?", metavar="ALGO", help="whose options")
+    return main
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if all went well, 2 after a mistake that a sentence explains, 130 if interrupted."""
+    arguments = parser().parse_args(argv)
+    from jaxpg import commands
+
+    try:
+        return commands.COMMANDS[arguments.command](arguments)
+    except UserError as error:
+        print(f"jaxpg: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxpg: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `jaxpg list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""What the commands do. Each takes the parsed arguments and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg import config as configs
+from jaxpg import ladder, options, record
+from jaxpg.errors import UserError
+
+INTERRUPTED = 130
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train an algorithm on a task, and draw its learning curve."""
+    _start_jax(arguments.devices)
+    config = _resolve(arguments, arguments.task, arguments.algorithm, arguments.out)
+    out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    finished = _train(config, out, arguments)
+    if not finished:
+        return _interrupted(out, f"train {arguments.task} {arguments.algorithm}")
+    from jaxpg import report
+
+    run = _measured(record.load_metrics(out))
+    curve = out / "learning_curve.png"
+    report.learning_curve(
+        {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
+    )
+    summaries = report.summarize({config.algorithm: run}, config.threshold)
+    console = Console()
+    console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
+    console.print(f"Learning curve: {curve}", highlight=False, soft_wrap=True)
+    console.print(f"See it play:    jaxpg play {out} --gif {config.task}.gif", highlight=False, soft_wrap=True)
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Train several algorithms on a task, and set them side by side."""
+    _start_jax(arguments.devices)
+    out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
+    algorithms = list(dict.fromkeys(arguments.algorithms))
+    resolved = {name: _resolve(arguments, arguments.task, name, out / name) for name in algorithms}
+    for config in resolved.values():
+        configs.build(config)  # whatever does not fit is refused before the first of them trains
+    for name, config in resolved.items():
+        if not _train(config, out / name, arguments):
+            return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
+    from jaxpg import report
+
+    runs = {name: _measured(record.load_metrics(out / name)) for name in algorithms}
+    first = resolved[algorithms[0]]
+    details = {
+        "command": shlex.join(["jaxpg", *sys.argv[1:]]),
+        "machine": record.machine(),
+        "configs": {name: record.flatten(configs.to_dict(config)) for name, config in resolved.items()},
+    }
+    summaries = report.compare(runs, out, title=first.task, threshold=first.threshold, details=details)
+    console = Console()
+    console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
+    console.print(f"Report: {out / 'comparison.html'}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Measure a trained policy over many episodes."""
+    if arguments.episodes < 1:
+        raise UserError(f"--episodes must be at least 1, not {arguments.episodes}.")
+    config, learner, env, state = _restored(arguments)
+    import jax
+
+    from jaxpg import report
+    from jaxpg.evaluate import evaluate as whole_episodes
+
+    def one_seed(state: Any, key: Any) -> Any:
+        return whole_episodes(env, learner.actor(state), key, episodes=arguments.episodes, greedy=arguments.greedy)
+
+    keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
+    result = jax.device_get(jax.jit(jax.vmap(one_seed))(state.learner, keys))
+    returns, lengths = result.returns.mean(1), result.lengths.mean(1)
+    how = "greedy" if arguments.greedy else "sampled"
+    table = Table("seed", "return", "length", box=box.SIMPLE_HEAD)
+    table.title = f"{config.algorithm} on {config.task}, {arguments.episodes} {how} episodes per seed"
+    for seed, value, length in zip(config.seeds, returns, lengths, strict=True):
+        table.add_row(str(seed), f"{value:.4g}", f"{length:.4g}")
+    console = Console()
+    console.print(table)
+    for word, statistic in (("mean", report.mean), ("interquartile mean", report.interquartile_mean)):
+        value, low, high = report.bootstrap(returns, statistic=statistic)
+        interval = f", 95% interval [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
+        console.print(f"{word} {value:.4g}{interval}", highlight=False, markup=False)
+    return 0
+
+
+def play(arguments: argparse.Namespace) -> int:
+    """Draw one episode of the seed that did best."""
+    if arguments.gif.suffix != ".gif":
+        raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
+    config, learner, env, state = _restored(arguments)
+    import jax
+
+    from jaxpg import report
+    from jaxpg.evaluate import play as one_episode
+
+    scores = _last(record.load_metrics(arguments.run).get("evaluation_return"), len(config.seeds))
+    best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
+    one = jax.tree.map(lambda x: x[best], state.learner)
+    playing = jax.jit(lambda state, key: one_episode(env, learner.actor(state), key, greedy=arguments.greedy))
+    episode = jax.device_get(playing(one, jax.random.key(arguments.seed)))
+    report.render_gif(env, episode, arguments.gif)
+    gained = float(episode.rewards[: int(episode.length)].sum())
+    print(f"{arguments.gif}: seed {config.seeds[best]}, {int(episode.length)} steps, return {gained:.4g}")
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draw the learning curves of runs into one figure."""
+    from jaxpg import report
+
+    resolved = {run: configs.load(run) for run in arguments.runs}
+    tasks = {config.task for config in resolved.values()}
+    curves: dict[str, Any] = {}
+    for run, config in resolved.items():
+        label = config.algorithm if len(tasks) == 1 else f"{config.algorithm}, {config.task}"
+        metrics = record.load_metrics(run)
+        curves[label if label not in curves else f"{label}, {run.name}"] = metrics["steps"], metrics["return"]
+    thresholds = {config.threshold for config in resolved.values()}
+    threshold = thresholds.pop() if len(thresholds) == 1 else None
+    report.learning_curve(curves, arguments.out, title=", ".join(sorted(tasks)), threshold=threshold)
+    print(arguments.out)
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """List what there is."""
+    console = Console()
+    if arguments.what == "options" and not arguments.algorithm:
+        raise UserError("Whose options? Say for instance: jaxpg list options ppo.")
+    listings = {"tasks": _tasks, "algorithms": _algorithms, "environments": _environments}
+    if arguments.what == "options":
+        console.print(_options(arguments.algorithm))
+        return 0
+    for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
+        console.print(listings[name]())
+    return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": train,
+    "compare": compare,
+    "eval": evaluate,
+    "play": play,
+    "plot": plot,
+    "list": show,
+}
+
+
+def _resolve(arguments: argparse.Namespace, task: str, algorithm: str, out: Path | None) -> configs.Config:
+    """The config that the arguments ask for; of a run that goes on, its own, with what the arguments say on top."""
+    overrides = configs.parse_overrides(arguments.set)
+    if arguments.steps is not None:
+        overrides["total_steps"] = arguments.steps
+    if arguments.seeds is not None or arguments.seed:
+        seeds = 1 if arguments.seeds is None else arguments.seeds
+        if seeds < 1 or arguments.seed < 0:
+            raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {seeds} and {arguments.seed}.")
+        overrides["seeds"] = list(range(arguments.seed, arguments.seed + seeds))
+    if not arguments.resume:
+        return configs.resolve(task, algorithm, overrides)
+    if out is None:
+        raise UserError("--resume needs --out, the directory of the run that is to go on.")
+    if not (out / record.CONFIG).exists():
+        return configs.resolve(task, algorithm, overrides)
+    begun = configs.load(out)
+    asked = configs.resolve(task, algorithm)
+    if (begun.task, begun.algorithm) != (asked.task, asked.algorithm):
+        raise UserError(f"The run in {out} is of {begun.algorithm} on {begun.task}, not {algorithm} on {asked.task}.")
+    return configs.resolve(out / record.CONFIG, algorithm, overrides)
+
+
+def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
+    """Train as the config says; whether the end was reached."""
+    console = Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
+    import jax
+
+    from jaxpg import parallel
+    from jaxpg.evaluate import evaluate
+    from jaxpg.progress import Reporter, interruptible
+    from jaxpg.train import train
+
+    devices = _devices(arguments.devices, len(config.seeds))
+    mesh = parallel.make_mesh(len(config.seeds), config.settings["num_envs"], devices)
+    learner, env = configs.build(config, shards=mesh.shape[parallel.DATA])
+    console.print(_header(config, out, devices))
+    with interruptible(console) as should_stop, Reporter(console, config.total_steps) as reporter:
+        state = train(
+            learner,
+            seeds=config.seeds,
+            total_steps=config.total_steps,
+            run_dir=out,
+            mesh=mesh,
+            evaluate=partial(evaluate, env, episodes=config.evaluation_episodes, greedy=config.evaluation_greedy),
+            evaluate_every=max(1, config.total_steps // config.evaluations),
+            config=configs.to_dict(config),
+            resume=arguments.resume,
+            on_row=reporter if not arguments.quiet else lambda row: None,
+            should_stop=should_stop,
+        )
+    return int(jax.device_get(state.steps).min()) >= config.total_steps
+
+
+def _start_jax(devices: str | None) -> None:
+    """Keep compiled programs on disk, and on a CPU make each core a device; must run before jax computes anything.
+
+    XLA's own threads waste a third of two cores on matrices of this size; one device per core and seeds spread over
+    them do not.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # defined at run time
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    wanted = int(devices) if devices and devices.isdecimal() else 1
+    with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
+        jax.config.update("jax_num_cpu_devices", max(wanted, _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _devices(asked: str | None, num_seeds: int) -> list[Any]:
+    import jax
+
+    available = jax.devices()
+    if asked is None:
+        return available[: math.gcd(num_seeds, len(available))]
+    if asked == "all":
+        return available
+    if not asked.isdecimal() or not 1 <= int(asked) <= len(available):
+        raise UserError(f"--devices takes a number from 1 to {len(available)}, or all, not {asked!r}.")
+    return available[: int(asked)]
+
+
+def _header(config: configs.Config, out: Path, devices: Sequence[Any]) -> str:
+    import jax
+
+    kind = devices[0].device_kind
+    layout = f"{len(devices)} x {kind}" + (" (one XLA device per core)" if kind == "cpu" else "")
+    seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
+    return (
+        f"[bold]{config.algorithm} on {config.task}[/bold], {seeds}, {config.total_steps:,} steps each; "
+        f"{layout}, jax {jax.__version__}\n{out}"
+    )
+
+
+def _interrupted(out: Path, command: str) -> int:
+    print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any, Any]:
+    """Config, learner, environment and state of a run."""
+    _start_jax(None)
+    config = configs.load(arguments.run)
+    from jaxpg.train import restore
+
+    learner, env = configs.build(config)
+    return config, learner, env, restore(learner, arguments.run, config.seeds, arguments.checkpoint)
+
+
+def _measured(metrics: Mapping[str, np.ndarray]) -> Any:
+    """What a report wants to know of a run."""
+    from jaxpg.report import Run
+
+    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
+    return Run(
+        steps=metrics["steps"],
+        returns=metrics["return"],
+        final=_last(metrics.get("evaluation_return"), metrics["steps"].shape[1]),
+        seconds=float(metrics["seconds"][-1]),
+        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"])),
+    )
+
+
+def _last(values: np.ndarray | None, num_seeds: int) -> np.ndarray:
+    """The last evaluation, [S]; NaN if there was none."""
+    done = [] if values is None else values[np.isfinite(values).all(1)]
+    return done[-1] if len(done) else np.full(num_seeds, np.nan)
+
+
+def _tasks() -> Table:
+    table = Table("task", "environment", "steps", "solved at", title="tasks", box=box.SIMPLE_HEAD)
+    for name in configs.tasks():
+        config = configs.resolve(name, "ppo")
+        solved = "" if config.threshold is None else f"{config.threshold:g}"
+        table.add_row(name, config.environment, f"{config.total_steps:,}", solved)
+    return table
+
+
+def _algorithms() -> Table:
+    table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
+    for name, algorithm in ladder.ALGORITHMS.items():
+        table.add_row(name, ladder.PARENT[name] or "", (algorithm.__doc__ or "").strip().splitlines()[0])
+    return table
+
+
+def _environments() -> Table:
+    from jaxpg import envs
+
+    table = Table("environment", title="environments", box=box.SIMPLE_HEAD)
+    for name in envs.names():
+        table.add_row(name)
+    return table
+
+
+def _options(algorithm: str) -> Table:
+    table = Table("setting", "default", "meaning", title=f"settings of {algorithm}", box=box.SIMPLE_HEAD)
+    groups: list[tuple[str, dict[str, options.Option]]] = [
+        ("", configs.algorithm_options(algorithm)),
+        ("", configs.task_options()),
+        *((f"network.{{{kind}}}.", options.options(network)) for kind, network in configs.NETWORKS.items()),
+    ]
+    for prefix, group in groups:
+        for option in group.values():
+            default = "" if option.default is options.REQUIRED else str(option.default)
+            table.add_row(prefix + option.name, default, option.meaning)
+        table.add_section()
+    return table

@@ -1,0 +1,268 @@
+"""Training: any Learner, over several seeds at once, seen from the host chunk by chunk.
+
+A chunk is one compiled loop of iterations of all seeds side by side, until each has consumed so many environment steps.
+Where a seed stands after i iterations depends on its number and on i alone: not on the other seeds, not on where chunks
+were cut, not on whether the run was interrupted in between. So resuming is exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from jaxpg import checkpoint, parallel, record
+from jaxpg.errors import UserError
+from jaxpg.evaluate import Evaluation
+from jaxpg.record import Row
+from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
+
+CHECKPOINTS = "checkpoints"
+PER_EPISODE = ("return", "length")  # metrics that are means over episodes, not over iterations
+
+
+class RunState(NamedTuple):
+    """Where a run of S seeds stands; every leaf has a leading axis `[S]`.
+
+    learner: the learner's state.
+    iteration: [S] int32, iterations done.
+    steps: [S] int32, environment steps consumed.
+    """
+
+    learner: Tree
+    iteration: Array
+    steps: Array
+
+
+class SeedKeys(NamedTuple):
+    """The randomness of one seed, by purpose."""
+
+    init: Key
+    run: Key
+    evaluation: Key
+
+
+def seed_keys(seed: int | Array) -> SeedKeys:
+    """The keys of a seed, the same whichever other seeds run beside it."""
+    return SeedKeys(*jax.random.split(jax.random.key(seed), 3))
+
+
+def start(learner: Learner, keys: Key) -> RunState:
+    """The seeds before their first iteration; `keys` is `[S]`."""
+    zeros = jnp.zeros(keys.shape, jnp.int32)
+    return RunState(jax.vmap(learner.init)(keys), zeros, zeros)
+
+
+def advance(
+    learner: Learner, keys: Key, state: RunState, target: Array | int, total: Array | int
+) -> tuple[RunState, Metrics, dict[str, Array]]:
+    """Iterate until every seed has consumed `target` environment steps, or until a metric is not finite.
+
+    How many iterations that takes may depend on the data, hence a while loop. Seeds may run ahead of the slowest, but
+    stand still once they have reached `total`. Iteration i of a seed draws from `fold_in(key, i)`.
+
+    Returns:
+        The state; metrics `[S]`, means over a seed's `iterations` in this call (of `return` and `length` over
+        episodes; NaN where there were none; of `episodes` the sum, of `steps` the last); and by name whether each
+        parameter is finite.
+    """
+    step = jax.vmap(jax.jit(learner.step))  # jit: traced once, for its shapes and for its code
+
+    def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+        state, sums = carry
+        active = state.steps < total
+        learner_state, metrics = step(state.learner, jax.vmap(jax.random.fold_in)(keys, state.iteration))
+        end = RunState(learner_state, state.iteration + 1, metrics["steps"].astype(jnp.int32))
+        if len(active) > 1:  # a single seed is not asked to go on once it is done
+            end = jax.tree.map(partial(_where, active), end, state)
+        sums = {name: sums[name] + jnp.where(active, x, 0.0) for name, x in _weighted(metrics).items()}
+        return end, sums
+
+    def unfinished(carry: tuple[RunState, Metrics]) -> Array:
+        state, sums = carry
+        return (state.steps < target).any() & jnp.isfinite(sum(sums.values())).all()
+
+    metrics = jax.eval_shape(step, state.learner, keys)[1]
+    sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in metrics.items()}
+    end, sums = lax.while_loop(unfinished, iterate, (state, sums))
+    iterations = end.iteration - state.iteration
+    means = {n: x / (sums["episodes"] if n in PER_EPISODE else iterations.astype(x.dtype)) for n, x in sums.items()}
+    totals = {n: sums[n] for n in ("episodes",) if n in sums}
+    counts = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
+    return end, means | totals | counts, _finite(end.learner)
+
+
+def train(
+    learner: Learner,
+    *,
+    seeds: Sequence[int],
+    total_steps: int,
+    run_dir: Path,
+    mesh: Mesh | None = None,
+    log_every: int | None = None,
+    evaluate: Callable[[Actor, Key], Evaluation] | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_seconds: float = 60.0,
+    config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    on_row: Callable[[Row], None] = lambda row: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunState:
+    """Train every seed for `total_steps` environment steps, and leave a record and checkpoints in `run_dir`.
+
+    Args:
+        learner: what learns.
+        seeds: the numbers of the seeds.
+        total_steps: environment steps per seed; the iteration that reaches them is finished.
+        run_dir: see record.py.
+        mesh: of `parallel.make_mesh`; the first device alone by default.
+        log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
+        evaluate: actor, key -> Evaluation, on environments of its own; jitted and mapped over seeds here.
+        evaluate_every: steps between evaluations; a tenth of the total by default. There is always one at the end.
+        checkpoint_seconds: checkpoints are written at evaluations, at the end, and whenever this time has passed.
+        config: what this run is, written to config.toml and compared when the run goes on.
+        resume: go on from the last checkpoint in `run_dir`, or start if there is none.
+        on_row: called with every row of metrics.
+        should_stop: asked after every chunk; if true, a checkpoint is written and the state returned as it is.
+
+    Returns:
+        The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if it was stopped.
+
+    Raises:
+        UserError: the directory cannot be used, or something became infinite or not a number.
+    """
+    if not 0 < total_steps < 2**31:
+        raise UserError(f"total_steps must lie between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    log_every = log_every or max(1, total_steps // 200)
+    evaluate_every = evaluate_every or max(1, total_steps // 10)
+    config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
+    mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
+    keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
+    state, origin = _begin(learner, keys.init, run_dir, config, resume)
+    state, chunk, evaluation = _compiled(learner, evaluate, state, mesh)
+    clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
+
+    with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
+        while (done := int(np.min(state.steps))) < total_steps:
+            target = min((done // log_every + 1) * log_every, total_steps)
+            began = time.monotonic()
+            state, metrics, finite = chunk(keys.run, state, np.int32(target), np.int32(total_steps))
+            row, finite = jax.device_get((metrics, finite))
+            row["chunk_seconds"] = time.monotonic() - began
+            _refuse_non_finite(row, finite, seeds, run_dir)
+            reached = int(row["steps"].min())
+            finished, stop = reached >= total_steps, should_stop()
+            evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
+            if evaluated:
+                row |= jax.device_get(evaluation(keys.evaluation, state))
+            row["seconds"] = time.monotonic() - clock
+            recorder.write(row)
+            on_row(row)
+            if evaluated or finished or stop or time.monotonic() - saved > checkpoint_seconds:
+                score = float(row["evaluation_return"].mean()) if evaluated else None
+                origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
+                checkpoint.save(run_dir / CHECKPOINTS, state, steps=reached, score=score, about=origin)
+                saved = time.monotonic()
+            if stop:
+                break
+    return state
+
+
+def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = "best") -> RunState:
+    """The state of a run at its `best` or `last` checkpoint.
+
+    Raises:
+        UserError: there is none, or it cannot be used.
+    """
+    found = checkpoint.find(run_dir / CHECKPOINTS, which)
+    if found is None:
+        raise UserError(f"{run_dir} has no checkpoint: the run did not get as far as its first one.")
+    return checkpoint.restore(found, _shapes(learner, len(seeds)))
+
+
+def _begin(
+    learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool
+) -> tuple[RunState, dict[str, Any]]:
+    """The state to go on from, and how much of the record stands at that point."""
+    record.open_directory(run_dir, config, resume=resume)
+    found = checkpoint.find(run_dir / CHECKPOINTS)
+    if found is None:
+        return jax.jit(partial(start, learner))(keys), {"bytes": 0, "seconds": 0.0}
+    record.refuse_other_config(f"The checkpoint {found.path}", found.about["config"], config)
+    return checkpoint.restore(found, _shapes(learner, len(keys))), found.about
+
+
+def _shapes(learner: Learner, num_seeds: int) -> RunState:
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))
+    return jax.eval_shape(partial(start, learner), keys)
+
+
+def _compiled(
+    learner: Learner, evaluate: Callable[[Actor, Key], Evaluation] | None, state: RunState, mesh: Mesh
+) -> tuple[RunState, Callable[..., Any], Callable[..., Any]]:
+    """The state laid over the devices of the mesh, and the functions that advance and evaluate all of its seeds."""
+    seeds, alike = parallel.PER_SEED, parallel.EVERYWHERE
+    specs = jax.tree.map(lambda _: seeds, state)._replace(learner=parallel.state_specs(state.learner))
+
+    def evaluation(key: Key, state: RunState) -> dict[str, Array]:
+        assert evaluate is not None  # else this is never called
+        result = evaluate(learner.actor(state.learner), jax.random.fold_in(key, state.iteration))
+        return {"evaluation_return": result.returns.mean(), "evaluation_length": result.lengths.mean()}
+
+    advance_all = parallel.spread(
+        partial(advance, learner), mesh, in_specs=(seeds, specs, alike, alike), out_specs=(specs, seeds, seeds)
+    )
+    evaluate_all = parallel.spread(jax.vmap(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
+    state = parallel.place(state, specs, mesh)
+    return state, jax.jit(advance_all, donate_argnums=1), jax.jit(evaluate_all)
+
+
+def _weighted(metrics: Metrics) -> Metrics:
+    """What is summed over iterations: means over episodes times the number of episodes, all else as it is."""
+    episodes = metrics.get("episodes", 0.0)
+    return {
+        name: jnp.where(episodes > 0, value * episodes, 0.0) if name in PER_EPISODE else value
+        for name, value in metrics.items()
+    }
+
+
+def _where(condition: Array, new: Array, old: Array) -> Array:
+    """`new` for the seeds where `condition` [S] holds, else `old`."""
+    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _finite(state: Tree) -> dict[str, Array]:
+    """By array of a learner's state, which seeds' [S] holds only finite numbers; environments may hold anything."""
+    learned = {name: x for name, x in state._asdict().items() if name != "runner"}
+    leaves = jax.tree_util.tree_flatten_with_path(learned)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): jnp.isfinite(x).reshape(len(x), -1).all(1)
+        for path, x in leaves
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    }
+
+
+def _refuse_non_finite(row: Row, finite: Mapping[str, np.ndarray], seeds: Sequence[int], run_dir: Path) -> None:
+    """Raise a UserError naming the quantity, the seed and the moment, if a metric or a parameter is not finite."""
+    moved, ended = row["iterations"] > 0, row.get("episodes", 0) > 0
+    metrics = {name: x for name, x in row.items() if np.ndim(x)}
+    bad = {n: ~np.isfinite(x) & (ended if n in PER_EPISODE else moved) for n, x in metrics.items()}
+    bad |= {name: ~x for name, x in finite.items()}
+    for name, where in bad.items():
+        if where.any():
+            s = int(where.argmax())
+            value = metrics[name][s] if name in metrics else "not finite"
+            found = checkpoint.find(run_dir / CHECKPOINTS)
+            kept = f"The last good checkpoint is {found.path}" if found else "There was no checkpoint yet"
+            raise UserError(
+                f"Training went astray: {name} of seed {seeds[s]} is {value} after iteration {row['iteration'][s]}, "
+                f"{row['steps'][s]} steps. {kept}; a smaller learning_rate or max_grad_norm may help."
+            )
