@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.errors import UserError
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Space, Tree
+from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Space, Transition, Tree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = 2.0**0.5, 0.01, 1.0
@@ -230,7 +230,8 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
         def value(obs: Array) -> Array:
             return _apply(value_head, params.critic["head"], _apply(torso, torso_params, obs))
 
-        return value(rollout.steps.obs), value(rollout.steps.next_obs)
+        v_tm1 = value(rollout.steps.obs)
+        return v_tm1, successor_values(value, rollout.steps, v_tm1)
 
     policy = Policy(
         init=policy_init,
@@ -239,6 +240,25 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
         evaluate=lambda params, rollout: distribution(params, rollout.steps.obs),
     )
     return policy, Critic(critic_init, values)
+
+
+def successor_values(value: Callable[[Array], Array], steps: Transition, v_tm1: Array) -> Array:
+    """V(next_obs) `[T, B]` wherever the discount is not 0, for little more than the V(obs) that is known.
+
+    Between two steps of an episode, next_obs is the obs of the step after. What is left to evaluate is the end of the
+    segment and the time-outs inside it, of which a column seldom has two; if one does, all of next_obs is evaluated.
+    """
+    cut = (steps.last & (steps.discount > 0)).at[-1].set(False)
+    first_cut = cut.argmax(0)
+
+    def at_ends(_: None) -> Array:
+        columns = jnp.arange(cut.shape[1])
+        obs = jnp.stack([steps.next_obs[first_cut, columns], steps.next_obs[-1]])
+        v_cut, v_end = value(obs)
+        following = jnp.concatenate([v_tm1[1:], v_end[None]])
+        return jnp.where(cut, v_cut[None], following)
+
+    return lax.cond((cut.sum(0) > 1).any(), lambda _: value(steps.next_obs), at_ends, None)
 
 
 class GRU(nn.Module):

@@ -134,8 +134,9 @@ class Critic(NamedTuple):
     """A state-value function.
 
     init(key) -> params
-    values(params, rollout) -> v_tm1, v_t: V(obs) and V(next_obs), both `[T, B]`. `params` is the whole Params,
-    so a critic that shares the policy's torso reads `params.policy`.
+    values(params, rollout) -> v_tm1, v_t: V(obs) and V(next_obs), both `[T, B]`; the latter is read only where the
+        discount is not 0. `params` is the whole Params, so a critic that shares the policy's torso reads
+        `params.policy`.
     """
 
     init: Callable[[Key], Tree]
