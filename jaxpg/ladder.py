@@ -412,7 +412,7 @@ def changed_fields(child: PolicyGradient, parent: PolicyGradient) -> tuple[str, 
 
     def plain(part: Any) -> Any:
         if isinstance(part, partial):
-            return part.func, part.args, {name: plain(value) for name, value in part.keywords.items()}
+            return plain(part.func), plain(part.args), {name: plain(value) for name, value in part.keywords.items()}
         if isinstance(part, tuple):
             return tuple(map(plain, part))
         return part
