@@ -1,0 +1,230 @@
+"""The ladder's edges, what each one changes, and that no setting is there for nothing."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import ladder, networks
+from jaxpg.policy_gradient import policy_gradient
+
+# child: (parent, fields of the record that differ when both have the child's settings, new or changed defaults, drops)
+EDGES = {
+    "reinforce_to_go": ("reinforce", {"credit"}, {}, ()),
+    "reinforce_baseline": ("reinforce_to_go", {"credit"}, {"average": "batch", "average_rate": 0.1}, ()),
+    "actor_critic_mc": (
+        "reinforce_baseline",
+        {"credit", "value_loss", "value_coefficient"},
+        {"value_coefficient": 0.5},
+        ("average", "average_rate"),
+    ),
+    "actor_critic_td": (
+        "actor_critic_mc",
+        {"collect", "credit", "aggregate"},
+        {"num_envs": 1, "num_steps": 16},
+        (),
+    ),
+    "a2c": ("actor_critic_td", {"credit"}, {"num_envs": 16, "gae_lambda": 1.0, "start_pool": 0}, ()),
+    "trpo": (
+        "a2c",
+        {"surrogate", "improve"},
+        {
+            "num_steps": 128,
+            "gae_lambda": 0.97,
+            "normalize_advantages": True,
+            "max_kl": 0.01,
+            "conjugate_steps": 10,
+            "damping": 0.1,
+            "backtracks": 10,
+            "value_epochs": 10,
+            "value_minibatches": 4,
+        },
+        (),
+    ),
+    "ppo": (
+        "a2c",
+        {"surrogate", "improve"},
+        {
+            "num_envs": 64,
+            "num_steps": 128,
+            "learning_rate": 2.5e-4,
+            "max_grad_norm": 0.5,
+            "gae_lambda": 0.95,
+            "normalize_advantages": True,
+            "clip": 0.2,
+            "clip_high": None,
+            "value_clip": None,
+            "epochs": 4,
+            "num_minibatches": 4,
+            "target_kl": None,
+            "chunk_rows": None,
+        },
+        (),
+    ),
+    "grpo": (
+        "ppo",
+        {"collect", "credit", "aggregate", "value_loss", "reference_kl"},
+        {
+            "group_size": 8,
+            "kl": "loss_k3",
+            "kl_coefficient": 0.04,
+            "reference_rate": 0.0,
+            "normalize_advantages": False,
+        },
+        ("num_steps", "start_pool", "gae_lambda", "value_clip", "value_coefficient"),
+    ),
+    "rloo": ("grpo", {"credit"}, {}, ()),
+    "dr_grpo": ("grpo", {"credit", "aggregate"}, {"max_length": inspect.Parameter.empty}, ()),
+    "dapo": (
+        "grpo",
+        {"collect", "aggregate", "reference_kl"},
+        {"clip_high": 0.28, "max_rounds": 4},
+        ("kl", "kl_coefficient", "reference_rate"),
+    ),
+}
+
+# For settings whose default does not say what else they may be.
+OTHER = {
+    "anneal_steps": 1000,
+    "max_grad_norm": 0.25,
+    "clip_high": 0.3,
+    "value_clip": 0.1,
+    "target_kl": 0.02,
+    "chunk_rows": 32,
+    "average": "running",
+    "kl": "reward_k1",
+}
+NAMES = tuple(ladder.ALGORITHMS)
+SETTINGS = [(name, setting) for name in NAMES for setting in inspect.signature(ladder.ALGORITHMS[name]).parameters]
+
+
+def defaults(name):
+    return {p.name: p.default for p in inspect.signature(ladder.ALGORITHMS[name]).parameters.values()}
+
+
+def make(name, **settings):
+    required = {"max_length": 7} if name == "dr_grpo" else {}
+    return ladder.ALGORITHMS[name](**required | settings)
+
+
+def test_the_tree_is_whole():
+    assert {"reinforce": None} | {child: parent for child, (parent, *_) in EDGES.items()} == ladder.PARENT
+    assert tuple(ladder.PARENT) == NAMES
+
+
+@pytest.mark.parametrize("child", EDGES)
+def test_an_edge_changes_what_it_says(child):
+    parent, fields, changes, drops = EDGES[child]
+    new, old = defaults(child), defaults(parent)
+    settings = {k: v for k, v in new.items() if v is not inspect.Parameter.empty}
+    shared = {k: v for k, v in settings.items() if k in old}
+    changed = ladder.changed_fields(make(child, **settings), make(parent, **shared))
+    print(f"{child:20} {parent:20} {', '.join(changed)}")
+    assert set(changed) == fields
+    assert {k: v for k, v in new.items() if k not in old or old[k] != v} == changes
+    assert old.keys() - new.keys() == set(drops)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_settings_give_the_same_record(name):
+    assert ladder.changed_fields(make(name), make(name)) == ()
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_every_setting_is_read(name, setting):
+    default = 7 if setting == "max_length" else defaults(name)[setting]
+    if setting in OTHER:
+        other = OTHER[setting]
+    elif isinstance(default, bool):
+        other = not default
+    else:
+        other = default * 2 or 1
+    assert ladder.changed_fields(make(name, **{setting: other}), make(name)) != ()
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_every_setting_is_explained_once_where_it_appears(name, setting):
+    line, said = name, 0
+    while line:
+        said += f"\n        {setting}: " in ladder.ALGORITHMS[line].__doc__
+        line = ladder.PARENT[line]
+    assert said == 1
+
+
+@pytest.mark.parametrize("child", EDGES)
+def test_settings_that_mean_nothing_any_more_are_refused(child):
+    for setting in EDGES[child][3]:
+        with pytest.raises(TypeError, match=f"{child} has no setting {setting}"):
+            make(child, **{setting: 1})
+    with pytest.raises(TypeError, match=f"{child} has no setting learning_rat;.*learning_rate"):
+        make(child, learning_rat=1)
+
+
+def test_annealing_falls_linearly_to_zero_and_stays_there():
+    rate = ladder.reinforce(learning_rate=0.4, anneal_steps=1000).learning_rate
+    np.testing.assert_allclose([rate(jnp.int32(n)) for n in (0, 250, 1000, 3000)], [0.4, 0.3, 0, 0], rtol=1e-6)
+    assert ladder.reinforce(learning_rate=0.4).learning_rate(jnp.int32(10**9)) == np.float32(0.4)
+
+
+def test_adam_clips_by_the_global_norm_and_has_a_large_eps():
+    gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    clipped, _ = ladder.sgd(max_grad_norm=0.5).update(gradient, ladder.sgd(max_grad_norm=0.5).init(gradient))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), clipped, {"a": [0.3, 0.0], "b": [[0.4]]})
+    small = {"a": jnp.full(2, 1e-5)}
+    optimizer = ladder.adam(max_grad_norm=None)
+    step, _ = optimizer.update(small, optimizer.init(small))
+    np.testing.assert_allclose(step["a"], 0.5, rtol=1e-5)  # g/(|g| + eps) with eps = 1e-5
+
+
+TRACED = {
+    "ppo": {
+        "learning_rate": (1e-2, 3e-2),
+        "gamma": (0.9, 0.99),
+        "entropy_coefficient": (0.0, 0.1),
+        "clip": (0.01, 0.2),
+        "clip_high": (0.02, 0.3),
+        "gae_lambda": (0.5, 0.9),
+        "value_coefficient": (0.5, 2.0),
+        "value_clip": (0.01, 0.2),
+        "max_grad_norm": (0.1, 1.0),
+        "target_kl": (1.0, 1e-6),
+    },
+    "trpo": {"max_kl": (0.01, 0.1), "damping": (0.01, 0.1)},
+    "reinforce_baseline": {"average_rate": (0.1, 0.5)},
+    "grpo": {"kl_coefficient": (0.5, 1.0), "reference_rate": (0.1, 1.0)},
+}
+SIZE = {
+    "ppo": {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "epochs": 2},
+    "trpo": {"num_envs": 4, "num_steps": 4, "value_minibatches": 2, "value_epochs": 1, "conjugate_steps": 3},
+    "reinforce_baseline": {"num_envs": 4, "average": "running", "learning_rate": 0.1},
+    "grpo": {"num_envs": 4, "group_size": 2, "num_minibatches": 2, "epochs": 1, "learning_rate": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_numbers_may_be_traced(name):
+    """A vmap over a number gives what a loop over it gives, and the number makes a difference."""
+    env = tiny.counter()
+    policy, critic = networks.mlp(env, hidden=(4,))
+
+    def run(settings):
+        learner = policy_gradient(env, policy, critic, make(name, **SIZE[name], **settings))
+        state = learner.init(jax.random.key(0))
+        state, _ = jax.lax.scan(learner.step, state, jax.random.split(jax.random.key(1), 3))
+        return jax.flatten_util.ravel_pytree(state.params)[0]
+
+    low, high = ({k: v[i] for k, v in TRACED[name].items()} for i in (0, 1))
+    one_high = [low | {k: v} for k, v in high.items()]
+    table = {k: jnp.array([low[k], *(row[k] for row in one_high)]) for k in low}
+    together = tiny.jit(jax.vmap(run))(table)
+    single = tiny.jit(run)
+    for i, row in enumerate([low, *one_high]):
+        np.testing.assert_allclose(together[i], single(row), rtol=2e-4, atol=1e-5)
+        if i:
+            assert np.abs(together[i] - together[0]).max() > 1e-4, list(high)[i - 1]
