@@ -37,7 +37,7 @@ def lambda_returns(reward: Array, discount: Array, last: Array, v_t: Array, gamm
     Between the one-step target at λ = 0 and the Monte-Carlo return at λ = 1.
     Source: Sutton & Barto 2018, section 12.1, equation 12.18.
     """
-    trace = lambda_ * (1 - last)
+    trace = jnp.where(last, 0.0, lambda_)
     discount = gamma * discount
     return _backward(reward + discount * (1 - trace) * v_t, discount * trace, v_t[-1])
 
@@ -74,8 +74,9 @@ def n_step_targets(reward: Array, discount: Array, last: Array, v_t: Array, gamm
 def gae(reward: Array, discount: Array, last: Array, v_tm1: Array, v_t: Array, gamma: Scalar, lambda_: Scalar) -> Array:
     """Generalised advantages A_t = δ_t + γλ discount_t (1 - last_t) A_{t+1}, δ_t = r_t + γ discount_t v_t - v_tm1_t.
 
-    Equal to `lambda_returns` minus `v_tm1`. Source: Schulman et al. 2016 (GAE), equation 16.
+    Equal to `lambda_returns` minus `v_tm1` where the critic values each state once: `v_t` is the `v_tm1` of the next
+    step within an episode. Source: Schulman et al. 2016 (GAE), equation 16.
     """
     discount = gamma * discount
     delta = reward + discount * v_t - v_tm1
-    return _backward(delta, lambda_ * discount * (1 - last), jnp.zeros_like(delta[0]))
+    return _backward(delta, discount * jnp.where(last, 0.0, lambda_), jnp.zeros_like(delta[0]))

@@ -1,0 +1,307 @@
+"""Every credit against a slow loop over episodes, on continuing and on padded batches, the padding poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from numpy.typing import NDArray
+
+from jaxpg import advantages, parallel
+from jaxpg.advantages import Credit
+from jaxpg.errors import UserError
+from jaxpg.types import Transition
+
+GAMMA = 0.9
+GROUP = 4
+BASELINE = 0.25
+
+Batch = tuple[Transition, NDArray, NDArray]  # steps, v_tm1, v_t
+Reference = tuple[NDArray, NDArray]  # advantage, target
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def batch(seed: int, *, episodic: bool, padding: float = 0.0) -> Batch:
+    """19 steps of 8 columns: segments of several episodes, or one padded episode per column of unequal lengths."""
+    rng = np.random.default_rng(seed)
+    shape = (19, 8)
+    reward, v_tm1, v_t = rng.normal(size=(3, *shape))
+    last = rng.random(shape) < 0.2
+    mask = np.ones(shape)
+    if episodic:
+        last[-1] = True
+        mask[1:] = np.cumsum(last, 0)[:-1] == 0
+    discount = np.where(last & (rng.random(shape) < 0.5), 0.0, 1.0)
+    real = mask == 1
+    reward, v_tm1, v_t, discount = (np.where(real, x, padding) for x in (reward, v_tm1, v_t, discount))
+    return Transition((), (), np.zeros(shape), reward, discount, last, (), mask), v_tm1, v_t
+
+
+def episodes(steps: Transition) -> Iterator[tuple[int, int, int]]:
+    """(first step, one behind the last step, column) of every episode or piece of one."""
+    for b in range(steps.mask.shape[1]):
+        start = 0
+        for t in range(int(steps.mask[:, b].sum())):
+            if steps.last[t, b] or t == steps.mask.shape[0] - 1:
+                yield start, t + 1, b
+                start = t + 1
+
+
+def n_step_loop(steps: Transition, v_t: NDArray, n: int) -> NDArray:
+    target = np.zeros_like(v_t)
+    for start, stop, b in episodes(steps):
+        for t in range(start, stop):
+            weight, until = 1.0, min(t + n, stop)
+            for k in range(t, until):
+                target[t, b] += weight * steps.reward[k, b]
+                weight *= GAMMA * steps.discount[k, b]
+            target[t, b] += weight * v_t[until - 1, b]
+    return target
+
+
+def returns_loop(steps: Transition, v_t: NDArray) -> NDArray:
+    return n_step_loop(steps, v_t, n=len(v_t))
+
+
+def total_return_loop(steps: Transition, v_tm1: NDArray, v_t: NDArray) -> Reference:
+    g = returns_loop(steps, v_t)
+    whole = np.zeros_like(g)
+    for start, stop, b in episodes(steps):
+        whole[start:stop, b] = g[start, b]
+    return whole, g
+
+
+def minus_batch_mean_loop(steps: Transition, v_tm1: NDArray, v_t: NDArray) -> Reference:
+    g = returns_loop(steps, v_t)
+    return g - g[steps.mask == 1].mean(), g
+
+
+def generalized_loop(steps: Transition, v_tm1: NDArray, v_t: NDArray) -> Reference:
+    delta = steps.reward + GAMMA * steps.discount * v_t - v_tm1
+    advantage = np.zeros_like(delta)
+    for start, stop, b in episodes(steps):
+        for t in range(start, stop):
+            advantage[t, b] = sum((GAMMA * 0.7) ** (k - t) * delta[k, b] for k in range(t, stop))
+    return advantage, advantage + v_tm1
+
+
+def by_group(steps: Transition, v_t: NDArray, one: Callable[[float, NDArray, NDArray], float]) -> Reference:
+    """`one(r, group, others)` for every episode, over its steps."""
+    g = returns_loop(steps, v_t)
+    advantage = np.zeros_like(g)
+    for b, r in enumerate(g[0]):
+        first = b - b % GROUP
+        others = [i for i in range(first, first + GROUP) if i != b]
+        advantage[:, b] = one(r, g[0, first : first + GROUP], g[0, others])
+    return advantage, g
+
+
+CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
+    "total_return": (advantages.total_return, total_return_loop),
+    "reward_to_go": (advantages.reward_to_go, lambda s, v, w: (returns_loop(s, w),) * 2),
+    "minus_batch_mean": (advantages.minus_mean, minus_batch_mean_loop),
+    "minus_running_mean": (
+        partial(advantages.minus_mean, average="running"),
+        lambda s, v, w: (returns_loop(s, w) - BASELINE, returns_loop(s, w)),
+    ),
+    "critic_baseline": (advantages.critic_baseline, lambda s, v, w: (returns_loop(s, w) - v, returns_loop(s, w))),
+    "n_step": (
+        partial(advantages.n_step, n=3),
+        lambda s, v, w: (n_step_loop(s, w, 3) - v, n_step_loop(s, w, 3)),
+    ),
+    "generalized": (partial(advantages.generalized, lambda_=0.7), generalized_loop),
+}
+GROUP_CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
+    "group_relative": (
+        partial(advantages.group_relative, group_size=GROUP),
+        lambda s, v, w: by_group(s, w, lambda r, group, _: (r - group.mean()) / (group.std(ddof=1) + 1e-4)),
+    ),
+    "group_relative_population": (
+        partial(advantages.group_relative, group_size=GROUP, ddof=0, eps=0.1),
+        lambda s, v, w: by_group(s, w, lambda r, group, _: (r - group.mean()) / (group.std() + 0.1)),
+    ),
+    "group_relative_without_std": (
+        partial(advantages.group_relative, group_size=GROUP, divide_by_std=False),
+        lambda s, v, w: by_group(s, w, lambda r, group, _: r - group.mean()),
+    ),
+    "leave_one_out": (
+        partial(advantages.leave_one_out, group_size=GROUP),
+        lambda s, v, w: by_group(s, w, lambda r, _, others: r - others.mean()),
+    ),
+}
+ALL = CREDITS | GROUP_CREDITS
+CASES = [(name, episodic) for name in ALL for episodic in (False, True) if episodic or name in CREDITS]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("name", "episodic"), CASES)
+def test_by_definition(name: str, episodic: bool, seed: int) -> None:
+    credit, loop = ALL[name]
+    steps, v_tm1, v_t = batch(seed, episodic=episodic)
+    got = jax.jit(credit)(steps, v_tm1, v_t, jnp.array(BASELINE), gamma=GAMMA)
+    advantage, target = loop(steps, v_tm1, v_t)
+    np.testing.assert_allclose(got.advantage, advantage * steps.mask, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(got.target, target * steps.mask, rtol=0, atol=1e-10)
+    if name != "minus_running_mean":
+        assert got.baseline == BASELINE
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_padding_reaches_nothing(name: str) -> None:
+    credit, _ = ALL[name]
+    clean, dirty = (
+        jax.jit(credit)(*batch(3, episodic=True, padding=padding), jnp.array(BASELINE), gamma=GAMMA)
+        for padding in (0.0, 1000.0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gamma_may_be_mapped_over(name: str) -> None:
+    credit, _ = ALL[name]
+    args = (*batch(4, episodic=True), jnp.array(BASELINE))
+    gammas = (0.5, 1.0)
+    mapped = jax.jit(jax.vmap(lambda gamma: credit(*args, gamma=gamma)))(jnp.array(gammas))
+    for i, gamma in enumerate(gammas):
+        expected = jax.jit(credit)(*args, gamma=gamma)
+        np.testing.assert_allclose(mapped.advantage[i], expected.advantage, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_float32_stays(name: str) -> None:
+    credit, _ = ALL[name]
+    as_float32 = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, batch(5, episodic=True))
+    got = jax.eval_shape(partial(credit, gamma=GAMMA), *as_float32, jnp.float32(BASELINE))
+    assert {x.dtype for x in got} == {jnp.dtype("float32")}
+
+
+# --- baselines
+
+
+def test_the_running_average_is_of_the_batches_before() -> None:
+    rate, baseline = 0.2, jnp.array(0.0)
+    expected = 0.0
+    for seed in range(3):
+        steps, v_tm1, v_t = batch(seed, episodic=True)
+        g = returns_loop(steps, v_t)
+        credit = advantages.minus_mean(steps, v_tm1, v_t, baseline, gamma=GAMMA, average="running", rate=rate)
+        np.testing.assert_allclose(credit.advantage, (g - expected) * steps.mask, atol=1e-10)
+        mean = g[steps.mask == 1].mean()
+        expected = mean if seed == 0 else (1 - rate) * expected + rate * mean
+        baseline = credit.baseline
+        np.testing.assert_allclose(baseline, expected, atol=1e-10)
+
+
+def test_an_unknown_average_is_refused() -> None:
+    with pytest.raises(UserError, match="'median'"):
+        advantages.minus_mean(*batch(0, episodic=True), jnp.array(0.0), gamma=1.0, average="median")  # type: ignore
+
+
+# --- groups
+
+
+def one_step_episodes(returns: NDArray) -> Transition:
+    reward = returns[None]
+    ends = np.ones_like(reward, bool)
+    return Transition((), (), reward, reward, np.zeros_like(reward), ends, (), np.ones_like(reward))
+
+
+@pytest.mark.parametrize("divide_by_std", [True, False])
+@pytest.mark.parametrize("group_size", [3, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_group_without_variance_is_exactly_zero(dtype: type, group_size: int, divide_by_std: bool) -> None:
+    levels = np.random.default_rng(0).normal(size=50).astype(dtype)
+    r = np.repeat(levels, group_size)
+    means = r.reshape(-1, group_size).mean(1)
+    assert (means != levels).any()  # these are values that rounding would betray
+    steps, zeros = one_step_episodes(r), np.zeros((1, r.size), dtype)
+    args = (steps, zeros, zeros, jnp.zeros((), dtype))
+    relative = advantages.group_relative(*args, gamma=1.0, group_size=group_size, divide_by_std=divide_by_std, eps=1e-8)
+    others = advantages.leave_one_out(*args, gamma=1.0, group_size=group_size)
+    assert (relative.advantage == 0).all()
+    assert (others.advantage == 0).all()
+
+
+def test_groups_by_hand() -> None:
+    steps = one_step_episodes(np.array([1.0, 3.0, 5.0, 0.0, 0.0, 6.0]))
+    zeros = np.zeros((1, 6))
+    args = (steps, zeros, zeros, jnp.zeros(()))
+    relative = advantages.group_relative(*args, gamma=1.0, group_size=3, eps=0.0)
+    np.testing.assert_allclose(relative.advantage[0, :3], [-1, 0, 1], atol=1e-12)
+    np.testing.assert_allclose(relative.advantage[0, 3:], np.array([-1, -1, 2]) / np.sqrt(3), atol=1e-12)
+    others = advantages.leave_one_out(*args, gamma=1.0, group_size=3)
+    np.testing.assert_allclose(others.advantage, [[-3, 0, 3, -3, -3, 6]], atol=1e-12)
+
+
+def test_one_group_of_a_whole_batch_is_the_batch_average() -> None:
+    steps = one_step_episodes(np.random.default_rng(1).normal(size=8))
+    zeros = np.zeros((1, 8))
+    args = (steps, zeros, zeros, jnp.zeros(()))
+    group = advantages.group_relative(*args, gamma=GAMMA, group_size=8, divide_by_std=False)
+    np.testing.assert_allclose(group.advantage, advantages.minus_mean(*args, gamma=GAMMA).advantage, atol=1e-12)
+
+
+@pytest.mark.parametrize("credit", [advantages.group_relative, advantages.leave_one_out])
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_columns_that_make_no_groups_are_refused(credit: Callable[..., Credit], group_size: int) -> None:
+    with pytest.raises(UserError, match=f"8 episodes per device do not divide into groups of {group_size}"):
+        credit(*batch(0, episodic=True), jnp.zeros(()), gamma=1.0, group_size=group_size)
+
+
+# --- standardisation
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_standardize(ddof: int) -> None:
+    steps, advantage, _ = batch(6, episodic=True, padding=1000.0)
+    real = advantage[steps.mask == 1]
+    got = advantages.standardize(advantage, steps.mask, ddof=ddof, eps=1e-3)
+    expected = (advantage - real.mean()) / (real.std(ddof=ddof) + 1e-3) * steps.mask
+    np.testing.assert_allclose(got, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_real", [0, 1])
+def test_standardize_with_too_few_steps_for_a_variance(num_real: int) -> None:
+    mask = (np.arange(6.0) < num_real).astype(float)[:, None]
+    np.testing.assert_array_equal(advantages.standardize(np.full((6, 1), 3.0), mask), np.zeros((6, 1)))
+
+
+def test_unchanged() -> None:
+    advantage = jnp.arange(3.0)
+    assert advantages.unchanged(advantage, advantage) is advantage
+
+
+# --- devices
+
+
+@pytest.mark.parametrize("name", [*ALL, "standardize"])
+def test_four_devices_give_what_one_gives(name: str) -> None:
+    steps, v_tm1, v_t = batch(7, episodic=True, padding=1000.0)
+
+    def compute(steps: Transition, v_tm1: jax.Array, v_t: jax.Array) -> Credit:
+        if name == "standardize":
+            return Credit(advantages.standardize(v_tm1, steps.mask), v_t, jnp.array(BASELINE))
+        # groups live on one device: here pairs of the two columns of each
+        group = {"group_size": 2} if name in GROUP_CREDITS else {}
+        return ALL[name][0](steps, v_tm1, v_t, jnp.array(BASELINE), gamma=GAMMA, **group)
+
+    columns, replicated = PartitionSpec(None, parallel.DATA), PartitionSpec()
+    sharded = jax.shard_map(
+        compute,
+        mesh=Mesh(np.array(jax.devices()[:4]), (parallel.DATA,)),
+        in_specs=(columns, columns, columns),
+        out_specs=Credit(columns, columns, replicated),
+        check_vma=False,
+    )
+    one, four = (jax.jit(f)(steps, v_tm1, v_t) for f in (compute, sharded))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), four, one)

@@ -1,0 +1,91 @@
+"""Weights by hand, what they sum to, and that devices share one denominator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxpg import aggregates, parallel
+
+LENGTH = 5  # the configured maximum; the batches below are padded to 4 or to 9
+
+AGGREGATES: dict[str, Callable[..., jax.Array]] = {
+    "per_step": aggregates.per_step,
+    "per_episode": aggregates.per_episode,
+    "per_episode_keep_empty": partial(aggregates.per_episode, keep_empty=True),
+    "per_episode_over": partial(aggregates.per_episode_over, length=LENGTH),
+    "per_episode_over_keep_empty": partial(aggregates.per_episode_over, length=LENGTH, keep_empty=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def mask_of(lengths: tuple[int, ...], width: int) -> np.ndarray:
+    return (np.arange(width)[:, None] < np.array(lengths)[None, :]).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight_by_column"),
+    [
+        ("per_step", [1 / 7, 1 / 7, 0, 1 / 7]),
+        ("per_episode", [1 / 12, 1 / 6, 0, 1 / 3]),
+        ("per_episode_keep_empty", [1 / 16, 1 / 8, 0, 1 / 4]),
+        ("per_episode_over", [1 / 15, 1 / 15, 0, 1 / 15]),
+        ("per_episode_over_keep_empty", [1 / 20, 1 / 20, 0, 1 / 20]),
+    ],
+)
+@pytest.mark.parametrize("width", [4, 9])
+@pytest.mark.parametrize("dtype", [bool, np.float64])
+def test_by_hand(name: str, weight_by_column: list[float], width: int, dtype: type) -> None:
+    mask = mask_of((4, 2, 0, 1), width)
+    weights = jax.jit(AGGREGATES[name])(jnp.asarray(mask, dtype))
+    np.testing.assert_allclose(weights, mask * np.array([weight_by_column]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_no_real_step_weighs_nothing(name: str) -> None:
+    np.testing.assert_array_equal(AGGREGATES[name](jnp.zeros((4, 3))), np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_float32_stays(name: str) -> None:
+    assert AGGREGATES[name](jnp.ones((4, 3), jnp.float32)).dtype == jnp.float32
+
+
+def test_a_mean_over_episodes_of_means_over_their_steps() -> None:
+    lengths = (3, 1, 7, 5)
+    loss = np.random.default_rng(0).normal(size=(9, 4))
+    weights = aggregates.per_episode(mask_of(lengths, 9))
+    expected = np.mean([loss[:n, b].mean() for b, n in enumerate(lengths)])
+    np.testing.assert_allclose((weights * loss).sum(), expected, rtol=1e-12)
+
+
+def test_equal_lengths_make_all_aggregates_one() -> None:
+    mask = mask_of((LENGTH,) * 4, 9)
+    for aggregate in AGGREGATES.values():
+        np.testing.assert_allclose(aggregate(mask), aggregates.per_step(mask), rtol=1e-12)
+
+
+def test_length_may_be_mapped_over() -> None:
+    mask = mask_of((4, 2, 0, 1), 4)
+    mapped = jax.vmap(partial(aggregates.per_episode_over, mask))(jnp.array([5.0, 8.0]))
+    np.testing.assert_allclose(mapped[0] / mapped[1], np.where(mask, 8 / 5, np.nan), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_four_devices_give_what_one_gives(name: str) -> None:
+    mask = mask_of((3, 0, 5, 5, 1, 2, 0, 0), 9)  # the last device has no step at all
+    columns = PartitionSpec(None, parallel.DATA)
+    mesh = Mesh(np.array(jax.devices()[:4]), (parallel.DATA,))
+    sharded = jax.shard_map(AGGREGATES[name], mesh=mesh, in_specs=columns, out_specs=columns, check_vma=False)
+    np.testing.assert_allclose(jax.jit(sharded)(mask), AGGREGATES[name](mask), rtol=1e-12)
