@@ -15,8 +15,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled programs in pytest's own cache; `pytest --cache-clear` forgets them.
 
-    Entries are found by a hash of the whole program and the compiler's version, so a changed function is compiled anew.
-    Each worker of pytest-xdist has a folder to itself: jax writes entries in place, and another process could read half of one.
+    An entry is found by a hash of the whole program and the compiler's version, so a changed function is compiled anew.
+    Each worker of pytest-xdist has a folder to itself: jax writes entries in place, and another could read half of one.
     """
     if config.cache is None:
         return
