@@ -1,0 +1,310 @@
+"""How well every algorithm learns: the table of tasks and algorithms, made from the configs with one command.
+
+    python benchmarks/learning.py [--tasks ...] [--algorithms ...] [--seeds N] [--controls] [--fresh]
+
+A cell is one algorithm on one task, trained with several seeds; the score of a seed is the mean return of a hundred
+whole episodes on fresh environments, played by the policy as it stands at the end of the budget. Cells are written to
+results/learning.json one by one, and those whose settings have not changed since are not trained again. `--controls`
+trains the negative controls: runs with one deliberate mistake in the algorithm's record, which must fall behind the
+same run without it, else this table would not notice such a mistake. results/learning.md is the table, and
+results/cartpole_ladder.png shows how the algorithms came to their scores on CartPole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from mistakes import groups_shuffled, late_episode_ends, time_outs_as_terminations, without_clip
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg import config as configs
+from jaxpg import ladder, parallel, record, report
+from jaxpg.errors import UserError
+from jaxpg.evaluate import evaluate
+from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.report.comparison import number, plain, quantity
+from jaxpg.train import train
+from jaxpg.types import Env, Learner
+
+RESULTS = Path(__file__).parent / "results"
+RUNS = Path(__file__).parent.parent / "runs" / "learning"
+EPISODES = 100
+
+Row = tuple[str, ...]
+Change = Callable[[PolicyGradient], PolicyGradient]
+
+
+class Cell(NamedTuple):
+    """One algorithm on one task.
+
+    seeds: how many.
+    target: the mean over seeds that is to be reached, or None where it is only reported.
+    published: best published scores for the same budget.
+    variant: name of what differs from the config, "" for the config as it is.
+    overrides: settings that win over the config's.
+    change: what is put in place of a field of the algorithm's record, None for the record as it is.
+    """
+
+    task: str
+    algorithm: str
+    seeds: int
+    target: float | None = None
+    published: str = ""
+    variant: str = ""
+    overrides: Mapping[str, Any] = {}
+    change: Change | None = None
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, (self.task, self.algorithm, self.variant)))
+
+
+def ladder_on_cartpole() -> list[Cell]:
+    """Every rung; the targets fall with what a rung can be asked for."""
+    targets = {
+        "reinforce": None,
+        "reinforce_to_go": 430.0,
+        "reinforce_baseline": 430.0,
+        "actor_critic_mc": 440.0,
+        "actor_critic_td": 400.0,
+        "a2c": 470.0,
+        "trpo": 470.0,
+        "ppo": 485.0,
+        "grpo": 450.0,
+        "rloo": 450.0,
+        "dr_grpo": 450.0,
+        "dapo": 450.0,
+    }
+    published = {"ppo": "490 ± 6 (CleanRL)", "a2c": "497 (CleanRL)"}
+    return [Cell("cartpole", name, 20, target, published.get(name, "")) for name, target in targets.items()]
+
+
+CELLS = [
+    *ladder_on_cartpole(),
+    Cell("acrobot", "ppo", 10, -88.0, "-82"),
+    Cell("acrobot", "a2c", 10, -95.0, "-82"),
+    Cell("acrobot", "trpo", 10, -95.0, "-82"),
+    Cell("pendulum", "ppo", 10, -200.0, "-172"),
+    Cell("pendulum", "trpo", 10, -250.0, "-172"),
+    Cell("mountain_car", "ppo", 10, -120.0, "-110"),
+    Cell("mountain_car_continuous", "ppo", 10, 90.0),
+    Cell("frozen_lake", "ppo", 10, 0.70, "0.740 (optimum)"),
+    Cell("memory_chain", "ppo", 10, 0.95),
+    Cell("memory_chain", "ppo", 10, None, "0 (chance)", variant="mlp", overrides={"network": {"kind": "mlp"}}),
+    Cell("catch", "ppo", 10, 0.95),
+    Cell("breakout", "ppo", 5, 40.0, "43 (gymnax-baselines), 50 (others' plots)"),
+    Cell("asterix", "ppo", 5, 15.0, "18 (gymnax-baselines), 25 (others' plots)"),
+    Cell("freeway", "ppo", 5, 57.0, "58 (gymnax-baselines), 63 (others' plots)"),
+    Cell("space_invaders", "ppo", 5, 130.0, "130 (gymnax-baselines), 165 (others' plots)"),
+]
+
+
+def controls() -> list[tuple[Cell, Cell]]:
+    """Pairs of a run and the same run with one mistake."""
+    table = {cell.name: cell for cell in CELLS}
+    shuffled = partial(groups_shuffled, group_size=configs.resolve("cartpole", "grpo").settings["group_size"])
+    many_epochs = Cell("cartpole", "ppo", 10, variant="20 epochs", overrides={"epochs": 20})
+    pairs: list[tuple[Cell, str, Change]] = [
+        (many_epochs, "20 epochs without the clip", without_clip),
+        (table["cartpole ppo"], "episode ends one step late", late_episode_ends),
+        (table["pendulum ppo"], "time-outs as terminations", time_outs_as_terminations),
+        (table["cartpole grpo"], "groups shuffled", shuffled),
+    ]
+    return [(right, right._replace(seeds=10, variant=mistake, change=change)) for right, mistake, change in pairs]
+
+
+def resolve(cell: Cell) -> configs.Config:
+    """The config of a cell: trained as the task says, evaluated once, at the end."""
+    own = {"seeds": list(range(cell.seeds)), "evaluations": 1, "evaluation_episodes": EPISODES}
+    return configs.resolve(cell.task, cell.algorithm, {**cell.overrides, **own})
+
+
+def build(cell: Cell, config: configs.Config) -> tuple[Learner, Env]:
+    """The learner of a cell, its mistake included, and its environment."""
+    learner, env = configs.build(config)
+    if cell.change is None:
+        return learner, env
+    network = dict(config.network)
+    policy, critic = configs.NETWORKS[network.pop("kind")](env, **network)
+    algorithm = cell.change(ladder.ALGORITHMS[config.algorithm](**config.settings))
+    return policy_gradient(env, policy, critic, algorithm, **config.learner), env
+
+
+def fingerprint(cell: Cell, config: configs.Config) -> str:
+    """What the result of a cell depends on, but for the code, the machine and chance."""
+    text = json.dumps([cell.name, configs.to_dict(config)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measure(cell: Cell, console: Console) -> dict[str, Any]:
+    """Train a cell and put down what came of it."""
+    config = resolve(cell)
+    learner, env = build(cell, config)
+    run_dir = RUNS / cell.name.replace(" ", "-")
+    shutil.rmtree(run_dir, ignore_errors=True)
+    devices = jax.devices()[: np.gcd(cell.seeds, len(jax.devices()))]
+    began = time.monotonic()
+    with console.status(f"{cell.name}, {cell.seeds} seeds") as status:
+        train(
+            learner,
+            seeds=config.seeds,
+            total_steps=config.total_steps,
+            run_dir=run_dir,
+            mesh=parallel.make_mesh(cell.seeds, 1, devices),
+            log_every=max(1, config.total_steps // 100),
+            evaluate=partial(evaluate, env, episodes=EPISODES, greedy=config.evaluation_greedy),
+            evaluate_every=config.total_steps,
+            checkpoint_seconds=600.0,
+            config=configs.to_dict(config),
+            on_row=lambda row: status.update(f"{cell.name}: {int(row['steps'].min()):,} of {config.total_steps:,}"),
+        )
+    final = record.load_metrics(run_dir)["evaluation_return"][-1]
+    return {
+        "fingerprint": fingerprint(cell, config),
+        "final": final,
+        "mean": report.bootstrap(final, statistic=report.mean),
+        "iqm": report.bootstrap(final),
+        "total_steps": config.total_steps,
+        "actions": "greedy" if config.evaluation_greedy else "sampled",
+        "seconds": time.monotonic() - began,
+        "command": shlex.join(["python", "benchmarks/learning.py", *sys.argv[1:]]),
+        "settings": record.flatten(configs.to_dict(config)),
+        "machine": record.machine() | {"cores": os.cpu_count()},
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The results so far, by the name of the cell."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """Replace the file at once, so that an interruption leaves the old one."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(plain(results), indent=1, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+COLUMNS = ("task", "algorithm", "steps", "seeds", "mean [95%]", "IQM [95%]", "target", "reached", "published")
+
+
+def rows(results: Mapping[str, Any]) -> list[Row]:
+    """The table's lines, a line per cell that has a result."""
+
+    def line(cell: Cell, result: Mapping[str, Any]) -> Row:
+        target = "" if cell.target is None else f"{cell.target:g}"
+        reached = "" if cell.target is None else ("yes" if result["mean"]["value"] >= cell.target else "no")
+        algorithm = f"{cell.algorithm} ({cell.variant})" if cell.variant else cell.algorithm
+        steps, seeds = quantity(result["total_steps"]), str(len(result["final"]))
+        mean, iqm = interval(result["mean"]), interval(result["iqm"])
+        return cell.task, algorithm, steps, seeds, mean, iqm, target, reached, cell.published
+
+    return [line(cell, results[cell.name]) for cell in CELLS if cell.name in results]
+
+
+def interval(estimate: Mapping[str, float]) -> str:
+    """A value with its interval."""
+    value, low, high = (number(estimate[name]) for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+CONTROL_COLUMNS = ("task", "algorithm", "mistake", "without it, mean [95%]", "with it, mean [95%]", "noticed")
+
+
+def control_rows(results: Mapping[str, Any]) -> list[Row]:
+    """A line per pair; a mistake is noticed if the intervals of the two means lie apart."""
+    lines: list[Row] = []
+    for right, wrong in controls():
+        if right.name not in results or wrong.name not in results:
+            continue
+        a, b = results[right.name]["mean"], results[wrong.name]["mean"]
+        noticed = "yes" if b["high"] < a["low"] else "no"
+        lines.append((right.task, right.algorithm, wrong.variant, interval(a), interval(b), noticed))
+    return lines
+
+
+def markdown(columns: Row, lines: list[Row]) -> str:
+    """Lines as a table of Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ("---",) * len(columns), *lines))
+
+
+def publish(results: Mapping[str, Any], console: Console) -> None:
+    """Print the tables, and write them beside the results."""
+    tables: list[tuple[Row, list[Row]]] = [(COLUMNS, rows(results)), (CONTROL_COLUMNS, control_rows(results))]
+    for columns, lines in tables:
+        table = Table(*columns)
+        for line in lines:
+            table.add_row(*(text.replace("[", r"\[") for text in line))
+        console.print(table)
+    learned, noticed = (markdown(*table) for table in tables)
+    text = (
+        f"Made by `python benchmarks/learning.py` from `configs/`: mean return of {EPISODES} whole episodes per seed "
+        "at the end of the budget, sampled actions unless the task's config says greedy, with 95% bootstrap intervals "
+        f"over seeds.\n\n{learned}\nNegative controls, the same run with one deliberate mistake:\n\n{noticed}"
+    )
+    (RESULTS / "learning.md").write_text(text)
+
+
+def draw_ladder() -> None:
+    """The learning curves of all rungs on CartPole, if their runs are at hand."""
+    names = [cell.name.replace(" ", "-") for cell in ladder_on_cartpole()]
+    if not all((RUNS / name / record.METRICS).exists() for name in names):
+        return
+    metrics = {name.split("-")[1]: record.load_metrics(RUNS / name) for name in names}
+    curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
+    report.learning_curve(curves, RESULTS / "cartpole_ladder.png", title="CartPole-v1, the ladder", threshold=475.0)
+
+
+def chosen(arguments: argparse.Namespace) -> list[Cell]:
+    """The cells that the arguments ask for and that a config exists for.
+
+    Raises:
+        UserError: there is none.
+    """
+    cells = [cell for pair in controls() for cell in pair] if arguments.controls else CELLS
+    cells = [cell for cell in cells if not arguments.tasks or cell.task in arguments.tasks]
+    cells = [cell for cell in cells if not arguments.algorithms or cell.algorithm in arguments.algorithms]
+    if not cells:
+        tasks = ", ".join(dict.fromkeys(cell.task for cell in CELLS))
+        raise UserError(f"No cell of the table fits. The tasks are {tasks}; see CELLS for their algorithms.")
+    return [cell._replace(seeds=arguments.seeds or cell.seeds) for cell in cells]
+
+
+def main() -> None:
+    """Train the cells that are missing, one by one, and make the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tasks", nargs="+", help="only these tasks")
+    parser.add_argument("--algorithms", nargs="+", help="only these algorithms")
+    parser.add_argument("--seeds", type=int, help="seeds per cell, instead of the table's")
+    parser.add_argument("--controls", action="store_true", help="the negative controls instead of the table")
+    parser.add_argument("--fresh", action="store_true", help="train also what has a result")
+    parser.add_argument("--results", type=Path, default=RESULTS / "learning.json", help="where results are kept")
+    arguments = parser.parse_args()
+    console, results = Console(highlight=False), read(arguments.results)
+    for cell in chosen(arguments):
+        known = results.get(cell.name, {}).get("fingerprint")
+        if known == fingerprint(cell, resolve(cell)) and not arguments.fresh:
+            continue
+        results = {**read(arguments.results), cell.name: plain(measure(cell, console))}
+        write(arguments.results, results)
+        console.print(f"{cell.name}: {interval(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s")
+    publish(results, console)
+    draw_ladder()
+
+
+if __name__ == "__main__":
+    main()
