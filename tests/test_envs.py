@@ -108,6 +108,16 @@ def test_the_docstring_tells_which_environments_never_terminate():
     assert {word.strip() for word in sentence.split(",")} == {name.split("-")[0] for name in ENDLESS}
 
 
+@pytest.mark.parametrize("name", OURS + GYMNAX)
+def test_states_have_one_type_so_that_loops_compile_once(name):
+    env = envs.make(name)
+    key = jax.random.key(0)
+    action = jax.eval_shape(lambda: random_action(env, key))
+    state, _ = jax.eval_shape(env.reset, key)
+    after, _ = jax.eval_shape(env.step, key, state, action)
+    assert after == state  # shapes, dtypes and weak types
+
+
 @pytest.mark.parametrize(
     ("settings", "length"),
     [
