@@ -260,7 +260,7 @@ def _replace_groups(rollout: Rollout, fresh: Rollout, group_size: int) -> Rollou
     place = jnp.cumsum(~filled) - 1  # the how-manieth empty place a group is
     replace = ~filled & (place < offered.sum())
     source = jnp.where(replace, offers[place], jnp.arange(groups))
-    columns = (source[:, None] * group_size + jnp.arange(group_size)).reshape(-1)
+    columns = (source[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     replaced = jnp.repeat(replace, group_size)
 
     def merge(old: Array, new: Array, axis: int) -> Array:
