@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.distributions import Categorical
-from jaxpg.types import Array, Box, Critic, Discrete, Env, Policy, TimeStep
+from jaxpg.improve import Batch, Objective
+from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, TimeStep
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """jax.jit for programs that take longer to compile than to run: the same numbers, a third of the compile time."""
@@ -63,3 +65,18 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
 
     space = Box(np.zeros(2, np.float32), np.full(2, max(longest, time_limit), np.float32))
     return Env("counter", reset, step, space, Discrete(actions), time_limit)
+
+
+def seen_by_improve(
+    env: Env, policy: Policy, critic: Critic | None, algorithm: PolicyGradient, key: Array
+) -> tuple[Objective, Params, Batch]:
+    """What the first iteration of a learner hands to `improve`: its losses, the parameters and the batch."""
+    seen: list[tuple[Objective, Params, Batch]] = []
+
+    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+        seen.append((objective, params, batch))
+        return params, opt_state, {}
+
+    learner = policy_gradient(env, policy, critic, algorithm._replace(improve=improve))
+    learner.step(learner.init(key), key)
+    return seen[0]
