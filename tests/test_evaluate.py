@@ -107,6 +107,18 @@ def test_a_record_holds_what_was_acted_on_and_what_followed():
         np.testing.assert_allclose(timestep.obs, episode.observations[t + 1], atol=1e-6)
 
 
+def test_every_step_has_randomness_of_its_own():
+    env = endless()
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(reward=jax.random.uniform(key))
+
+    actor = Actor(start=lambda obs: (), act=lambda memory, obs, key, greedy: (jax.random.uniform(key), memory))
+    episode = play(env._replace(step=step), actor, jax.random.key(5), greedy=False)
+    assert len({*episode.actions.tolist(), *episode.rewards.tolist()}) == 18
+
+
 def test_no_episodes_are_refused():
     with pytest.raises(UserError, match="at least 1, not 0"):
         evaluate(countdown(), COUNTER, jax.random.key(0), episodes=0, greedy=False)

@@ -89,6 +89,14 @@ def middle(frame: np.ndarray, color: str) -> tuple[float, float]:
             {"joint_angle1": 0, "joint_angle2": -1},
             (-1, 1),
         ),
+        (  # the second angle counts from the first link: from straight on to the right, to straight up
+            "Acrobot-v1",
+            1,
+            SKY,
+            {"joint_angle1": 1.57, "joint_angle2": 0},
+            {"joint_angle1": 1.57, "joint_angle2": 1.57},
+            (-1, 1),
+        ),
         ("Pendulum-v1", [0.0], RED, {"theta": 0}, {"theta": 3.14159}, (0, -1)),  # 0 is upright
         ("Pendulum-v1", [0.0], RED, {"theta": 0}, {"theta": 1.0}, (-1, -1)),  # anticlockwise
     ],
@@ -142,6 +150,15 @@ def test_boards_show_what_the_agent_sees():
     assert 1.0 < rows.min() < 1.1
     assert 3.9 < rows.max() < 4.0
     assert red.sum() == pytest.approx(30 * (0.92 * cell) ** 2, rel=0.05)
+
+
+def test_the_caption_tells_the_rewards_before_the_step():
+    env = envs.make("CartPole-v1")
+    drawn = trimmed(some_episode(env))
+    richer = drawn._replace(rewards=drawn.rewards + np.array([0, 7, 0], np.float32))
+    scene = SCENES[env.name](env, drawn)
+    changed = [draw_frame(env, scene, drawn, t) != draw_frame(env, scene, richer, t) for t in range(4)]
+    assert changed == [False, False, True, True]
 
 
 def test_edges_are_smooth_and_lengths_true():

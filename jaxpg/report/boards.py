@@ -141,7 +141,6 @@ def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[t
     reached, reward, ended = (np.asarray(x) for x in jax.jit(jax.vmap(attempt))(origin, action, keys))
     moved = reached != origin
     terminal = set(reached[ended & moved].tolist())
-    moved &= ~np.isin(origin, list(terminal))  # what a simulation does after the end tells nothing
     paths = set(zip(origin[moved].tolist(), reached[moved].tolist(), strict=True))
     seen = {int(unwrap(state).position)}
     while new := {after for before, after in paths if before in seen} - seen:

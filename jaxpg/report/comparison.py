@@ -98,13 +98,25 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
 
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
-    """The comparison for the terminal."""
-    table = Table(*COLUMNS, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    """The comparison for the terminal, each interval under its value, so that 80 columns are enough."""
+    table = Table(
+        *COLUMNS,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in table.columns[1:]:
         column.justify = "right"
+    for column in table.columns[:3]:
+        column.no_wrap = True
     for index, (name, summary) in enumerate(summaries.items()):
         first, *rest = cells(name, summary)
-        table.add_row(f"[bold {color(index)}]{first}", *(cell.replace("[", r"\[") for cell in rest))
+        table.add_row(
+            f"[bold {color(index)}]{first}", *(cell.replace(" [", "\n\\[").replace(" (", "\n(") for cell in rest)
+        )
     return table
 
 
@@ -190,13 +202,12 @@ def quantity(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A wall time: 0.5 s, 42 s, 3 min 05 s, 2 h 10 min."""
+    """A wall time as a clock shows it: 0:42, 3:05, 2:10:00."""
     if not math.isfinite(seconds):
         return "–"
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _interval(estimate: Estimate) -> str:

@@ -105,7 +105,8 @@ def curves_figure(curves: Curves, *, title: str, threshold: float | None = None)
         axes.grid(axis="y")
         for index, line in enumerate(lines.values()):
             _draw_line(axes, edges, line, index, shade=0.17 if len(lines) <= len(COLORS) else 0.07)
-        axes.set_xlim(0, edges[-1])
+        known = np.isfinite([line.value for line in lines.values()]).any(axis=0)
+        axes.set_xlim(0, edges[1:][known].max(initial=0.0) or edges[-1])
         if threshold is not None:
             axes.axhline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
             place = (0.006, threshold), axes.get_yaxis_transform()
