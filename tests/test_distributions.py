@@ -144,19 +144,20 @@ def test_the_ends_of_the_uniform_find_a_possible_category(u: float, monkeypatch:
     assert (action == possible[0]).all() if u == 0 else (action > possible[-20]).all()
 
 
-def test_no_threshold_finds_an_impossible_category(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rounded cumulative sum can rise at a category of probability 0; put the threshold right there."""
+def test_a_rise_of_the_rounded_sum_finds_no_impossible_category(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parallel sum can rise by rounding at a category of probability 0; put the threshold right there."""
     rng = np.random.default_rng(0)
-    logits = np.where(rng.random((2000, 64)) < 0.5, rng.normal(size=(2000, 64)), -np.inf).astype(np.float32)
-    logits[:, 0] = 0
-    weight = jnp.exp(logits - logits.max(-1, keepdims=True))
-    cumulative = jnp.cumsum(weight, -1)
-    for column in range(63):
-        u = cumulative[:, column] / jnp.where(weight > 0, cumulative, 0).max(-1)
-        u = jnp.minimum(u, 1 - 2.0**-23)[:, None]
-        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: u)  # noqa: B023
-        action = np.asarray(Categorical(jnp.asarray(logits)).sample(KEY))
-        assert np.isfinite(logits[np.arange(2000), action]).all()
+    logits = np.where(rng.random((200, 999)) < 0.5, rng.normal(size=(200, 999)), -np.inf).astype(np.float32)
+    weight = np.exp(logits - logits.max(-1, keepdims=True))
+    cumulative = np.asarray(jnp.cumsum(jnp.asarray(weight), -1))
+    row, before = np.nonzero((np.diff(cumulative) > 0) & (weight[:, 1:] == 0))
+    top = np.where(weight > 0, cumulative, 0).max(-1)[row]
+    u = np.minimum(cumulative[row, before] / top, np.float32(1 - 2.0**-23))
+    hit = (cumulative[row, before] <= u * top) & (u * top < cumulative[row, before + 1])
+    assert hit.sum() > 50
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype: jnp.asarray(u[hit], dtype).reshape(shape))
+    action = Categorical(jnp.asarray(logits[row[hit]])).sample(KEY)
+    assert np.isfinite(logits[row[hit], action]).all()
 
 
 def test_impossible_categories_are_harmless() -> None:
@@ -199,8 +200,8 @@ def test_diagonal_kl_by_integration() -> None:
 
 def test_kl_keeps_its_digits_between_close_gaussians() -> None:
     p = DiagonalGaussian(jnp.zeros(1, jnp.float32), jnp.zeros(1, jnp.float32))
-    step = 2.0**-10
-    np.testing.assert_allclose(p.kl(p._replace(log_std=jnp.full(1, step, jnp.float32))), step**2, rtol=3e-3)
+    step = 3e-4
+    np.testing.assert_allclose(p.kl(p._replace(log_std=jnp.full(1, step, jnp.float32))), step**2, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "squashed"])
