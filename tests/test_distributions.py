@@ -295,3 +295,13 @@ def test_squashed_entropy_by_integration(mean: float, log_std: float, tolerance:
 def test_squashed_mode_is_the_median() -> None:
     p = squashed(0)
     np.testing.assert_allclose(unsquash(np.asarray(p.mode()), LOW, HIGH), p.mean, atol=1e-10)
+
+
+def test_rounding_leaves_no_sample_outside_the_bounds() -> None:
+    rng = np.random.default_rng(0)
+    low, high = -100 * rng.random(1000, np.float32), rng.random(1000, np.float32)
+    assert (low + (high - low) > high).any()
+    far_out = jnp.full(1000, 30.0, jnp.float32)
+    sample = SquashedGaussian(far_out, jnp.zeros_like(far_out), jnp.asarray(low), jnp.asarray(high)).sample(KEY)
+    assert (sample == high).any()
+    assert (sample <= high).all()
