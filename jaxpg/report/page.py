@@ -22,7 +22,7 @@ body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 62rem; backgroun
 h1 { margin: 0; font-size: 1.9rem; letter-spacing: -0.015em }
 h2 { margin: 2.6rem 0 0.7rem; font-size: 1.15rem }
 h2::first-letter { text-transform: uppercase }
-p { margin: 0.3rem 0 }
+p { margin: 0.6rem 0 }
 .quiet, summary, dt { color: var(--quiet) }
 figure { margin: 1.4rem 0 }
 svg { display: block; width: 100%; height: auto }
