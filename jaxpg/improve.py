@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxpg import parallel
-from jaxpg.shuffle import permutation
+from jaxpg.shuffle import permutations
 from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
 
 CPU_CHUNK_ROWS = 256  # benchmarks/LOG.md says what it was chosen from
@@ -114,7 +114,8 @@ def minibatches(
     batch = batch if objective.sequential else _as_steps(batch)
     num_columns = batch.weight.shape[1]
     batch = batch._replace(weight=batch.weight * num_minibatches)
-    key = jax.random.fold_in(key, parallel.shard_index())
+    # Drawn here, in one call: random-number code is a large part of what there is to compile.
+    orders = permutations(parallel.own_key(key), epochs, num_columns).reshape(epochs * num_minibatches, -1)
 
     def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
         params, opt_state, going = carry
@@ -132,12 +133,8 @@ def minibatches(
         metrics = {**metrics, "gradient_norm": norm, "updates": going.astype(norm.dtype)}
         return (new_params, new_opt_state, going), metrics
 
-    def epoch(carry: tuple[Params, Tree, Array], key: Key) -> tuple[tuple[Params, Tree, Array], Metrics]:
-        order = permutation(key, num_columns).reshape(num_minibatches, -1)
-        return lax.scan(minibatch, carry, order)
-
     carry = (params, opt_state, jnp.ones((), bool))
-    (params, opt_state, _), metrics = lax.scan(epoch, carry, jax.random.split(key, epochs))
+    (params, opt_state, _), metrics = lax.scan(minibatch, carry, orders)
     taken = metrics.pop("updates")
     return params, opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": taken.sum()}
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
-from jaxpg.types import Tree
+from jaxpg.types import Key, Tree
 
 DATA = "data"  # environments are split over it, gradients are summed over it
 SEED = "seed"  # independent runs are split over it, nothing is communicated
@@ -35,6 +35,11 @@ def data_axis_bound() -> bool:
 def psum(tree: Tree) -> Tree:
     """Sum over the devices of the data axis; the identity where no such axis is bound."""
     return lax.psum(tree, DATA) if data_axis_bound() else tree
+
+
+def own_key(key: Key) -> Key:
+    """A key of this device's own, where several share a batch."""
+    return jax.random.fold_in(key, lax.axis_index(DATA)) if data_axis_bound() else key
 
 
 def num_shards() -> int:

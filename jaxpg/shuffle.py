@@ -1,4 +1,4 @@
-"""A random order of `0 .. n-1` without a sort.
+"""Random orders of `0 .. n-1` without a sort.
 
 Shuffling by sorting random keys was a third of a whole PPO loop on a CPU. A Feistel network with a random key is a
 bijection on the numbers of a fixed count of bits and costs a few integer operations per element; on other ranges the
@@ -18,12 +18,15 @@ ROUNDS = 8  # even, so that the two halves end where they began
 SORT_BELOW = 1024  # a network over few bits reaches few of the orders there are, and sorting few elements is cheap
 
 
-def permutation(key: Key, n: int) -> Array:
-    """`[n]` int32: every number of `0 .. n-1` once, in an order drawn by `key`."""
+def permutations(key: Key, num: int, n: int) -> Array:
+    """`[num, n]` int32: every row holds every number of `0 .. n-1` once, in an order of its own."""
     if n < SORT_BELOW:
-        return jax.random.permutation(key, n)
+        return jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, num))
+    return jax.vmap(lambda keys: _feistel_permutation(keys, n))(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
+
+
+def _feistel_permutation(round_keys: Array, n: int) -> Array:
     bits = (n - 1).bit_length()
-    round_keys = jax.random.bits(key, (ROUNDS,), jnp.uint32)
 
     def outside(x: Array) -> Array:
         return x >= n
