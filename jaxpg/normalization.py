@@ -38,7 +38,7 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     weight = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
     seen = parallel.psum(mask.sum())
     mean = parallel.psum((weight * x).sum((0, 1))) / jnp.maximum(seen, 1)
-    squares = parallel.psum((weight * (x - mean) ** 2).sum((0, 1)))
+    squares = parallel.psum((weight * (x - mean[None, None]) ** 2).sum((0, 1)))
     count = moments.samples + seen
     delta = mean - moments.mean
     share = seen / jnp.maximum(count, 1)
