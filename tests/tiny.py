@@ -67,6 +67,21 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
     return Env("counter", reset, step, space, Discrete(actions), time_limit)
 
 
+def target(*, time_limit: int = 4) -> Env:
+    """Two real actions in [-1, 1] and a point, drawn per episode and shown, to match: the reward is -distance²."""
+
+    def reset(key: Array) -> tuple[tuple[Array, Array], Array]:
+        point = jax.random.uniform(key, (2,), minval=-1.0)
+        return (point, jnp.zeros((), jnp.int32)), point
+
+    def step(key: Array, state: tuple[Array, Array], action: Array) -> tuple[tuple[Array, Array], TimeStep]:
+        point, time = state[0], state[1] + 1
+        return (point, time), TimeStep(point, -((action - point) ** 2).sum(), jnp.ones(()), time >= time_limit)
+
+    space = Box(-np.ones(2, np.float32), np.ones(2, np.float32))
+    return Env("target", reset, step, space, space, time_limit)
+
+
 def seen_by_improve(
     env: Env, policy: Policy, critic: Critic | None, algorithm: PolicyGradient, key: Array
 ) -> tuple[Objective, Params, Batch]:
