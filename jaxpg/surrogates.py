@@ -65,19 +65,6 @@ def clipped_ratio(
     return -objective
 
 
-def clip_fractions(
-    log_prob: Array, old_log_prob: Array, advantage: Array, clip_low: Scalar = 0.2, clip_high: Scalar = 0.2
-) -> tuple[Array, Array]:
-    """(low, high): 1 for the steps from which the clip of `clipped_ratio` takes the gradient, else 0; to be averaged.
-
-    Low where ρ < 1 - clip_low and A < 0, high where ρ > 1 + clip_high and A > 0.
-    """
-    ratio = likelihood_ratio(log_prob, old_log_prob)
-    low = (ratio < 1 - clip_low) & (advantage < 0)
-    high = (ratio > 1 + clip_high) & (advantage > 0)
-    return low.astype(ratio.dtype), high.astype(ratio.dtype)
-
-
 def squared_error(value: Array, old_value: Array, target: Array) -> Array:
     """(V - R)²/2; `old_value` is not read."""
     return 0.5 * (value - lax.stop_gradient(target)) ** 2

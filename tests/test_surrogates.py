@@ -126,17 +126,6 @@ def test_clip_settings_may_be_mapped_over() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-def test_clip_fractions_mark_the_steps_without_a_gradient() -> None:
-    log_prob, old_log_prob, advantage = random_batch(4)
-    clips = {"clip_low": 0.1, "clip_high": 0.3}
-    low, high = surrogates.clip_fractions(log_prob, old_log_prob, advantage, **clips)
-    no_gradient = gradient(partial(surrogates.clipped_ratio, **clips), log_prob, old_log_prob, advantage) == 0
-    np.testing.assert_array_equal(low, no_gradient & (log_prob < old_log_prob))
-    np.testing.assert_array_equal(high, no_gradient & (log_prob > old_log_prob))
-    assert 0 < low.mean() < 0.5
-    assert 0 < high.mean() < 0.5
-
-
 # --- value losses
 
 VALUE = np.array([1.0, 1.1, 1.5, 0.0, 0.0])
