@@ -1,0 +1,68 @@
+"""The README says what is so: its code runs, its commands work, its tables and file tree match the package."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpg import ladder
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for named, text in fenced if named == language]
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line) for block in blocks("bash") for line in block.splitlines() if line.startswith("jaxpg ")]
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_code_runs_as_it_stands(block: str) -> None:
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.slow
+def test_commands_work_in_order(tmp_path: Path) -> None:
+    """Every command of the README in one directory, as written but for fewer environment steps."""
+    for command in commands():
+        fewer = ["--steps", "4000"] if command[1] in ("train", "compare") else []
+        done = subprocess.run(
+            [sys.executable, "-m", *command, *fewer], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "ppo.gif").read_bytes().startswith(b"GIF8")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_kind_of_command_is_shown() -> None:
+    assert {command[1] for command in commands()} == {"train", "eval", "play", "compare", "plot", "list"}
+
+
+def test_two_set_up_commands_on_one_line_each() -> None:
+    assert len([line for block in blocks("bash") for line in block.splitlines() if line.startswith("python3 ")]) == 2
+
+
+def test_ladder_table_is_the_ladder() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|–) \|", README, re.MULTILINE)
+    assert {name: parent or None for name, parent in rows} == ladder.PARENT
+    assert [name for name, _ in rows] == list(ladder.ALGORITHMS)
+
+
+def test_file_tree_is_the_package() -> None:
+    tree = blocks("")[0].splitlines()
+    shown = {line.split()[0] for line in tree if line.startswith("  ")}
+    there = {path.name for path in (ROOT / "jaxpg").glob("[!_]*.py")} | {"__main__.py"}
+    there |= {f"{path.parent.name}/" for path in (ROOT / "jaxpg").glob("*/__init__.py")}
+    assert shown == there
+    for line in tree:
+        if not line.startswith("  "):
+            assert (ROOT / line.split()[0]).is_dir()
