@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from workloads import ppo_flops_per_step
 
 HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
@@ -48,8 +49,8 @@ class Program(NamedTuple):
     def label(self) -> str:
         if self.workload not in ("jaxpg", "rejax"):
             return self.workload
-        layout = "one XLA device" if self.devices == 1 else f"{self.devices} XLA devices"
-        return f"{self.workload}, {self.agents} agent{'s' * (self.agents > 1)}, {layout}"
+        agents, devices = (f"{n} {what}{'s' * (n > 1)}" for n, what in zip(self[1:], ("agent", "device"), strict=True))
+        return f"{self.workload}, {agents}, {devices}"
 
 
 LOOPS = [
@@ -67,7 +68,8 @@ class Worker:
 
     def __init__(self, python: str, program: Program, env_name: str, num_envs: int, steps: int) -> None:
         numbers = map(str, (num_envs, program.agents, program.devices, steps))
-        command = [python, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
+        quiet = ["-W", "ignore::FutureWarning"]  # gymnax 0.0.9 relies on casts that jax has deprecated
+        command = [python, *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         hello = self._read()
         self.work: int = hello["work"]
@@ -166,18 +168,29 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table(title: str, records: list[dict[str, Any]], base: dict[str, Any]) -> Table:
-    """Medians, and how many times `base` each row is, in CPU and in wall time."""
+def table(title: str, records: list[dict[str, Any]]) -> Table:
+    """Medians, and how many times as long as a row the first program took with as many agents, in CPU and wall time."""
     found = Table(title=title, title_justify="left")
-    found.add_column("program")
-    for head in ("CPU s / M steps", "× less", "wall s / M steps", "× less", "compile CPU s", "wall s"):
+    found.add_column("program", no_wrap=True)
+    base = records[0]["workload"]
+    for head in (
+        "CPU s / M steps",
+        f"× {base}",
+        "wall s / M steps",
+        f"× {base}",
+        "compile CPU s",
+        "wall s",
+        "of matmul",
+    ):
         found.add_column(head, justify="right")
+    bases = {record["agents"]: record for record in reversed(records) if record["workload"] == base}
     for record in records:
         cells = []
         for key in ("cpu_s_per_million", "wall_s_per_million"):
-            cells += [f"{median(record[key]):.2f}", f"{ratio(base, record, key):.2f}"]
+            cells += [f"{median(record[key]):.2f}", f"{ratio(bases[record['agents']], record, key):.2f}"]
         builds = [record[key] for key in ("compile_cpu_s", "compile_wall_s")]
-        found.add_row(record["label"], *cells, *(f"{median(b):.1f}" if b else "" for b in builds))
+        cells += [f"{median(b):.1f}" if b else "" for b in builds]
+        found.add_row(record["label"], *cells, f"{record['matmul_share']:.0%}" if "matmul_share" in record else "")
     return found
 
 
@@ -191,17 +204,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "throughput.json")
     args = parser.parse_args()
 
-    console = Console()
+    console = Console(width=120)
     result: dict[str, Any] = {"machine": machine(), "arguments": vars(args) | {"out": str(args.out)}, "cases": []}
     for case in track([c for c in CASES if args.only in f"{c[0]} {c[1]}"], console=console, transient=True):
         env_name, num_envs, _ = case
         loops = measure(LOOPS, args.peer_python, case, args.rounds, args.compiles)
         collecting = measure(COLLECTING, None, case, args.rounds, 0)
-        rate = matmul_rate(*case, args.rounds)
-        result["cases"].append({"loops": loops, "collecting": collecting, "matmul_flops_per_cpu_s": rate})
+        rate, flops = matmul_rate(*case, args.rounds), ppo_flops_per_step(env_name)
+        for record in loops:
+            record["matmul_share"] = flops * 1e6 / median(record["cpu_s_per_million"]) / rate
+        measured = {"loops": loops, "collecting": collecting}
+        result["cases"].append(measured | {"ppo_flops_per_step": flops, "matmul_flops_per_cpu_s": rate})
         title = f"{env_name}, {num_envs} environments"
-        console.print(table(f"{title}: the whole loop", loops, loops[0]))
-        console.print(table(f"{title}: collecting alone", collecting, collecting[0]))
+        console.print(table(f"{title}: the whole loop", loops))
+        console.print(table(f"{title}: collecting alone", collecting))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"Written to {args.out}")
