@@ -103,8 +103,7 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
     for name, expected in manifest["files"].items():
         file = checkpoint.path / name
         if not file.exists() or _checksum(file) != expected:
-            state = "damaged" if file.exists() else "missing"
-            raise UserError(f"The checkpoint {checkpoint.path} cannot be used: its file {name} is {state}.")
+            raise _unusable(checkpoint.path, name, "damaged" if file.exists() else "missing")
     _refuse_differences(checkpoint, manifest["arrays"], like)
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         arrays = checkpointer.restore(checkpoint.path.absolute() / "state") or {}
@@ -156,7 +155,7 @@ def _arrays(state: Tree) -> dict[str, np.ndarray]:
 
 
 def _as_leaf(array: np.ndarray, leaf: Any) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
+    return jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array
 
 
 def _describe(x: Any) -> str:
@@ -181,9 +180,15 @@ def _complete(folder: Path) -> Iterator[Checkpoint]:
         try:
             manifest = json.loads(path.read_text())
         except ValueError:
-            raise UserError(f"The checkpoint {path.parent} cannot be used: its file {MANIFEST} is damaged.") from None
+            raise _unusable(path.parent, MANIFEST, "damaged") from None
         score = -np.inf if manifest["score"] is None else manifest["score"]
         yield Checkpoint(path.parent, manifest["steps"], score, manifest["about"])
+
+
+def _unusable(path: Path, file: str, state: str) -> UserError:
+    return UserError(
+        f"The checkpoint {path} cannot be used: its file {file} is {state}. Delete the folder to go on without it."
+    )
 
 
 def _prune(folder: Path) -> None:

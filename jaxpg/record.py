@@ -73,7 +73,7 @@ class Recorder:
         line = json.dumps({name: _jsonable(value) for name, value in row.items()})
         means = {name: np.asarray(x)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)}
         values = [Summary.Value(tag=name, simple_value=float(x.mean())) for name, x in means.items() if x.size]
-        steps = int(np.mean(row["steps"]))
+        steps = int(np.min(row["steps"]))
         with _explained(self._run_dir):
             self._file.write(line + "\n")
             self._file.flush()
@@ -118,7 +118,7 @@ def dumps(tree: Mapping[str, Any], prefix: str = "") -> str:
     tables = (
         f"\n[{prefix}{key}]\n{dumps(value, f'{prefix}{key}.')}"
         for key, value in tree.items()
-        if isinstance(value, Mapping) and value
+        if isinstance(value, Mapping)
     )
     return plain + "".join(tables)
 

@@ -58,21 +58,20 @@ def seed_keys(seed: int | Array) -> SeedKeys:
 def start(learner: Learner, keys: Key) -> RunState:
     """The seeds before their first iteration; `keys` is `[S]`."""
     zeros = jnp.zeros(keys.shape, jnp.int32)
-    return RunState(jax.vmap(learner.init)(keys), zeros, zeros)
+    return RunState(lax.map(learner.init, keys), zeros, zeros)  # vmap would take twice as long to compile
 
 
 def advance(
     learner: Learner, keys: Key, state: RunState, target: Array | int, total: Array | int
-) -> tuple[RunState, Metrics, dict[str, Array]]:
+) -> tuple[RunState, Metrics]:
     """Iterate until every seed has consumed `target` environment steps, or until a metric is not finite.
 
     How many iterations that takes may depend on the data, hence a while loop. Seeds may run ahead of the slowest, but
     stand still once they have reached `total`. Iteration i of a seed draws from `fold_in(key, i)`.
 
     Returns:
-        The state; metrics `[S]`, means over a seed's `iterations` in this call (of `return` and `length` over
-        episodes; NaN where there were none; of `episodes` the sum, of `steps` the last); and by name whether each
-        parameter is finite.
+        The state, and metrics `[S]`: means over a seed's `iterations` in this call (of `return` and `length` over
+        episodes; NaN where there were none; of `episodes` the sum, of `steps` the last).
     """
     step = jax.vmap(jax.jit(learner.step))  # jit: traced once, for its shapes and for its code
 
@@ -97,7 +96,7 @@ def advance(
     means = {n: x / (sums["episodes"] if n in PER_EPISODE else iterations.astype(x.dtype)) for n, x in sums.items()}
     totals = {n: sums[n] for n in ("episodes",) if n in sums}
     counts = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
-    return end, means | totals | counts, _finite(end.learner)
+    return end, means | totals | counts
 
 
 def train(
@@ -154,10 +153,9 @@ def train(
         while (done := int(np.min(state.steps))) < total_steps:
             target = min((done // log_every + 1) * log_every, total_steps)
             began = time.monotonic()
-            state, metrics, finite = chunk(keys.run, state, np.int32(target), np.int32(total_steps))
-            row, finite = jax.device_get((metrics, finite))
-            row["chunk_seconds"] = time.monotonic() - began
-            _refuse_non_finite(row, finite, seeds, run_dir)
+            state, metrics = chunk(keys.run, state, np.int32(target), np.int32(total_steps))
+            row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
+            _refuse_non_finite(_bad_metrics(row), row, seeds, run_dir)
             reached = int(row["steps"].min())
             finished, stop = reached >= total_steps, should_stop()
             evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
@@ -169,7 +167,9 @@ def train(
             if evaluated or finished or stop or time.monotonic() - saved > checkpoint_seconds:
                 score = float(row["evaluation_return"].mean()) if evaluated else None
                 origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
-                checkpoint.save(run_dir / CHECKPOINTS, state, steps=reached, score=score, about=origin)
+                saving = jax.device_get(state)
+                _refuse_non_finite(_bad_parameters(saving.learner), row, seeds, run_dir)
+                checkpoint.save(run_dir / CHECKPOINTS, saving, steps=reached, score=score, about=origin)
                 saved = time.monotonic()
             if stop:
                 break
@@ -218,7 +218,7 @@ def _compiled(
         return {"evaluation_return": result.returns.mean(), "evaluation_length": result.lengths.mean()}
 
     advance_all = parallel.spread(
-        partial(advance, learner), mesh, in_specs=(seeds, specs, alike, alike), out_specs=(specs, seeds, seeds)
+        partial(advance, learner), mesh, in_specs=(seeds, specs, alike, alike), out_specs=(specs, seeds)
     )
     evaluate_all = parallel.spread(jax.vmap(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
     state = parallel.place(state, specs, mesh)
@@ -239,27 +239,29 @@ def _where(condition: Array, new: Array, old: Array) -> Array:
     return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def _finite(state: Tree) -> dict[str, Array]:
-    """By array of a learner's state, which seeds' [S] holds only finite numbers; environments may hold anything."""
-    learned = {name: x for name, x in state._asdict().items() if name != "runner"}
+def _bad_metrics(row: Row) -> dict[str, np.ndarray]:
+    """By metric, the seeds [S] for which it is not finite although it should be."""
+    moved, ended = row["iterations"] > 0, row.get("episodes", 0) > 0
+    return {n: ~np.isfinite(x) & (ended if n in PER_EPISODE else moved) for n, x in row.items() if np.ndim(x)}
+
+
+def _bad_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
+    """By array of a learner's state, the seeds [S] for which it is not finite; environments may hold anything."""
+    learned = {name: x for name, x in learner_state._asdict().items() if name != "runner"}
     leaves = jax.tree_util.tree_flatten_with_path(learned)[0]
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): jnp.isfinite(x).reshape(len(x), -1).all(1)
+        jax.tree_util.keystr(path, simple=True, separator="."): ~np.isfinite(x).reshape(len(x), -1).all(1)
         for path, x in leaves
         if jnp.issubdtype(x.dtype, jnp.inexact)
     }
 
 
-def _refuse_non_finite(row: Row, finite: Mapping[str, np.ndarray], seeds: Sequence[int], run_dir: Path) -> None:
-    """Raise a UserError naming the quantity, the seed and the moment, if a metric or a parameter is not finite."""
-    moved, ended = row["iterations"] > 0, row.get("episodes", 0) > 0
-    metrics = {name: x for name, x in row.items() if np.ndim(x)}
-    bad = {n: ~np.isfinite(x) & (ended if n in PER_EPISODE else moved) for n, x in metrics.items()}
-    bad |= {name: ~x for name, x in finite.items()}
+def _refuse_non_finite(bad: Mapping[str, np.ndarray], row: Row, seeds: Sequence[int], run_dir: Path) -> None:
+    """Raise a UserError naming the quantity, the seed and the moment, if anything is bad."""
     for name, where in bad.items():
         if where.any():
             s = int(where.argmax())
-            value = metrics[name][s] if name in metrics else "not finite"
+            value = row[name][s] if name in row else "not finite"
             found = checkpoint.find(run_dir / CHECKPOINTS)
             kept = f"The last good checkpoint is {found.path}" if found else "There was no checkpoint yet"
             raise UserError(

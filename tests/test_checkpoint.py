@@ -1,0 +1,180 @@
+"""Checkpoints: bit for bit what was saved, whole or not there, and a sentence where they cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxpg import checkpoint
+from jaxpg.errors import UserError
+
+
+class State(NamedTuple):
+    params: Any
+    counts: Any
+    key: Any
+
+
+def make_state(seed: int = 0) -> State:
+    rng = np.random.default_rng(seed)
+    return State(
+        params={
+            "w": jnp.asarray(rng.normal(size=(3, 50, 20)), jnp.float32),
+            "a/b": [jnp.asarray(rng.normal(size=7), jnp.bfloat16), jnp.asarray([np.nan, np.inf, -0.0], jnp.float32)],
+            "empty": jnp.zeros((0, 4)),
+        },
+        counts=(np.int32(seed), jnp.asarray([True, False]), jnp.arange(3, dtype=jnp.uint8), ()),
+        key=jax.random.split(jax.random.key(seed), 2),
+    )
+
+
+def assert_bits(a: State, b: State) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def shapes(state: State) -> State:
+    return jax.eval_shape(lambda: jax.tree.map(jnp.asarray, state))
+
+
+def save(folder: Path, steps: int, score: float | None = None) -> State:
+    state = make_state(steps)
+    checkpoint.save(folder, state, steps=steps, score=score, about={"steps": steps})
+    return state
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    state = save(tmp_path, 3)
+    found = checkpoint.find(tmp_path)
+    assert (found.steps, found.score, found.about) == (3, -np.inf, {"steps": 3})
+    assert_bits(checkpoint.restore(found, shapes(state)), state)
+    assert state.params["a/b"][0].dtype == ml_dtypes.bfloat16
+
+
+def test_only_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
+    scores = {1: 5.0, 2: 9.0, 3: None, 4: 2.0, 5: 9.0, 6: 8.0, 7: None}
+    kept = {1: {1}, 2: {2}, 3: {2, 3}, 4: {2, 4}, 5: {5}, 6: {5, 6}, 7: {5, 7}}
+    for steps, score in scores.items():
+        save(tmp_path, steps, score)
+        assert {int(path.name) for path in tmp_path.iterdir()} == kept[steps]
+    assert checkpoint.find(tmp_path, "best").steps == 5
+    assert checkpoint.find(tmp_path, "last").steps == 7
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert checkpoint.find(tmp_path) is None
+    assert checkpoint.find(tmp_path / "absent", "best") is None
+
+
+class Killed(BaseException):
+    """The process ends here, as kill -9 would end it: nothing is caught, nothing is cleaned up."""
+
+
+MOMENTS = {
+    "before the arrays": ("_write_arrays", False),
+    "after the arrays": ("_write_arrays", True),
+    "while file checksums are taken": ("_checksum", True),
+    "before old ones are deleted": ("_prune", False),
+    "after old ones were deleted": ("_prune", True),
+    "while one is deleted": ("shutil.rmtree", False),
+    "before the manifest counts": ("os.replace", False),
+    "after the manifest counts": ("os.replace", True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_death_at_any_moment_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The one before or the new one, never a part; and the next save cleans up."""
+    save(tmp_path, 1)
+    name, afterwards = MOMENTS[moment]
+    target = {"shutil.rmtree": (shutil, "rmtree"), "os.replace": (os, "replace")}.get(name, (checkpoint, name))
+    original = getattr(*target)
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        # Orbax renames folders of its own; the moment meant here is that of the manifest.
+        ours = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
+        if afterwards or not ours:
+            original(*args, **kwargs)
+        if ours:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(*target, die)
+        (tmp_path / "000000000002").mkdir()  # left by an earlier death, so that there is something to delete
+        save(tmp_path, 2)
+    found = checkpoint.find(tmp_path)
+    complete = ("before old ones are deleted", "after old ones were deleted", "after the manifest counts")
+    assert found.steps == (2 if moment in complete else 1)
+    assert_bits(checkpoint.restore(found, shapes(make_state())), make_state(found.steps))
+    save(tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000003"]
+
+
+def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
+    """Cut in half, one bit turned, or gone: a sentence that names the file, whichever it is."""
+    state = save(tmp_path, 1)
+    found = checkpoint.find(tmp_path)
+    files = [path for path in found.path.rglob("*") if path.is_file() and path.stat().st_size]
+    assert len(files) > 5
+    for path in files:
+        good = path.read_bytes()
+        middle = len(good) // 2
+        for bad in (good[:middle], good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :], None):
+            path.write_bytes(bad) if bad is not None else path.unlink()
+            if path.name == checkpoint.MANIFEST and bad is None:
+                assert checkpoint.find(tmp_path) is None
+            elif path.name == checkpoint.MANIFEST and len(bad) == len(good):
+                pass  # a digit of it may still be JSON; the checksums in it are of the other files
+            else:
+                with pytest.raises(UserError, match="cannot be used: its file .* is (damaged|missing)"):
+                    checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+            path.write_bytes(good)
+    assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s._replace(params=s.params | {"w": jnp.zeros((3, 50, 21))}), r"'w'.* is float32\[3, 50, 20\] in it"),
+        (lambda s: s._replace(params=s.params | {"w": s.params["w"].astype(jnp.bfloat16)}), r"but bfloat16\["),
+        (
+            lambda s: s._replace(params=s.params | {"extra": jnp.zeros(2)}),
+            r"'extra'.* is absent in it, but float32\[2\]",
+        ),
+        (lambda s: s._replace(counts=()), r"counts\[0\] is int32\[\] in it, but absent here \(2 more arrays differ\)"),
+    ],
+)
+def test_another_structure_is_refused_by_name(tmp_path: Path, change: Any, words: str) -> None:
+    state = save(tmp_path, 1)
+    with pytest.raises(UserError, match=words):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(change(state)))
+
+
+def test_a_save_that_fails_says_so_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write_arrays", no_room)
+        with pytest.raises(UserError, match=r"No space left on device.*there was none before"):
+            save(tmp_path, 1)
+        patch.undo()
+        state = save(tmp_path, 2)
+        patch.setattr(checkpoint, "_write_arrays", no_room)
+        with pytest.raises(UserError, match=r"No space left on device.*000000000002, is intact"):
+            save(tmp_path, 3)
+    assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)

@@ -1,0 +1,270 @@
+"""The command line, from a refusal in a sentence to a trained policy that plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_learner
+from PIL import Image
+
+import jaxpg.train
+from jaxpg import config, record
+from jaxpg.__main__ import main
+
+SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of two seeds."""
+    out = tmp_path_factory.mktemp("runs") / "catch"
+    assert (
+        main(["train", "catch", "a2c", "--seeds", "2", "--out", str(out), *SHORT, "--set", "learning_rate=0.01"]) == 0
+    )
+    return out
+
+
+def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
+    resolved = config.load(trained)
+    assert (resolved.task, resolved.algorithm, resolved.seeds, resolved.total_steps) == ("catch", "a2c", (0, 1), 3000)
+    assert (resolved.settings["learning_rate"], resolved.settings["num_envs"]) == (0.01, 4)
+    metrics = record.load_metrics(trained)
+    assert metrics["steps"][-1].tolist() == [3008, 3008]  # the first multiple of 4 x 16 that reaches 3000
+    assert np.isfinite(metrics["evaluation_return"]).all(1).sum() == 2
+    with Image.open(trained / "learning_curve.png") as picture:
+        assert picture.width > 300
+
+
+def test_progress_is_a_plain_line_per_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
+    out = capsys.readouterr().out
+    assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
+    lines = re.findall(r"^[\d,]+ / 3,000 steps, .*$", out, re.MULTILINE)
+    assert len(lines) == len(record.load_metrics(tmp_path / "run")["steps"])
+    assert re.match(r"64 / 3,000 steps, compiled in [\d.]+ s, return -?[\d.]+$", lines[0])
+    assert re.search(r"3,000 / 3,000 steps, [\d,]+ steps/s, 0:00 left, return .*, evaluation .*$", lines[-1])
+    assert "IQM [95%]" in out
+    assert config.load(tmp_path / "run").seeds == (5, 6)
+
+
+def test_quiet_shows_only_the_result(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "catch", "a2c", "--out", str(trained), "--resume", "--quiet"]
+    assert main(arguments) == 0  # the run is complete: nothing is trained, the result is shown again
+    out = capsys.readouterr().out
+    assert "IQM" in out
+    assert "steps each" not in out
+
+
+def test_eval_play_and_plot(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--episodes", "20", "--greedy"]) == 0
+    out = capsys.readouterr().out
+    assert "20 greedy" in " ".join(out.split())
+    per_seed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", out, re.MULTILINE)]
+    assert len(per_seed) == 2
+    assert float(re.search(r"^mean (-?[\d.]+)", out, re.MULTILINE)[1]) == pytest.approx(np.mean(per_seed), abs=1e-3)
+
+    assert main(["play", str(trained), "--gif", str(tmp_path / "play.gif"), "--checkpoint", "last"]) == 0
+    assert "9 steps, return" in capsys.readouterr().out
+    with Image.open(tmp_path / "play.gif") as picture:
+        assert picture.n_frames == 10
+
+    assert main(["plot", str(trained), str(trained), "--out", str(tmp_path / "curves.svg")]) == 0
+    assert "a2c" in (tmp_path / "curves.svg").read_text()
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", "catch", "reinforce", "a2c", "--seeds", "2", "--out", str(tmp_path), *SHORT]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "reinforce" in out
+    assert "a2c" in out
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert set(written["algorithms"]) == {"reinforce", "a2c"}
+    final = record.load_metrics(tmp_path / "a2c")["evaluation_return"][-1]
+    assert written["algorithms"]["a2c"]["final"] == pytest.approx(final.tolist())
+    assert "catch" in (tmp_path / "comparison.html").read_text()
+    assert main([*arguments, "--resume"]) == 0  # complete runs are taken as they are
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("cartpole", "CartPole-v1", "reinforce_to_go", "dapo"))
+    assert main(["list", "environments"]) == 0
+    assert "Breakout-MinAtar" in capsys.readouterr().out
+    assert main(["list", "options", "dapo"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "clip_high 0.28" in out
+    assert "rounds of sampling" in out
+    assert "network.{cnn}.channels" in out.replace(" ", "")
+
+
+REFUSED = [
+    (["train", "cartpol", "ppo"], "no task 'cartpol'. Did you mean 'cartpole'"),
+    (["train", "cartpole", "poo"], "no algorithm 'poo'. Did you mean 'ppo'"),
+    (["compare", "cartpole", "ppo", "a3c"], "no algorithm 'a3c'. Did you mean 'a2c'"),
+    (["train", "cartpole", "ppo", "--set", "gama=0.9"], "no setting 'gama' of ppo on cartpole. Did you mean 'gamma'"),
+    (["train", "cartpole", "ppo", "--set", "gamma"], "--set takes key=value"),
+    (["train", "cartpole", "ppo", "--set", "gamma=high"], "gamma must be a number, not 'high'"),
+    (["train", "cartpole", "ppo", "--set", "num_envs=-1"], "num_envs must be at least 1, not -1"),
+    (["train", "cartpole", "ppo", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
+    (["train", "cartpole", "ppo", "--steps", "-5"], "total_steps must be at least 1, not -5"),
+    (["train", "cartpole", "ppo", "--steps", "3000000000"], "total_steps must lie between 1 and 2^31 - 1"),
+    (["train", "cartpole", "ppo", "--seeds", "0"], "--seeds must be at least 1"),
+    (["train", "cartpole", "ppo", "--devices", "99x"], "--devices takes a number from 1 to"),
+    (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
+    (["train", "cartpole", "ppo", "--resume"], "--resume needs --out"),
+    (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
+    (["eval", "nowhere"], "nowhere is not the directory of a run"),
+    (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
+    (["play", "nowhere", "--gif", "x.png"], "--gif takes a file that ends in .gif"),
+    (["plot", "nowhere"], "nowhere is not the directory of a run"),
+    (["list", "options"], "Whose options?"),
+    (["list", "options", "pppo"], "Did you mean 'ppo'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_mistakes_are_refused_before_anything_compiles(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One sentence without a traceback, exit code 2, nothing on the disk."""
+
+    def compiled(*_: object) -> None:
+        raise AssertionError("something was about to be compiled")
+
+    monkeypatch.setattr(jaxpg.train, "_begin", compiled)
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.startswith("jaxpg: ")
+    assert captured.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_resuming_something_else_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(trained)]
+    assert main(["train", "catch", "a2c", *out]) == 2
+    assert "holds a run already. Add --resume" in capsys.readouterr().err
+    assert main(["train", "catch", "ppo", *out, "--resume"]) == 2
+    assert "is of a2c on catch, not ppo on catch" in capsys.readouterr().err
+    assert main(["train", "cartpole", "a2c", *out, "--resume"]) == 2
+    assert "is of a2c on catch, not a2c on cartpole" in capsys.readouterr().err
+    assert main(["train", "catch", "a2c", *out, "--resume", "--set", "gamma=0.5"]) == 2
+    assert "a2c.gamma is 0.99 there, 0.5 here" in capsys.readouterr().err
+    assert main(["train", "catch", "a2c", *out, "--resume", "--seeds", "3"]) == 2
+    assert "seeds is [0, 1] there, [0, 1, 2] here" in capsys.readouterr().err
+
+
+def test_damaged_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    largest = max((trained / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+    good = largest.read_bytes()
+    try:
+        largest.write_bytes(good[: len(good) // 2])
+        codes = [main([c, str(trained), *rest]) for c, *rest in (["eval", "--checkpoint", "last"], ["eval"])]
+    finally:
+        largest.write_bytes(good)
+    assert 2 in codes
+    assert re.search(r"checkpoint .* cannot be used: its file .* is damaged\.", capsys.readouterr().err)
+
+
+def test_devices_share_the_seeds_and_the_environments(tmp_path: Path) -> None:
+    """Two seeds on four devices: each seed's environments on two. What is learned is what one device learns."""
+    results = []
+    for devices in ("4", "1"):
+        out = tmp_path / devices
+        arguments = ["train", "catch", "a2c", "--seeds", "2", "--out", str(out), "--devices", devices, "--quiet"]
+        assert main([*arguments, *SHORT]) == 0
+        results.append(record.load_metrics(out))
+    np.testing.assert_array_equal(results[0]["steps"], results[1]["steps"])
+    np.testing.assert_allclose(results[0]["value_loss"][:3], results[1]["value_loss"][:3], rtol=1e-3)
+
+
+def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while it trains; then the command that was printed goes on from there."""
+    out = tmp_path / "run"
+    metrics = out / "metrics.jsonl"
+
+    def press() -> None:
+        while not metrics.exists() or metrics.stat().st_size == 0:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    steps = ["--steps", "200000", *SHORT[2:]]
+    assert main(["train", "catch", "a2c", "--seeds", "2", "--out", str(out), *steps]) == 130
+    presser.join()
+    said = capsys.readouterr().err
+    assert "finishing this chunk, then saving" in said
+    command = re.search(r"Go on with: jaxpg (.*)$", said, re.MULTILINE)[1].split()
+    reached = record.load_metrics(out)["steps"][-1, 0]
+    assert reached < 200_000
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert main([*command, "--steps", str(int(reached) + 2000), "--quiet"]) == 0
+    assert record.load_metrics(out)["steps"][-1, 0] >= reached + 2000
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from rich.console import Console
+from toy_learner import run
+from jaxpg.progress import interruptible
+def slow(row):
+    print("row", flush=True)
+    time.sleep(0.0 if row["steps"].min() < 20 else 60.0)
+with interruptible(Console()) as should_stop:
+    run(Path(sys.argv[1]), on_row=slow, should_stop=should_stop)
+"""
+
+
+def test_interrupt_twice_stops_at_once(tmp_path: Path) -> None:
+    """In the middle of a chunk that would take a minute; the checkpoint before it is intact."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    )
+    for _ in range(5):
+        assert process.stdout.readline() == "row\n"
+    process.send_signal(signal.SIGINT)
+    while "finishing this chunk" not in process.stderr.readline():
+        pass
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[1]
+    assert process.returncode == 130
+    assert time.monotonic() - began < 10
+    assert "stopped at once" in said
+    learner = toy_learner.toy(lucky_length=True)
+    assert (jaxpg.train.restore(learner, tmp_path, [0, 1, 2], "last").steps >= 12).all()
+    toy_learner.run(tmp_path, resume=True)
+
+
+def test_help_is_instant() -> None:
+    """It imports nothing heavy."""
+    code = (
+        "import sys, jaxpg.__main__ as m; m.parser().format_help(); print({'jax', 'rich', 'numpy'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "set()\n"

@@ -1,0 +1,237 @@
+"""Configs: every task with every algorithm, what wins over what, and what is refused with which words."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpg import config, envs, ladder, networks, record
+from jaxpg.errors import UserError
+from jaxpg.options import REQUIRED, check, options
+
+EVERY_TASK = {
+    "cartpole", "acrobot", "mountain_car", "pendulum", "mountain_car_continuous", "breakout", "asterix", "freeway",
+    "space_invaders", "frozen_lake", "memory_chain", "catch",
+}  # fmt: skip
+
+
+def write(path: Path, text: str) -> Path:
+    path = path / "task.toml"
+    path.write_text('environment = "CartPole-v1"\n' + text)
+    return path
+
+
+def test_every_task_of_the_issue_has_a_config() -> None:
+    assert set(config.tasks()) >= EVERY_TASK
+
+
+@pytest.mark.parametrize("task", sorted(EVERY_TASK))
+def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its resolved form, written down and read again, is the same."""
+    env = config.make_env(config.resolve(task, "ppo"))
+    monkeypatch.setattr(config, "make_env", lambda config: env)  # made once instead of once per algorithm
+    for algorithm in ladder.ALGORITHMS:
+        resolved = config.resolve(task, algorithm)
+        assert resolved.environment in envs.names()
+        assert resolved.settings.keys() == config.algorithm_options(algorithm).keys()
+        (tmp_path / "config.toml").write_text(record.dumps(config.to_dict(resolved)))
+        assert config.load(tmp_path) == resolved
+
+
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
+def test_what_is_built_is_what_was_said(task: str) -> None:
+    resolved = config.resolve(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
+    learner, env = config.build(resolved)
+    assert env.name == resolved.environment
+    assert resolved.settings["learning_rate"] == 1.0
+    assert isinstance(resolved.settings["learning_rate"], float)
+    assert set(learner._fields) == {"init", "step", "actor"}
+
+
+def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
+    resolved = config.resolve(write(tmp_path, ""), "ppo")
+    signature = inspect.signature(ladder.ppo)
+    assert resolved.settings == {name: p.default for name, p in signature.parameters.items()}
+    mlp = {name: p.default for name, p in inspect.signature(networks.mlp).parameters.items() if name != "env"}
+    assert resolved.network == {"kind": "mlp", **mlp}
+    assert (resolved.task, resolved.total_steps, resolved.learner["normalize_observations"]) == ("task", 500_000, False)
+
+
+def test_later_layers_win(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        total_steps = 1000
+        normalize_observations = true
+        network = { kind = "mlp", hidden = [8], activation = "relu" }
+        environment_settings = { gravity = 5 }
+        [a2c]
+        gamma = 0.8
+        gae_lambda = 0.7
+        network.hidden = [4]
+        normalize_observations = false
+        [grpo]
+        network = { kind = "recurrent", width = 3 }
+        """,
+    )
+    ppo, a2c, grpo = (config.resolve(path, name, {"total_steps": 2000}) for name in ("ppo", "a2c", "grpo"))
+    assert ppo.settings["gamma"] == 0.99
+    assert (a2c.settings["gamma"], a2c.settings["gae_lambda"]) == (0.8, 0.7)
+    assert ppo.learner["normalize_observations"]
+    assert not a2c.learner["normalize_observations"]
+    assert (ppo.network["hidden"], a2c.network["hidden"], a2c.network["activation"]) == ((8,), (4,), "relu")
+    assert grpo.network == {"kind": "recurrent", "width": 3} | {
+        name: o.default for name, o in options(networks.recurrent).items() if name != "width"
+    }
+    assert {c.total_steps for c in (ppo, a2c, grpo)} == {2000}
+    won = config.resolve(path, "a2c", {"gamma": 0.1, "network.hidden": [2, 2], "environment_settings.length": 1})
+    assert (won.settings["gamma"], won.settings["gae_lambda"], won.network["hidden"]) == (0.1, 0.7, (2, 2))
+    assert won.environment_settings == {"gravity": 5, "length": 1}
+
+
+def test_integers_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, 'environment_settings.max_steps_in_episode = 77\n[dr_grpo]\nmax_length = "time_limit"')
+    resolved = config.resolve(path, "dr_grpo", {"anneal_steps": "total_steps", "total_steps": 123})
+    assert (resolved.settings["max_length"], resolved.settings["anneal_steps"]) == (77, 123)
+
+
+def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
+    path = write(tmp_path, "[wrappers.time_limit]\nsteps = 9\n[wrappers.frame_stack]\nnum = 3")
+    _, env = config.build(config.resolve(path, "reinforce"))
+    assert (env.time_limit, env.observation_space.shape) == (9, (12,))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("a=3", 3),
+        ("a=3e-4", 3e-4),
+        ("a = true", True),
+        ("a=relu", "relu"),
+        ('a="relu"', "relu"),
+        ("a=[1, 2]", [1, 2]),
+        ("a=none", "none"),
+        ("a=x=y", "x=y"),
+    ],
+)
+def test_assignments(assignment: str, expected: Any) -> None:
+    assert config.parse_overrides([assignment]) == {"a": expected}
+
+
+REFUSED = [
+    ("cartpol", "ppo", {}, "no task 'cartpol'. Did you mean 'cartpole'"),
+    ("cartpole", "poo", {}, "no algorithm 'poo'. Did you mean 'ppo'"),
+    ("nowhere.toml", "ppo", {}, "no file nowhere.toml"),
+    ("cartpole", "ppo", {"lerning_rate": 1}, "no setting 'lerning_rate' of ppo on cartpole. Did you mean 'learning_rate'"),
+    ("cartpole", "reinforce", {"clip": 0.2}, "no setting 'clip' of reinforce on cartpole"),
+    ("cartpole", "ppo", {"hidden": [8]}, "Did you mean 'network.hidden'"),
+    ("cartpole", "ppo", {"network.hiden": [8]}, "no setting 'hiden' of the network mlp. Did you mean 'hidden'"),
+    ("cartpole", "ppo", {"network.kind": "cnnn"}, "no kind of network 'cnnn'. Did you mean 'cnn'"),
+    ("cartpole", "ppo", {"network.kind": "cnn"}, "cnn reads observations of shape"),
+    ("cartpole", "ppo", {"network": 3}, "network must be a table, not 3"),
+    ("cartpole", "ppo", {"network.hidden": [64, 0]}, "hidden must be at least 1, not 0"),
+    ("cartpole", "ppo", {"network.hidden": [64, 6.5]}, "hidden must be a list of integers"),
+    ("cartpole", "ppo", {"network.hidden": 64}, "hidden must be a list of integers, not 64"),
+    ("cartpole", "ppo", {"network.activation": "tan"}, "activation is one of tanh"),
+    ("cartpole", "ppo", {"network.shared": 1}, "shared must be true or false, not 1"),
+    ("cartpole", "ppo", {"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+    ("cartpole", "ppo", {"learning_rate": -1.0}, "learning_rate must be at least 0, not -1.0"),
+    ("cartpole", "ppo", {"learning_rate": float("nan")}, "learning_rate must be finite"),
+    ("cartpole", "ppo", {"learning_rate": True}, "learning_rate must be a number, not True"),
+    ("cartpole", "ppo", {"learning_rate": "none"}, "learning_rate must be a number, not 'none'"),
+    ("cartpole", "ppo", {"max_grad_norm": "no"}, "max_grad_norm must be a number or none, not 'no'"),
+    ("cartpole", "ppo", {"num_envs": -8}, "num_envs must be at least 1, not -8"),
+    ("cartpole", "ppo", {"num_envs": 0}, "num_envs must be at least 1, not 0"),
+    ("cartpole", "ppo", {"num_envs": 8.0}, "num_envs must be an integer, not 8.0"),
+    ("cartpole", "ppo", {"chunk_rows": 0}, "chunk_rows must be at least 1, not 0"),
+    ("cartpole", "ppo", {"start_pool": -1}, "start_pool must be at least 0, not -1"),
+    ("cartpole", "ppo", {"gamma": 1.5}, "gamma must be at most 1, not 1.5"),
+    ("cartpole", "ppo", {"num_minibatches": 3}, "num_minibatches = 3 does not divide the batch of 8 environments x 128"),
+    ("cartpole", "trpo", {"value_minibatches": 3}, "value_minibatches = 3 does not divide"),
+    ("cartpole", "grpo", {"num_envs": 12}, "num_envs = 12 cannot be cut into groups of group_size = 8"),
+    ("cartpole", "grpo", {"kl": "k9"}, "k9"),
+    ("cartpole", "ppo", {"network.kind": "recurrent", "num_minibatches": 16}, "does not divide the batch of 8 environments."),
+    ("cartpole", "ppo", {"total_steps": 0}, "total_steps must be at least 1, not 0"),
+    ("cartpole", "ppo", {"evaluation_greedy": "yes"}, "evaluation_greedy must be true or false"),
+    ("cartpole", "ppo", {"threshold": "high"}, "threshold must be a number or none"),
+    ("cartpole", "ppo", {"environment": "CartPol-v1"}, "no environment 'CartPol-v1'. Did you mean 'CartPole-v1'"),
+    ("cartpole", "ppo", {"environment_settings.gravitty": 1.0}, "Did you mean 'gravity'"),
+    ("cartpole", "ppo", {"environment_settings.gravity": "low"}, "gravity must be"),
+    ("cartpole", "ppo", {"wrappers.sticky": {}}, "no wrapper 'sticky'. Did you mean 'sticky_actions'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "algorithm", "overrides", "words"), REFUSED, ids=lambda x: str(x)[:40])
+def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        config.build(config.resolve(task, algorithm, overrides))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gamma = 0.9", "There is no setting 'gamma' of a task"),
+        ("[pppo]\ngamma = 0.9", "'pppo' of a task"),
+        ("[trpo]\nclip = 0.9", "no setting 'clip' of trpo"),
+        ("[dr_grpo]\n", "dr_grpo needs a value for max_length"),
+        ("total_steps = ", "is not valid TOML"),
+    ],
+)
+def test_mistakes_in_a_file_are_found(tmp_path: Path, text: str, words: str) -> None:
+    """Also in sections of other algorithms than the one that is asked for."""
+    with pytest.raises(UserError) as error:
+        config.resolve(write(tmp_path, text), "dr_grpo")
+    assert words in str(error.value)
+
+
+def test_a_file_must_name_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "task.toml").write_text("total_steps = 3")
+    with pytest.raises(UserError, match="does not say which environment"):
+        config.resolve(tmp_path / "task.toml", "ppo")
+
+
+def test_shares_of_devices_must_be_even() -> None:
+    resolved = config.resolve("cartpole", "grpo", {"num_envs": 16})
+    config.build(resolved, shards=2)
+    with pytest.raises(
+        UserError, match="num_envs = 4 on each of 4 devices cannot be cut into groups of group_size = 8"
+    ):
+        config.build(resolved, shards=4)
+    with pytest.raises(UserError, match="num_envs = 16 cannot be split evenly over 3 devices"):
+        config.build(resolved, shards=3)
+
+
+def test_every_setting_has_a_meaning_and_a_default() -> None:
+    """What `jaxpg list options` shows is complete for every algorithm."""
+    for algorithm in ladder.ALGORITHMS:
+        for option in config.algorithm_options(algorithm).values():
+            assert option.meaning, f"{algorithm}.{option.name} has no line under Args"
+            if option.default is not REQUIRED:
+                assert check(option, option.default) == option.default
+    for function in (*config.NETWORKS.values(), config.Config):
+        for option in options(function).values():
+            assert option.meaning, option.name
+
+
+def test_settings_of_layers_do_not_collide() -> None:
+    """One flat namespace for the task, the learner and the algorithm: no name means two things."""
+    for algorithm in ladder.ALGORITHMS:
+        assert not config.task_options().keys() & config.algorithm_options(algorithm).keys()
+    assert not config.task_options().keys() & ladder.ALGORITHMS.keys()
+
+
+def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
+    resolved = config.resolve("cartpole", "ppo", {"max_grad_norm": None, "seeds": [0, 5]})
+    text = record.dumps(config.to_dict(resolved))
+    assert tomllib.loads(text)["ppo"]["max_grad_norm"] == "none"
+    (tmp_path / "config.toml").write_text(text)
+    assert config.load(tmp_path) == resolved
+    again = config.resolve(tmp_path / "config.toml", "ppo", {"gamma": 0.5})
+    assert (again.task, again.settings["gamma"], again.seeds) == ("cartpole", 0.5, (0, 5))
+    with pytest.raises(UserError, match="is not the directory of a run"):
+        config.load(tmp_path / "absent")

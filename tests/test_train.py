@@ -1,0 +1,352 @@
+"""Training around any learner: what does not depend on how it is cut up, interrupted, or laid over devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_learner
+from tensorboardX.proto.event_pb2 import Event
+from toy_learner import TOTAL, peak_at_ten, run, toy
+
+from jaxpg import checkpoint, parallel, record, train
+from jaxpg.errors import UserError
+
+
+def assert_same(a: object, b: object) -> None:
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+def rows(run_dir: Path) -> dict[str, np.ndarray]:
+    """The record, without what a clock measured."""
+    return {k: v for k, v in record.load_metrics(run_dir).items() if "seconds" not in k}
+
+
+def stop_after(chunks: int) -> Iterator[bool]:
+    yield from [False] * (chunks - 1)
+    yield True
+
+
+def test_a_seed_learns_the_same_alone_and_beside_others(tmp_path: Path) -> None:
+    together = run(tmp_path / "together", seeds=[3, 4, 5])
+    alone = run(tmp_path / "alone", seeds=[4])
+    assert_same(jax.tree.map(lambda x: x[1:2], together), alone)
+    assert not np.array_equal(together.learner.params["w"][0], together.learner.params["w"][1])
+
+
+@pytest.mark.parametrize("log_every", [1, 7, TOTAL])
+def test_where_chunks_are_cut_changes_nothing(tmp_path: Path, log_every: int) -> None:
+    assert_same(run(tmp_path / "a", log_every=log_every), run(tmp_path / "b"))
+
+
+def test_iterations_follow_the_documented_keys(tmp_path: Path) -> None:
+    """A slow loop with `fold_in(run_key, i)` gives the same states, and the same means in the record."""
+    learner = toy(lucky_length=True)
+    end = run(tmp_path, learner=learner, log_every=11, total_steps=22, seeds=[9])
+    keys = train.seed_keys(9)
+    state, seen, metrics = learner.init(keys.init), 0, []
+    for target, row in zip((11, 22), range(2), strict=True):
+        metrics = []
+        while int(state.steps) < target:
+            state, one = jax.jit(learner.step)(state, jax.random.fold_in(keys.run, seen))
+            seen += 1
+            metrics.append({k: float(v) for k, v in one.items()})
+        got = {k: v[row, 0] for k, v in rows(tmp_path).items()}
+        episodes = sum(m["episodes"] for m in metrics)
+        assert got["loss"] == pytest.approx(np.mean([m["loss"] for m in metrics]), rel=1e-5)
+        expected = sum(m["return"] * m["episodes"] for m in metrics if m["episodes"]) / episodes
+        assert got["return"] == pytest.approx(expected, rel=1e-5)
+        assert got["length"] == pytest.approx(7.0)
+        counts = ("episodes", "steps", "iteration", "iterations")
+        assert [got[k] for k in counts] == [episodes, int(state.steps), seen, len(metrics)]
+    np.testing.assert_allclose(end.learner.params["w"][0], state.params["w"], rtol=1e-6)
+
+
+def test_a_seed_that_is_done_stands_still(tmp_path: Path) -> None:
+    """Each stops at the first iteration that reaches the total, while slower ones go on."""
+    end = run(tmp_path, seeds=range(8))
+    metrics = rows(tmp_path)
+    assert ((end.steps >= TOTAL) & (end.steps < TOTAL + 5)).all()
+    assert len(set(end.iteration.tolist())) > 1
+    stood = metrics["iterations"] == 0
+    assert stood.any()
+    assert np.isnan(metrics["loss"][stood]).all()
+    assert np.isfinite(metrics["loss"][~stood]).all()
+    assert (metrics["iterations"].sum(0) == end.iteration).all()
+
+
+def test_no_chunk_leaves_all_but_one_seed_idle(tmp_path: Path) -> None:
+    """However long iterations are beside `log_every`, seeds short of the total move in every chunk."""
+    run(tmp_path, log_every=1, seeds=range(4))
+    metrics = rows(tmp_path)
+    before = np.vstack([np.zeros(4), metrics["steps"][:-1]])
+    assert (metrics["iterations"][before < TOTAL] == 1).all()
+
+
+def test_stopping_and_resuming_is_exact(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", evaluate=peak_at_ten, evaluate_every=10)
+    for chunks in (1, 4):
+        stops = stop_after(chunks)
+        part = run(
+            tmp_path / "parts",
+            evaluate=peak_at_ten,
+            evaluate_every=10,
+            resume=True,
+            checkpoint_seconds=1e9,
+            should_stop=lambda stops=stops: next(stops),
+        )
+        assert int(part.steps.min()) < TOTAL
+    parts = run(tmp_path / "parts", evaluate=peak_at_ten, evaluate_every=10, resume=True)
+    assert_same(parts, whole)
+    assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
+    assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
+
+
+def test_a_finished_run_goes_on_for_longer(tmp_path: Path) -> None:
+    run(tmp_path / "parts", total_steps=TOTAL // 2)
+    parts = run(tmp_path / "parts", resume=True)
+    assert_same(parts, run(tmp_path / "whole"))
+    assert "total_steps = 60\n" in (tmp_path / "parts" / "config.toml").read_text()
+    assert_same(run(tmp_path / "parts", resume=True), parts)  # and there is nothing left to do
+
+
+def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None:
+    """A process that died between a row and its checkpoint leaves rows that the next one writes again."""
+
+    class Died(BaseException):
+        pass
+
+    def die_at_20(row: record.Row) -> None:
+        if row["steps"].min() >= 20:
+            raise Died
+
+    with pytest.raises(Died):
+        run(tmp_path / "parts", checkpoint_seconds=1e9, evaluate=peak_at_ten, evaluate_every=12, on_row=die_at_20)
+    ahead = len(record.load_metrics(tmp_path / "parts")["steps"])
+    assert checkpoint.find(tmp_path / "parts" / "checkpoints").steps < 20
+    parts = run(tmp_path / "parts", evaluate=peak_at_ten, evaluate_every=12, resume=True)
+    assert_same(parts, run(tmp_path / "whole", evaluate=peak_at_ten, evaluate_every=12))
+    assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
+    assert len(record.load_metrics(tmp_path / "parts")["steps"]) > ahead
+    assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
+
+
+def test_kill_at_any_moment(tmp_path: Path) -> None:
+    """kill -9 again and again, at moments drawn by chance; what comes out is the run that was left in peace."""
+    whole = run(tmp_path / "whole", evaluate=peak_at_ten)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    chance, outputs = random.Random(0), []
+    for kills in range(12):
+        process = subprocess.Popen(
+            [sys.executable, toy_learner.__file__, str(tmp_path / "killed")],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for line in process.stdout:
+            outputs.append(line)
+            if line == "row\n" and kills < 4:
+                time.sleep(chance.uniform(0.0, 0.15))  # writing a row and a checkpoint takes about as long
+                break
+        process.kill() if kills < 4 else None
+        process.stdout.close()
+        if process.wait() == 0:
+            break
+    assert outputs[-1] == "done\n"
+    assert outputs.count("ready\n") > 3
+    assert_same(rows(tmp_path / "killed"), rows(tmp_path / "whole"))
+    assert_same(train.restore(toy(lucky_length=True), tmp_path / "killed", [0, 1, 2], "last"), whole)
+
+
+def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
+    learner = toy()
+    run(tmp_path, learner=learner, evaluate=peak_at_ten, evaluate_every=4)
+    metrics = record.load_metrics(tmp_path)
+    evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
+    assert metrics["steps"][evaluated, 0].tolist() == list(range(4, TOTAL + 1, 4))
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    best = train.restore(learner, tmp_path, [0, 1, 2], "best")
+    assert best.iteration.tolist() == [10, 10, 10]
+    assert train.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
+
+
+def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:
+    run(tmp_path, learner=toy(), evaluate=peak_at_ten, evaluate_every=16, total_steps=42)
+    metrics = record.load_metrics(tmp_path)
+    assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [16, 32, 42]
+
+
+def spoil_loss(state: object, metrics: dict) -> tuple[object, dict]:
+    loss = jnp.where((state.count == 6) & (state.params["w"][0] > 0), jnp.nan, metrics["loss"])
+    return state, metrics | {"loss": loss}
+
+
+def spoil_return(state: object, metrics: dict) -> tuple[object, dict]:
+    return state, metrics | {
+        "return": jnp.where((state.count == 6) & (metrics["episodes"] > 0), jnp.inf, metrics["return"])
+    }
+
+
+def spoil_params(state: object, metrics: dict) -> tuple[object, dict]:
+    bad = (state.count == 6) & (state.params["w"][0] > 0)
+    return state._replace(params=state.params | {"b": jnp.where(bad, jnp.inf, state.params["b"])}), metrics
+
+
+@pytest.mark.parametrize(
+    ("spoil", "quantity"), [(spoil_loss, "loss"), (spoil_return, "return"), (spoil_params, "params.b")]
+)
+def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Change, quantity: str) -> None:
+    """The message names what, which seed and when; the checkpoint before is finite and good."""
+    good = run(tmp_path / "good", learner=toy(), total_steps=8)
+    with pytest.raises(UserError, match=rf"{quantity} of seed (\d) is .* after iteration 6, 12 steps") as error:
+        run(tmp_path / "bad", learner=toy(change=spoil))
+    assert "000000000008" in str(error.value)
+    assert_same(train.restore(toy(), tmp_path / "bad", [0, 1, 2], "last"), good)
+    if spoil is not spoil_return:
+        seed = int(str(error.value).split(" of seed ")[1][0])
+        assert good.learner.params["w"][seed, 0] > 0
+        assert (good.learner.params["w"][:seed, 0] < 0).all()
+
+
+def test_devices_change_nothing(tmp_path: Path) -> None:
+    mesh = parallel.make_mesh(4, 1, jax.devices()[:4])
+    spread = run(tmp_path / "four", seeds=range(4), mesh=mesh, evaluate=peak_at_ten)
+    assert len(spread.learner.params["w"].sharding.device_set) == 4
+    assert_same(spread, run(tmp_path / "one", seeds=range(4), evaluate=peak_at_ten))
+
+
+def test_the_step_is_traced_once(tmp_path: Path) -> None:
+    traces = []
+
+    def count(state: object, metrics: dict) -> tuple[object, dict]:
+        traces.append(1)
+        return state, metrics
+
+    run(tmp_path, learner=toy(lucky_length=True, change=count))
+    assert len(traces) == 1
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, total_steps=4)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="holds a run already. Add --resume"):
+        run(tmp_path, total_steps=4)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_resuming_with_another_config_names_what_differs(tmp_path: Path, moved: bool) -> None:
+    """In the run itself, and in a checkpoint that came from another run."""
+    run(tmp_path / "a", total_steps=8, config={"algorithm": "toy", "toy": {"rate": 0.1, "clip": None}})
+    target = tmp_path / "a"
+    if moved:
+        target = tmp_path / "b"
+        target.mkdir()
+        (tmp_path / "a" / "checkpoints").rename(target / "checkpoints")
+    with pytest.raises(UserError, match=r"another config: toy.rate is 0.1 there, 0.2 here\.$"):
+        run(target, resume=True, config={"algorithm": "toy", "toy": {"rate": 0.2, "clip": None}})
+    run(target, resume=True, config={"algorithm": "toy", "toy": {"rate": 0.1, "clip": None}}) if not moved else None
+
+
+def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, learner=toy(size=3), total_steps=8)
+    with pytest.raises(
+        UserError, match=r"of another learner: the array .*'w'.* is float32\[3, 3\] in it, but .*\[3, 4\]"
+    ):
+        run(tmp_path, learner=toy(size=4), resume=True)
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written to"):
+        run(tmp_path / "file" / "run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(UserError, match="cannot be written to"):
+        run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["metrics", "checkpoint", "arrays"])
+def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int) -> None:
+    """No file may grow beyond `room`, which a full disk and a quota look like from here."""
+    learner = toy(size=40_000)
+    good = run(tmp_path, learner=learner, total_steps=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(UserError, match="intact|stay as they are"):
+            run(tmp_path, learner=learner, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_same(train.restore(learner, tmp_path, [0, 1, 2], "last"), good)
+    assert_same(run(tmp_path, learner=learner, resume=True), run(tmp_path / "whole", learner=learner))
+    assert_same(rows(tmp_path), rows(tmp_path / "whole"))
+
+
+def test_total_steps_must_be_countable(tmp_path: Path) -> None:
+    for total in (0, 2**31):
+        with pytest.raises(UserError, match="total_steps must lie between"):
+            run(tmp_path, total_steps=total)
+
+
+def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
+    run(tmp_path, seeds=range(8), total_steps=20)
+    path = tmp_path / "metrics.jsonl"
+    whole = record.load_metrics(tmp_path)
+    lines = path.read_text().splitlines()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert any(None in row["return"] for row in parsed)  # NaN where no episode ended
+    np.testing.assert_array_equal(
+        whole["loss"].astype(np.float32)[:, 0], [np.float32(row["loss"][0]) for row in parsed]
+    )
+    path.write_text("\n".join(lines)[:-5])
+    assert len(record.load_metrics(tmp_path)["steps"]) == len(lines) - 1
+
+
+def test_run_json_says_what_it_ran_on(tmp_path: Path) -> None:
+    run(tmp_path, total_steps=4)
+    machine = json.loads((tmp_path / "run.json").read_text())
+    assert machine["jax"] == jax.__version__
+    assert machine["devices"] == ["cpu"] * 4
+
+
+def events(run_dir: Path) -> list[Event]:
+    """The events that TensorBoard shows: a new session withdraws what an earlier one wrote from its first step on."""
+    files = sorted((run_dir / "tensorboard").iterdir(), key=lambda path: int(path.name.rpartition(".")[2]))
+    shown: list[Event] = []
+    for path in files:
+        data = path.read_bytes()
+        while data:
+            length = int.from_bytes(data[:8], "little")
+            event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            if event.session_log.status:
+                shown = [e for e in shown if e.step < event.step]
+            elif event.summary.value:
+                shown.append(event)
+    return shown
+
+
+def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
+    run(tmp_path, learner=toy(), evaluate=peak_at_ten)
+    metrics = record.load_metrics(tmp_path)
+    loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "loss"]
+    np.testing.assert_allclose(loss, metrics["loss"].mean(1), rtol=1e-6)
+    assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()

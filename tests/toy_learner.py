@@ -1,0 +1,83 @@
+"""A learner small enough to follow by hand: noisy descent on a quadratic, with or without a length that depends on luck.
+
+Run as a program it trains itself, to be killed and started again: `python toy_learner.py RUN_DIR`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpg.evaluate import Evaluation
+from jaxpg.train import RunState, train
+from jaxpg.types import Actor, Learner
+
+TOTAL = 60
+Change = Callable[[Any, dict[str, jax.Array]], tuple[Any, dict[str, jax.Array]]]
+
+
+class ToyState(NamedTuple):
+    params: dict[str, jax.Array]
+    count: jax.Array
+    steps: jax.Array
+    runner: jax.Array
+
+
+def toy(
+    *, lucky_length: bool = False, size: int = 3, change: Change = lambda state, metrics: (state, metrics)
+) -> Learner:
+    """An iteration takes 2 steps, or 1 to 5 by chance; `change` may spoil what it gives back."""
+
+    def init(key: jax.Array) -> ToyState:
+        params = {"w": jax.random.normal(key, (size,)), "b": jnp.ones(()), "none": jnp.zeros((0, 2))}
+        return ToyState(params, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.full((4,), jnp.inf))
+
+    def step(state: ToyState, key: jax.Array) -> tuple[ToyState, dict[str, jax.Array]]:
+        noise_key, length_key, ended_key = jax.random.split(key, 3)
+        gradient = state.params["w"] + 0.1 * jax.random.normal(noise_key, (size,))
+        params = {**state.params, "w": state.params["w"] - 0.1 * gradient, "b": state.params["b"] * 0.999}
+        steps = state.steps + (jax.random.randint(length_key, (), 1, 6) if lucky_length else 2)
+        episodes = jax.random.randint(ended_key, (), 0, 3).astype(jnp.float32)
+        score = jnp.where(episodes > 0, -(params["w"] ** 2).sum(), jnp.nan)
+        metrics = {
+            "loss": (params["w"] ** 2).sum(),
+            "return": score,
+            "length": jnp.where(episodes > 0, 7.0, jnp.nan),
+            "episodes": episodes,
+            "steps": steps.astype(jnp.float32),
+        }
+        return change(ToyState(params, state.count + 1, steps, state.runner), metrics)
+
+    def actor(state: ToyState) -> Actor:
+        return Actor(start=lambda obs: state, act=lambda memory, obs, key, greedy: (memory.count, memory))
+
+    return Learner(init, step, actor)
+
+
+def peak_at_ten(actor: Actor, key: jax.Array) -> Evaluation:
+    """Best after ten iterations, for a learner that has got there."""
+    count, _ = actor.act(actor.start(0), 0, key, True)
+    return Evaluation(-jnp.abs(count - 10.0)[None], jnp.full((1,), 7, jnp.int32))
+
+
+def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> RunState:
+    """Three seeds of a toy; by default a row every 4 steps and a checkpoint after each."""
+    arguments: dict[str, Any] = {
+        "seeds": [0, 1, 2],
+        "total_steps": TOTAL,
+        "log_every": 4,
+        "checkpoint_seconds": 0.0,
+        **changes,
+    }
+    return train(learner or toy(lucky_length=True), run_dir=run_dir, **arguments)
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    run(Path(sys.argv[1]), resume=True, evaluate=peak_at_ten, on_row=lambda row: print("row", flush=True))
+    print("done", flush=True)
