@@ -12,10 +12,13 @@ results/cartpole_ladder.png shows how the algorithms came to their scores on Car
 
 from __future__ import annotations
 
+import os
+
+os.environ["JAX_NUM_CPU_DEVICES"] = str(os.cpu_count())  # a share of the seeds for each core
+
 import argparse
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import sys
