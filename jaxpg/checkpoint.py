@@ -26,6 +26,7 @@ from jaxpg.errors import UserError
 from jaxpg.types import Tree
 
 MANIFEST = "manifest.json"
+OVERHEAD = 1 << 16  # bytes of orbax's own and of the manifest
 
 
 class Checkpoint(NamedTuple):
@@ -61,6 +62,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
     try:
         _forget(path)
         path.mkdir(parents=True)
+        _reserve(path / "reserved", sum(x.nbytes for x in arrays.values()) + OVERHEAD)
         _write_arrays(path / "state", arrays)
         manifest = {
             "steps": steps,
@@ -74,7 +76,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
     except Exception as error:  # orbax wraps what the system says in errors of many types
         kept = find(folder)
         kept_words = f"the last good one, {kept.path}, is intact" if kept else "there was none before"
-        raise UserError(f"The checkpoint {path} could not be written ({_first_line(error)}); {kept_words}.") from error
+        raise UserError(f"The checkpoint {path} could not be written ({_reason(error)}); {kept_words}.") from error
     _prune(folder)
     return Checkpoint(path, steps, -np.inf if score is None else score, about)
 
@@ -114,6 +116,14 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
         for name, leaf in zip(names, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, restored)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Raise an OSError if there is no room for so many bytes: of a full disk orbax's threads print many tracebacks."""
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        path.unlink()
 
 
 def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -214,5 +224,7 @@ def _checksum(file: Path) -> list[int]:
     return [size, crc]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:300]
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -112,10 +112,11 @@ def test_a_death_at_any_moment_leaves_a_whole_checkpoint(
         if ours:
             raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    (tmp_path / "000000000002").mkdir()  # left by an earlier death, so that there is something to delete
+    with monkeypatch.context() as patch:
         patch.setattr(*target, die)
-        (tmp_path / "000000000002").mkdir()  # left by an earlier death, so that there is something to delete
-        save(tmp_path, 2)
+        with pytest.raises(Killed):
+            save(tmp_path, 2)
     found = checkpoint.find(tmp_path)
     complete = ("before old ones are deleted", "after old ones were deleted", "after the manifest counts")
     assert found.steps == (2 if moment in complete else 1)
@@ -140,7 +141,7 @@ def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
             elif path.name == checkpoint.MANIFEST and len(bad) == len(good):
                 pass  # a digit of it may still be JSON; the checksums in it are of the other files
             else:
-                with pytest.raises(UserError, match="cannot be used: its file .* is (damaged|missing)"):
+                with pytest.raises(UserError, match=r"cannot be used: its file .* is (damaged|missing)"):
                     checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
             path.write_bytes(good)
     assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)

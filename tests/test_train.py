@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,7 +242,7 @@ def test_the_step_is_traced_once(tmp_path: Path) -> None:
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     run(tmp_path, total_steps=4)
     before = (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(UserError, match="holds a run already. Add --resume"):
+    with pytest.raises(UserError, match=r"holds a run already\. Add --resume"):
         run(tmp_path, total_steps=4)
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
@@ -273,11 +275,33 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "file" / "run")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
-def test_a_read_only_directory_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with pytest.raises(UserError, match="cannot be written to"):
-        run(tmp_path / "run")
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """No file can be made in or below the folder; root, whom permissions do not bind, is somebody else meanwhile."""
+    for path in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
+        path.chmod(0o555)
+    somebody = 65534 if os.geteuid() == 0 else os.geteuid()
+    me = os.geteuid()
+    os.seteuid(somebody)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+        for path in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
+            path.chmod(0o755)
+
+
+def test_a_read_only_directory_is_refused() -> None:
+    """A new run in it, and one that was to go on, whose checkpoint stays as it is."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        good = run(folder / "run", total_steps=8)
+        with read_only(folder):
+            with pytest.raises(UserError, match=r"cannot be written to \(Permission denied\)"):
+                run(folder / "new")
+            with pytest.raises(UserError, match=r"cannot be written to \(Permission denied\)"):
+                run(folder / "run", resume=True)
+        assert_same(train.restore(toy(lucky_length=True), folder / "run", [0, 1, 2], "last"), good)
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["metrics", "checkpoint", "arrays"])
@@ -288,7 +312,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        with pytest.raises(UserError, match="intact|stay as they are"):
+        with pytest.raises(UserError, match=r"intact|stay as they are"):
             run(tmp_path, learner=learner, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,4 +1,4 @@
-"""A learner small enough to follow by hand: noisy descent on a quadratic, with or without a length that depends on luck.
+"""A learner small enough to follow by hand: noisy descent on a quadratic.
 
 Run as a program it trains itself, to be killed and started again: `python toy_learner.py RUN_DIR`.
 """
