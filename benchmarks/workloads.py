@@ -77,7 +77,7 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     specs = train.RunState(parallel.state_specs(state.learner), parallel.PER_SEED, parallel.PER_SEED)
 
     def advance(state: train.RunState, keys: jax.Array) -> Any:
-        state, metrics = train.advance(learner, keys, state, state.steps.min() + per_agent, 2**31 - 1)
+        state, metrics = train.advance(learner, keys, state, state.steps.min() + per_agent)
         return (state, keys), metrics
 
     per_seed = parallel.PER_SEED

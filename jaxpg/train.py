@@ -1,6 +1,6 @@
 """Training: any Learner, over several seeds at once, seen from the host chunk by chunk.
 
-A chunk is one compiled loop of iterations of all seeds side by side, until each has consumed so many environment steps.
+A chunk is one compiled loop of iterations per seed, until each seed has consumed so many environment steps.
 Where a seed stands after i iterations depends on its number and on i alone: not on the other seeds, not on where chunks
 were cut, not on whether the run was interrupted in between. So resuming is exact.
 """
@@ -61,35 +61,34 @@ def start(learner: Learner, keys: Key) -> RunState:
     return RunState(lax.map(learner.init, keys), zeros, zeros)  # vmap would take twice as long to compile
 
 
-def advance(
-    learner: Learner, keys: Key, state: RunState, target: Array | int, total: Array | int
-) -> tuple[RunState, Metrics]:
-    """Iterate until every seed has consumed `target` environment steps, or until a metric is not finite.
+def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
+    """Let every seed iterate until it has consumed `target` environment steps, or until a metric is not finite.
 
-    How many iterations that takes may depend on the data, hence a while loop. Seeds may run ahead of the slowest, but
-    stand still once they have reached `total`. Iteration i of a seed draws from `fold_in(key, i)`.
+    How many iterations that takes may depend on the data, hence a while loop; a seed that is there stands still.
+    Iteration i of a seed draws from `fold_in(key, i)`.
 
     Returns:
         The state, and metrics `[S]`: means over a seed's `iterations` in this call (of `return` and `length` over
         episodes; NaN where there were none; of `episodes` the sum, of `steps` the last).
     """
-    step = jax.vmap(jax.jit(learner.step))  # jit: traced once, for its shapes and for its code
+    return parallel.each_seed(partial(_advance_one, learner, target))(keys, state)
+
+
+def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
+    """`advance` of a single seed, without the axis `[S]`."""
+    step = jax.jit(learner.step)  # traced once, for its shapes and for its code
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
-        active = state.steps < total
-        learner_state, metrics = step(state.learner, jax.vmap(jax.random.fold_in)(keys, state.iteration))
+        learner_state, metrics = step(state.learner, jax.random.fold_in(key, state.iteration))
         end = RunState(learner_state, state.iteration + 1, metrics["steps"].astype(jnp.int32))
-        if len(active) > 1:  # a single seed is not asked to go on once it is done
-            end = jax.tree.map(partial(_where, active), end, state)
-        sums = {name: sums[name] + jnp.where(active, x, 0.0) for name, x in _weighted(metrics).items()}
-        return end, sums
+        return end, jax.tree.map(jnp.add, sums, _weighted(metrics))
 
     def unfinished(carry: tuple[RunState, Metrics]) -> Array:
         state, sums = carry
-        return (state.steps < target).any() & jnp.isfinite(sum(sums.values())).all()
+        return (state.steps < target) & jnp.isfinite(sum(sums.values()))
 
-    metrics = jax.eval_shape(step, state.learner, keys)[1]
+    metrics = jax.eval_shape(step, state.learner, key)[1]
     sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in metrics.items()}
     end, sums = lax.while_loop(unfinished, iterate, (state, sums))
     iterations = end.iteration - state.iteration
@@ -153,7 +152,7 @@ def train(
         while (done := int(np.min(state.steps))) < total_steps:
             target = min((done // log_every + 1) * log_every, total_steps)
             began = time.monotonic()
-            state, metrics = chunk(keys.run, state, np.int32(target), np.int32(total_steps))
+            state, metrics = chunk(keys.run, state, np.int32(target))
             row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
             _refuse_non_finite(_bad_metrics(row), row, seeds, run_dir)
             reached = int(row["steps"].min())
@@ -218,9 +217,9 @@ def _compiled(
         return {"evaluation_return": result.returns.mean(), "evaluation_length": result.lengths.mean()}
 
     advance_all = parallel.spread(
-        partial(advance, learner), mesh, in_specs=(seeds, specs, alike, alike), out_specs=(specs, seeds)
+        partial(advance, learner), mesh, in_specs=(seeds, specs, alike), out_specs=(specs, seeds)
     )
-    evaluate_all = parallel.spread(jax.vmap(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
+    evaluate_all = parallel.spread(parallel.each_seed(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
     state = parallel.place(state, specs, mesh)
     return state, jax.jit(advance_all, donate_argnums=1), jax.jit(evaluate_all)
 
@@ -232,11 +231,6 @@ def _weighted(metrics: Metrics) -> Metrics:
         name: jnp.where(episodes > 0, value * episodes, 0.0) if name in PER_EPISODE else value
         for name, value in metrics.items()
     }
-
-
-def _where(condition: Array, new: Array, old: Array) -> Array:
-    """`new` for the seeds where `condition` [S] holds, else `old`."""
-    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _bad_metrics(row: Row) -> dict[str, np.ndarray]:
