@@ -1,0 +1,242 @@
+"""Four devices that share a batch are one learner: the same parameters as one device, to rounding.
+
+With plain gradient descent, since Adam would hide a gradient that is wrong by a factor. Episodes are of unequal length,
+so each device holds another number of steps.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax import lax
+
+from jaxpg import ladder, networks, parallel
+from jaxpg.errors import UserError
+from jaxpg.policy_gradient import policy_gradient
+
+DEVICES, UPDATES = 4, 3
+EPISODES = {"num_envs": 8}
+SEGMENT = {"num_envs": 8, "num_steps": 6}
+WHOLE_BATCH = {"epochs": 2, "num_minibatches": 1}  # which steps meet in a minibatch depends on the devices
+GROUPS = EPISODES | WHOLE_BATCH | {"group_size": 2, "max_grad_norm": 0.5, "learning_rate": 0.2}
+TRUST = {"value_epochs": 2, "value_minibatches": 1, "conjugate_steps": 4}
+SCALED = {"normalize_observations": True, "scale_rewards": True}
+
+mlp = partial(networks.mlp, hidden=(4,))
+gru = partial(networks.recurrent, hidden=(4,), width=4)
+counter, target = tiny.counter(), tiny.target()
+
+# name: (algorithm, its settings, environment, networks, settings of the learner)
+TABLE = {
+    "reinforce": ("reinforce", EPISODES, counter, mlp, {}),
+    "reinforce_to_go": ("reinforce_to_go", EPISODES, counter, mlp, {}),
+    "reinforce_baseline": ("reinforce_baseline", EPISODES, counter, mlp, {}),
+    "running baseline": ("reinforce_baseline", EPISODES | {"average": "running"}, counter, mlp, {}),
+    "actor_critic_mc": ("actor_critic_mc", EPISODES | {"normalize_advantages": True}, counter, mlp, {}),
+    "actor_critic_td": ("actor_critic_td", SEGMENT, counter, mlp, {}),
+    "a2c, scaled": ("a2c", SEGMENT | {"learning_rate": 0.2}, counter, mlp, SCALED),
+    "trpo": ("trpo", SEGMENT | TRUST, counter, mlp, {}),
+    "ppo": ("ppo", SEGMENT | WHOLE_BATCH, counter, mlp, {}),
+    "ppo, gru, pool": ("ppo", SEGMENT | WHOLE_BATCH | {"start_pool": 2, "target_kl": 0.01}, counter, gru, {}),
+    "grpo": ("grpo", GROUPS, counter, mlp, {}),
+    "rloo": ("rloo", GROUPS, counter, mlp, {}),
+    "dr_grpo": ("dr_grpo", GROUPS | {"max_length": 4}, counter, mlp, {}),
+    # With real actions no two returns are equal. Groups without signal are refilled by each device for itself.
+    "dapo": ("dapo", GROUPS, target, mlp, {}),
+}
+KEYS = jax.random.split(jax.random.key(1), UPDATES)
+
+
+def make(name, **changes):
+    algorithm, settings, env, network, options = TABLE[name]
+    settings = {"learning_rate": 0.01} | settings | changes
+    record = ladder.ALGORITHMS[algorithm](**settings)
+    record = record._replace(optimizer=partial(ladder.sgd, max_grad_norm=settings.get("max_grad_norm")))
+    return policy_gradient(env, *network(env), record, **options)
+
+
+def initial(learner):
+    return tiny.jit(learner.init)(jax.random.key(0))
+
+
+def updates(learner):
+    """Some updates in a row; the metrics of the last."""
+
+    def run(state, keys):
+        state, metrics = lax.scan(learner.step, state, keys)
+        return state, jax.tree.map(lambda x: x[-1], metrics)
+
+    return run
+
+
+def on_one(learner, state):
+    return tiny.jit(updates(learner))(state, KEYS)
+
+
+def by_shard_map(learner, state):
+    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES])
+    states = jax.tree.map(lambda x: x[None], state)
+    specs = parallel.state_specs(states)
+    program = parallel.spread(
+        parallel.each_seed(updates(learner)),
+        mesh,
+        in_specs=(specs, parallel.PER_SEED),
+        out_specs=(specs, parallel.PER_SEED),
+    )
+    states, metrics = tiny.jit(program)(parallel.place(states, specs, mesh), KEYS[None])
+    return jax.tree.map(lambda x: x[0], (states, metrics))
+
+
+def split(state):
+    """The state with `[devices, B / devices, ...]` leaves of the environments, and which axis is the devices'."""
+    runner = jax.tree.map(lambda x: x.reshape(DEVICES, x.shape[0] // DEVICES, *x.shape[1:]), state.runner)
+    axes = jax.tree.map(lambda _: None, state)._replace(runner=0)
+    return state._replace(runner=runner), axes
+
+
+def joined(states, metrics):
+    """From one copy per device to one, after a look whether all are the same."""
+    runner = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]) if x.size else x[0], states.runner)
+    copies = (states._replace(runner=()), metrics)
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), copies)
+    state, metrics = jax.tree.map(lambda x: x[0], copies)
+    return state._replace(runner=runner), metrics
+
+
+def mapped(transform, learner, state):
+    """By `pmap` or `vmap` over the data axis. They count devices by what is mapped, and a runner may be empty."""
+    state, axes = split(state)
+    run = updates(learner)
+    program = transform(lambda state, keys, _: run(state, keys), axis_name=parallel.DATA, in_axes=(axes, None, 0))
+    return joined(*program(state, KEYS, jnp.arange(DEVICES)))
+
+
+def by_pmap(learner, state):
+    return mapped(partial(jax.pmap, devices=jax.devices()[:DEVICES]), learner, state)
+
+
+def by_vmap(learner, state):
+    return mapped(lambda *args, **kwargs: tiny.jit(jax.vmap(*args, **kwargs)), learner, state)
+
+
+def distance(one, other):
+    """The largest difference, relative to the size of an array where that is above one."""
+
+    def apart(x, y):
+        return np.abs(x - y).max(initial=0.0) / np.abs(y).max(initial=1.0)
+
+    apart = jax.tree.map(apart, one, other)
+    return max(jax.tree.leaves(apart))
+
+
+def moved(state, after):
+    return distance(after.params.policy, state.params.policy)
+
+
+@pytest.fixture(scope="module", params=TABLE)
+def run(request):
+    """A learner, its state, and where one device takes it."""
+    learner = make(request.param)
+    state = initial(learner)
+    return learner, state, *on_one(learner, state)
+
+
+@pytest.mark.parametrize("way", [by_shard_map, by_pmap])
+def test_four_devices_are_one(run, way):
+    learner, state, expected, expected_metrics = run
+    assert moved(state, expected) > 1e-3
+    after, metrics = way(learner, state)
+    assert distance(after._replace(runner=()), expected._replace(runner=())) < 1e-5
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), metrics, expected_metrics)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), after.runner, expected.runner)
+
+
+@pytest.mark.parametrize("name", ["reinforce_baseline", "a2c, scaled", "trpo", "ppo", "grpo", "dr_grpo"])
+def test_it_is_the_sum_over_devices_that_makes_them_one(name, monkeypatch):
+    """The test above has power: without the sum, each device goes its own way."""
+    learner = make(name)
+    state = initial(learner)
+    expected, _ = on_one(learner, state)
+    monkeypatch.setattr(parallel, "psum", lambda tree: tree)
+    after, _ = by_shard_map(learner, state)
+    assert distance(after.params, expected.params) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo, gru, pool", "dapo"])
+def test_four_devices_are_four_shards_on_one(name):
+    """Also where steps are dealt into minibatches by each device for itself, and groups refilled."""
+    changes = {"num_minibatches": 2}
+    if name == "dapo":
+        changes |= {"max_rounds": 3}
+    learner = make(name, **changes)
+    state = initial(learner)
+    shards, metrics = by_vmap(learner, state)
+    after, same_metrics = by_shard_map(learner, state)
+    assert moved(state, after) > 1e-3
+    assert distance(after, shards) < 1e-5
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), metrics, same_metrics)
+
+
+def test_devices_wait_for_each_other_while_groups_are_refilled():
+    """The counter has groups without signal, on some devices and not on others."""
+    env = tiny.counter(actions=2)
+    algorithm = ladder.dapo(**GROUPS, max_rounds=6)._replace(optimizer=ladder.sgd)
+    learner = policy_gradient(env, *mlp(env), algorithm)
+    state = initial(learner)
+    after, metrics = by_shard_map(learner, state)
+    shards, same_metrics = by_vmap(learner, state)
+    assert metrics["steps"] > UPDATES * 8 * 4  # more than one round, counted on all devices
+    assert metrics["steps"] == same_metrics["steps"]
+    assert distance(after, shards) < 1e-5
+
+
+def test_devices_see_different_environments():
+    learner = make("ppo")
+    after, _ = by_shard_map(learner, initial(learner))
+    lengths, times = (np.asarray(x) for x in after.runner.collector.env_state)
+    assert len(set(zip(lengths.tolist(), times.tolist(), strict=True))) > 2
+
+
+@pytest.mark.parametrize(
+    ("seeds", "envs", "devices", "shape"), [(1, 8, 4, (1, 4)), (4, 8, 4, (4, 1)), (2, 8, 4, (2, 2)), (3, 8, 4, (1, 4))]
+)
+def test_seeds_are_spread_before_environments(seeds, envs, devices, shape):
+    mesh = parallel.make_mesh(seeds, envs, jax.devices()[:devices])
+    assert mesh.devices.shape == shape
+    assert mesh.axis_names == (parallel.SEED, parallel.DATA)
+
+
+def test_environments_that_do_not_divide_are_refused():
+    with pytest.raises(UserError, match="4 devices can not share 1 seeds of 6 environments"):
+        parallel.make_mesh(1, 6, jax.devices()[:4])
+
+
+def test_seeds_over_devices_are_a_loop_over_seeds():
+    """Two seeds of two devices each: nothing is summed across seeds."""
+    learner = make("ppo")
+    keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
+    states = jax.vmap(learner.init)(keys)
+    mesh = parallel.make_mesh(2, 8, jax.devices()[:4])
+    specs = parallel.state_specs(states)
+    program = parallel.spread(
+        parallel.each_seed(updates(learner)),
+        mesh,
+        in_specs=(specs, parallel.PER_SEED),
+        out_specs=(specs, parallel.PER_SEED),
+    )
+    after, _ = tiny.jit(program)(parallel.place(states, specs, mesh), jnp.stack([KEYS, KEYS]))
+    single = tiny.jit(updates(learner))
+    for i in range(2):
+        expected, _ = single(jax.tree.map(lambda x, i=i: x[i], states), KEYS)
+        assert distance(jax.tree.map(lambda x, i=i: x[i], after.params), expected.params) < 1e-5
+
+
+def test_without_devices_the_functions_are_trivial():
+    assert parallel.psum(3.0) == 3.0
+    assert parallel.num_shards() == 1
+    assert parallel.shard_index() == 0
