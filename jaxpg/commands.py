@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import config as configs
-from jaxpg import ladder, options, record
+from jaxpg import listing, record
 from jaxpg.errors import UserError
 
 INTERRUPTED = 130
@@ -145,27 +145,13 @@ def plot(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """List what there is."""
-    console = Console()
-    if arguments.what == "options" and not arguments.algorithm:
-        raise UserError("Whose options? Say for instance: jaxpg list options ppo.")
-    listings = {"tasks": _tasks, "algorithms": _algorithms, "environments": _environments}
-    if arguments.what == "options":
-        console.print(_options(arguments.algorithm))
-        return 0
-    for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
-        console.print(listings[name]())
-    return 0
-
-
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "compare": compare,
     "eval": evaluate,
     "play": play,
     "plot": plot,
-    "list": show,
+    "list": listing.show,
 }
 
 
@@ -231,13 +217,15 @@ def _start_jax(devices: str | None) -> None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # defined at run time
+    told: Any = jax.config  # whatever the user has set stands
+    if told.jax_compilation_cache_dir is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    wanted = int(devices) if devices and devices.isdecimal() else 1
-    with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
-        jax.config.update("jax_num_cpu_devices", max(wanted, _cores()))
+    if told.jax_num_cpu_devices < 0:
+        wanted = int(devices) if devices and devices.isdecimal() else 1
+        with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
+            jax.config.update("jax_num_cpu_devices", max(wanted, _cores()))
 
 
 def _cores() -> int:
@@ -302,43 +290,3 @@ def _last(values: np.ndarray | None, num_seeds: int) -> np.ndarray:
     """The last evaluation, [S]; NaN if there was none."""
     done = [] if values is None else values[np.isfinite(values).all(1)]
     return done[-1] if len(done) else np.full(num_seeds, np.nan)
-
-
-def _tasks() -> Table:
-    table = Table("task", "environment", "steps", "solved at", title="tasks", box=box.SIMPLE_HEAD)
-    for name in configs.tasks():
-        config = configs.resolve(name, "ppo")
-        solved = "" if config.threshold is None else f"{config.threshold:g}"
-        table.add_row(name, config.environment, f"{config.total_steps:,}", solved)
-    return table
-
-
-def _algorithms() -> Table:
-    table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
-    for name, algorithm in ladder.ALGORITHMS.items():
-        table.add_row(name, ladder.PARENT[name] or "", (algorithm.__doc__ or "").strip().splitlines()[0])
-    return table
-
-
-def _environments() -> Table:
-    from jaxpg import envs
-
-    table = Table("environment", title="environments", box=box.SIMPLE_HEAD)
-    for name in envs.names():
-        table.add_row(name)
-    return table
-
-
-def _options(algorithm: str) -> Table:
-    table = Table("setting", "default", "meaning", title=f"settings of {algorithm}", box=box.SIMPLE_HEAD)
-    groups: list[tuple[str, dict[str, options.Option]]] = [
-        ("", configs.algorithm_options(algorithm)),
-        ("", configs.task_options()),
-        *((f"network.{{{kind}}}.", options.options(network)) for kind, network in configs.NETWORKS.items()),
-    ]
-    for prefix, group in groups:
-        for option in group.values():
-            default = "" if option.default is options.REQUIRED else str(option.default)
-            table.add_row(prefix + option.name, default, option.meaning)
-        table.add_section()
-    return table

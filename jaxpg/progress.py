@@ -29,8 +29,9 @@ class Reporter:
         self._console, self._total = console, total_steps
         self._first: Row | None = None
         self._busy = 0.0  # seconds spent on training proper since then
+        self._latest: dict[str, float] = {}
         self._bar = Progress(
-            TextColumn("{task.fields[steps]}"), BarColumn(), TextColumn("{task.fields[rest]}"), console=console
+            TextColumn("{task.fields[steps]}"), BarColumn(20), TextColumn("{task.fields[rest]}"), console=console
         )
         self._task = self._bar.add_task("", total=total_steps, steps="", rest="compiling")
 
@@ -45,7 +46,7 @@ class Reporter:
     def __call__(self, row: Row) -> None:
         steps = int(np.min(row["steps"]))
         counted = f"{min(steps, self._total):,} / {self._total:,} steps"
-        rest = ", ".join([*self._pace(row), *_returns(row)])
+        rest = ", ".join([*self._pace(row), *self._returns(row)])
         if self._console.is_terminal:
             self._bar.update(self._task, completed=steps, steps=counted, rest=rest)
         else:
@@ -62,10 +63,12 @@ class Reporter:
         left = round(max(0.0, self._total - float(np.min(row["steps"]))) * seconds_per_step)
         return [f"{done * len(row['steps']) / self._busy:,.0f} steps/s", f"{left // 60}:{left % 60:02d} left"]
 
-
-def _returns(row: Row) -> list[str]:
-    shown = {"return": "return", "evaluation_return": "evaluation"}
-    return [f"{word} {np.nanmean(row[n]):.4g}" for n, word in shown.items() if n in row and np.isfinite(row[n]).any()]
+    def _returns(self, row: Row) -> list[str]:
+        """The latest mean over seeds of the returns in training and in evaluation."""
+        for name, word in (("return", "return"), ("evaluation_return", "evaluation")):
+            if name in row and np.isfinite(row[name]).any():
+                self._latest[word] = float(np.nanmean(row[name]))
+        return [f"{word} {value:.4g}" for word, value in self._latest.items()]
 
 
 @contextlib.contextmanager
