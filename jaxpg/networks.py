@@ -8,6 +8,7 @@ activations keep their scale; 0.01 for the policy head, so that the first policy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,9 +26,33 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = 2.0**0.5, 0.01, 1.0
 
 
+def orthogonal(gain: float) -> Callable[..., Array]:
+    """Initial weights `[..., out]`: as a matrix, `gain` times one with orthonormal columns (or rows), uniformly drawn.
+
+    Gram-Schmidt on a normal matrix, every projection taken twice against rounding (Saxe et al. 2014, section 3). A QR
+    decomposition gives the same, but several of jaxlib's at once, as `vmap` over seeds makes them, can wait for each
+    other for ever on a CPU: each holds a thread of the pool that it wants to share its work with.
+    """
+
+    def initialise(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        normal = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
+
+        def add_column(i: Array, q: Array) -> Array:
+            column = normal[:, i]
+            for _ in range(2):
+                column -= q @ (q.T @ column)
+            return q.at[:, i].set(column / jnp.linalg.norm(column))
+
+        q = lax.fori_loop(0, normal.shape[1], add_column, jnp.zeros_like(normal))
+        return gain * (q if rows >= columns else q.T).reshape(shape)
+
+    return initialise
+
+
 def dense(features: int, gain: float) -> nn.Dense:
     """A dense layer with orthogonal weights scaled by `gain` and no initial bias."""
-    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain))
+    return nn.Dense(features, kernel_init=orthogonal(gain))
 
 
 class MLPTorso(nn.Module):
@@ -59,9 +84,7 @@ class CNNTorso(nn.Module):
     def __call__(self, obs: Array) -> Array:
         x = obs
         for channels in self.channels:
-            convolution = nn.Conv(
-                channels, (3, 3), padding="VALID", kernel_init=nn.initializers.orthogonal(HIDDEN_GAIN)
-            )
+            convolution = nn.Conv(channels, (3, 3), padding="VALID", kernel_init=orthogonal(HIDDEN_GAIN))
             x = ACTIVATIONS[self.activation](convolution(x))
         return MLPTorso(3, self.hidden, self.activation)(x)
 
@@ -267,7 +290,7 @@ class GRU(nn.Module):
     width: int
 
     def setup(self) -> None:
-        self.cell = nn.GRUCell(self.width)
+        self.cell = nn.GRUCell(self.width, recurrent_kernel_init=orthogonal(1.0))
 
     def __call__(self, memory: Array, x: Array) -> Array:
         return self.cell(memory, x)[0]
