@@ -12,7 +12,7 @@ import numpy as np
 from jaxpg.distributions import Categorical
 from jaxpg.improve import Batch, Objective
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
-from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, TimeStep
+from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """jax.jit for programs that take longer to compile than to run: the same numbers, a third of the compile time."""
@@ -95,3 +95,19 @@ def seen_by_improve(
     learner = policy_gradient(env, policy, critic, algorithm._replace(improve=improve))
     learner.step(learner.init(key), key)
     return seen[0]
+
+
+def resting(obs: Array) -> Rollout:
+    """A rollout of one step at each of the observations `[B, ...]`, after which nothing has changed."""
+    zeros, ones = jnp.zeros((1, len(obs))), jnp.ones((1, len(obs)))
+    steps = Transition(
+        obs=obs[None],
+        action=zeros.astype(int),
+        log_prob=zeros,
+        reward=zeros,
+        discount=ones,
+        last=zeros.astype(bool),
+        next_obs=obs[None],
+        mask=ones,
+    )
+    return Rollout(steps, memory=(), trains=ones)
