@@ -1,0 +1,133 @@
+"""Running moments and reward scales against numpy and slow loops."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxpg import ladder, normalization, parallel
+from jaxpg.policy_gradient import policy_gradient
+
+
+def batches(shape=(3,), seed=0):
+    """Batches of changing scale, with a mask; what it hides is poison."""
+    rng = np.random.default_rng(seed)
+    for i in range(6):
+        x = rng.normal(loc=5.0 * i, scale=1.0 + i, size=(7, 8, *shape)).astype(np.float32)
+        mask = (rng.random((7, 8)) < 0.7).astype(np.float32) if i != 3 else np.zeros((7, 8), np.float32)
+        x[mask == 0] = 1000.0
+        yield x, mask
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_moments_are_those_of_all_that_was_seen(shape):
+    moments, seen = normalization.initial_moments(shape), []
+    for x, mask in batches(shape):
+        moments = normalization.update_moments(moments, jnp.asarray(x), jnp.asarray(mask))
+        seen.append(x[mask > 0])
+        everything = np.concatenate(seen).astype(np.float64)
+        assert moments.samples == len(everything)
+        np.testing.assert_allclose(moments.mean, everything.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(moments.variance, everything.var(0), rtol=1e-5)
+
+
+def test_moments_stay_exact_far_from_zero():
+    """Where a sum of squares less the squared mean would lose every digit in float32."""
+    x = np.random.default_rng(0).normal(3000.0, 0.1, (50, 20)).astype(np.float32)
+    moments = normalization.initial_moments()
+    for part in np.split(x, 5):
+        moments = normalization.update_moments(moments, jnp.asarray(part), jnp.ones(part.shape))
+    np.testing.assert_allclose(moments.variance, x.astype(np.float64).var(), rtol=1e-2)
+
+
+def test_nothing_seen_changes_nothing():
+    empty = normalization.update_moments(normalization.initial_moments(), jnp.full((2, 2), 9.0), jnp.zeros((2, 2)))
+    assert (empty.samples, empty.mean, empty.variance) == (0, 0, 1)
+
+
+def test_devices_share_moments():
+    mesh = Mesh(np.array(jax.devices()[:4]), (parallel.DATA,))
+    columns, everywhere = PartitionSpec(None, parallel.DATA), PartitionSpec()
+    update = parallel.spread(
+        normalization.update_moments, mesh, in_specs=(everywhere, columns, columns), out_specs=everywhere
+    )
+    one = four = normalization.initial_moments((3,))
+    for x, mask in batches():
+        one = normalization.update_moments(one, jnp.asarray(x), jnp.asarray(mask))
+        four = jax.jit(update)(four, jnp.asarray(x), jnp.asarray(mask))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), four, one)
+
+
+def test_standardised_is_centred_scaled_and_clipped():
+    moments = normalization.Moments(jnp.float32(9), jnp.array([1.0, -2.0]), jnp.array([4.0, 0.25]))
+    x = jnp.array([[[1.0, -2.0], [3.0, -1.0]], [[100.0, -100.0], [-5.0, -2.5]]])
+    expected = [[[0.0, 0.0], [1.0, 2.0]], [[10.0, -10.0], [-3.0, -1.0]]]
+    np.testing.assert_allclose(normalization.standardized(moments, x), expected, rtol=1e-6)
+    np.testing.assert_allclose(normalization.standardized(moments, x[0, 1]), expected[0][1], rtol=1e-6)
+    np.testing.assert_allclose(normalization.standardized(moments, x, limit=1.5)[1, 0], [1.5, -1.5])
+
+
+def test_scaled_is_not_centred():
+    moments = normalization.Moments(jnp.float32(9), jnp.float32(7.0), jnp.float32(4.0))
+    np.testing.assert_allclose(normalization.scaled(moments, jnp.array([[4.0, 0.0, -90.0]])), [[2.0, 0.0, -10.0]])
+
+
+def test_forward_returns_are_a_slow_loop():
+    rng = np.random.default_rng(1)
+    reward, last = rng.normal(size=(9, 5)).astype(np.float32), rng.random((9, 5)) < 0.3
+    start = rng.normal(size=5).astype(np.float32)
+    trace, expected = start.copy(), np.zeros_like(reward)
+    for t in range(9):
+        for b in range(5):
+            expected[t, b] = 0.9 * trace[b] + reward[t, b]
+            trace[b] = 0.0 if last[t, b] else expected[t, b]
+    after, sums = normalization.forward_returns(jnp.asarray(start), jnp.asarray(reward), jnp.asarray(last), 0.9)
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
+    np.testing.assert_allclose(after, trace, rtol=1e-5)
+
+
+def test_a_learner_scales_rewards_by_the_spread_of_discounted_sums_across_rollouts():
+    """Three rollouts of a learner against a loop: the sums go on from one to the next, and end with the episode."""
+    env, gamma, seen = tiny.counter(longest=9, time_limit=6), 0.9, []
+    algorithm = ladder.a2c(num_envs=4, num_steps=5, gamma=gamma, learning_rate=0.0)
+
+    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+        seen.append(batch.rollout.steps)
+        return params, opt_state, {}
+
+    policy, critic = tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2))
+    plain, scaled = (
+        policy_gradient(env, policy, critic, algorithm._replace(improve=improve), scale_rewards=scale)
+        for scale in (False, True)
+    )
+    for learner in (plain, scaled):
+        state = learner.init(jax.random.key(0))
+        for i in range(3):
+            state, _ = learner.step(state, jax.random.key(i))
+    raw, got = seen[:3], seen[3:]
+    sums, trace = [], np.zeros(4)
+    for before, after in zip(raw, got, strict=True):
+        for reward, last in zip(np.asarray(before.reward), np.asarray(before.last), strict=True):
+            trace = gamma * trace + reward
+            sums.append(trace)
+            trace = np.where(last, 0.0, trace)
+        np.testing.assert_allclose(after.reward, before.reward / np.std(sums), rtol=1e-4)
+
+
+def test_a_learner_acts_and_learns_on_the_same_scale_of_observations():
+    """The moments are those of the rollouts before, so the first ratio of an update is exactly one."""
+    env = tiny.counter()
+    algorithm = ladder.ppo(num_envs=4, num_steps=6, epochs=1, num_minibatches=1, learning_rate=0.0)
+    policy = tiny.softmax_policy(jnp.ones((2, 3)) * jnp.array([0.0, 0.2, -0.3])[None])
+    learner = policy_gradient(env, policy, tiny.value_table(jnp.zeros(2)), algorithm, normalize_observations=True)
+    state, step = learner.init(jax.random.key(0)), tiny.jit(learner.step)
+    for i in range(3):
+        before = state.scales.observation
+        state, metrics = step(state, jax.random.key(i))
+        assert metrics["approx_kl"] == 0
+        assert state.scales.observation.samples == before.samples + 24
+        assert (state.scales.observation.mean != before.mean).all()
