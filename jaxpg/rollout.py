@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg import parallel
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Env, Key, Policy, Rollout, Transition, Tree
 
 
@@ -72,7 +73,8 @@ def continuing(*, num_envs: int, num_steps: int, start_pool: int = 0) -> Collect
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     """`num_envs` whole episodes, in contiguous groups of `group_size` that share their start state.
 
-    The scan is `env.time_limit` long; steps behind the end of an episode are masked.
+    The scan is `env.time_limit` long; steps behind the end of an episode are masked. Collecting raises a UserError
+    where the episodes of a device do not divide into groups.
     """
     return Collector(
         init=_begin_none,
@@ -175,14 +177,15 @@ def _collect_segment(
         runner, tally, transition = jax.vmap(column)(*carry, keys, pool)
         return (runner, tally), transition
 
+    pool: Tree = ()
+    if start_pool:
+        key, pool_key = jax.random.split(key)
+        pool_keys = jax.vmap(lambda k: jax.random.split(k, start_pool))(column_keys(pool_key, num_columns))
+        pool = jax.vmap(jax.vmap(begin))(pool_keys)
     # All keys of the segment in one call: random-number code is a large part of what there is to compile.
     keys_per_step = 2 if start_pool else 3
     column_key = column_keys(key, num_columns)
     keys = jax.vmap(lambda k: jax.random.split(k, (num_steps, keys_per_step)), out_axes=1)(column_key)
-    pool: Tree = ()
-    if start_pool:
-        pool_keys = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, num_steps), start_pool))(column_key)
-        pool = jax.vmap(jax.vmap(begin))(pool_keys)
     tally = Tally(*(jnp.zeros(num_columns, jnp.float32) for _ in Tally._fields))
     (after, tally), steps = lax.scan(step, (runner, tally), keys)
     return after, Rollout(steps, runner.memory, trains=steps.mask), _total(tally)
@@ -192,6 +195,11 @@ def _collect_episodes(
     env: Env, policy: Policy, params: Tree, runner: tuple[()], key: Key, *, num_envs: int, group_size: int
 ) -> tuple[tuple[()], Rollout, Tally]:
     num_columns = num_envs // parallel.num_shards()
+    if num_columns % group_size:
+        raise UserError(
+            f"{num_columns} episodes per device do not divide into groups of {group_size}: make the number of "
+            "environments a multiple of the group size on every device."
+        )
     start_key, step_key = jax.random.split(key)
     start = jax.vmap(partial(_begin, env, policy, params))(column_keys(start_key, num_columns, group_size))
     keys = jax.vmap(lambda k: jax.random.split(k, (env.time_limit, 2)), out_axes=1)(column_keys(step_key, num_columns))
