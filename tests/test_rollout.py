@@ -1,0 +1,290 @@
+"""Experience: what is recorded where episodes end, what is masked, who shares a start, how groups are refilled."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import parallel, rollout
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Box, Env, Policy, Rollout, TimeStep, Transition
+
+LIMIT, COLUMNS, STEPS = 4, 6, 9
+ENV = tiny.counter(time_limit=LIMIT)
+UNIFORM = tiny.softmax_policy(jnp.zeros((2, 3)))
+
+
+class Echo(NamedTuple):
+    """A distribution with one outcome."""
+
+    value: Array
+
+    def sample(self, key):
+        return self.value
+
+    def log_prob(self, action):
+        return jnp.zeros(())
+
+
+class EchoKey(NamedTuple):
+    """A distribution that shows the key it is sampled with."""
+
+    nothing: Array
+
+    def sample(self, key):
+        return jax.random.key_data(key)
+
+    def log_prob(self, action):
+        return jnp.zeros(())
+
+
+# Remembers 100 times the first observation's length, plus the steps since; the action is what it remembers.
+REMEMBERING = Policy(
+    init=lambda key: (),
+    start=lambda params, obs: 100.0 * obs[0],
+    act=lambda params, memory, obs: (Echo(memory), memory + 1),
+    evaluate=lambda params, rollout: None,
+    sequential=True,
+)
+SHOWS_KEYS = Policy(
+    init=lambda key: (),
+    start=lambda params, obs: (),
+    act=lambda params, memory, obs: (EchoKey(jnp.zeros(())), memory),
+    evaluate=lambda params, rollout: None,
+)
+
+
+def shows_keys() -> Env:
+    """Episodes of one or two steps; observations are the keys of the reset and of the step, and the time."""
+
+    def obs(key, time):
+        return jnp.append(jax.random.key_data(key), time.astype(jnp.uint32))
+
+    def reset(key):
+        time = jnp.zeros((), jnp.int32)
+        return time, obs(key, time)
+
+    def step(key, time, action):
+        last = (time == 1) | (action[0] % 2 == 0)
+        return time + 1, TimeStep(obs(key, time + 1), jnp.zeros(()), jnp.ones(()), last)
+
+    space = Box(np.zeros(3, np.float32), np.full(3, np.inf, np.float32))
+    return Env("keys", reset, step, space, space, 2)
+
+
+def collected(collector, env, policy, calls=1, seed=0):
+    """Results of some calls in a row: [(runner before, Rollout, Tally)]."""
+
+    @tiny.jit
+    def run(key):
+        params = policy.init(key)
+        runner, results = collector.init(env, policy, params, key), []
+        for i in range(calls):
+            after, steps, tally = collector.collect(env, policy, params, runner, jax.random.fold_in(key, i))
+            results.append((runner, steps, tally))
+            runner = after
+        return results
+
+    return run(jax.random.key(seed))
+
+
+@pytest.fixture(scope="module")
+def segments():
+    collector = rollout.continuing(num_envs=COLUMNS, num_steps=STEPS)
+    results = collected(collector, ENV, UNIFORM, calls=3)
+    steps = jax.tree.map(lambda *parts: np.concatenate(parts), *(part.steps for _, part, _ in results))
+    return results, steps
+
+
+def check_steps(steps: Transition, real):
+    """Every real step follows from its observation by the rules of the counter."""
+    length, time = np.moveaxis(steps.obs, -1, 0)
+    np.testing.assert_array_equal(steps.next_obs[real], np.stack([length, time + 1], -1)[real])
+    np.testing.assert_allclose(steps.reward[real], (10 * length + time + 0.1 * steps.action)[real], rtol=1e-6)
+    terminated = time + 1 >= length
+    np.testing.assert_array_equal(steps.discount[real], 1.0 - terminated[real])
+    np.testing.assert_array_equal(steps.last[real], (terminated | (time + 1 >= LIMIT))[real])
+    np.testing.assert_allclose(steps.log_prob[real], np.log(1 / 3), rtol=1e-6)
+    assert set(steps.action[real].tolist()) == {0, 1, 2}
+
+
+def test_a_continuing_rollout_records_true_successors_and_both_kinds_of_ends(segments):
+    _, steps = segments
+    check_steps(steps, np.ones_like(steps.last))
+    assert (steps.mask == 1).all()
+    assert set(steps.discount[steps.last].tolist()) == {0.0, 1.0}
+
+
+def test_episodes_begin_anew_behind_an_end_and_go_on_otherwise_also_across_calls(segments):
+    _, steps = segments
+    begins = steps.last[:-1]
+    length, time = steps.obs[1:, :, 0], steps.obs[1:, :, 1]
+    np.testing.assert_array_equal(steps.obs[1:][~begins], steps.next_obs[:-1][~begins])
+    assert (time[begins] == 0).all()
+    assert (steps.obs[0, :, 1] == 0).all()
+    assert set(length[begins].tolist()) == {2.0, 3.0, 4.0, 5.0}  # drawn afresh
+
+
+def test_a_tally_counts_what_a_loop_over_the_steps_counts(segments):
+    """Episodes are counted where they end, with what they gained in the calls before."""
+    results, _ = segments
+    returns, lengths = np.zeros(COLUMNS), np.zeros(COLUMNS)
+    for _, part, tally in results:
+        ended = []
+        for reward, last in zip(np.asarray(part.steps.reward), np.asarray(part.steps.last), strict=True):
+            returns, lengths = returns + reward, lengths + 1
+            ended += [(returns[b], lengths[b]) for b in np.flatnonzero(last)]
+            returns, lengths = np.where(last, 0, returns), np.where(last, 0, lengths)
+        expected = STEPS * COLUMNS, len(ended), *np.sum(ended, 0)
+        np.testing.assert_allclose(tally, expected, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    ((_, part, tally),) = collected(rollout.episodic(num_envs=40, group_size=4), ENV, UNIFORM)
+    return jax.tree.map(np.asarray, part), tally
+
+
+def test_an_episodic_rollout_is_whole_episodes_and_padding(episodes):
+    part, _ = episodes
+    steps, real = part.steps, part.steps.mask == 1
+    check_steps(steps, real)
+    lengths = np.minimum(steps.obs[0, :, 0], LIMIT)
+    assert steps.mask.shape == (LIMIT, 40)
+    np.testing.assert_array_equal(real, np.arange(LIMIT)[:, None] < lengths[None])
+    np.testing.assert_array_equal(steps.obs[real][:, 1], np.nonzero(real)[0])  # the time counts up from 0
+    assert (steps.reward[~real] == 0).all()
+    assert (steps.discount[~real] == 0).all()
+    assert steps.last[~real].all()
+    np.testing.assert_array_equal(part.trains, steps.mask)
+
+
+def test_a_tally_of_whole_episodes_counts_real_steps_only(episodes):
+    part, tally = episodes
+    real = part.steps.mask.sum()
+    np.testing.assert_allclose(tally, (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
+
+
+def test_a_group_shares_its_start_and_nothing_else(episodes):
+    part, _ = episodes
+    starts = part.steps.obs[0, :, 0].reshape(10, 4)
+    assert (starts == starts[:, :1]).all()
+    assert len(set(starts[:, 0].tolist())) > 2
+    actions = part.steps.action[0].reshape(10, 4)
+    assert (actions != actions[:, :1]).any(1).mean() > 0.6
+
+
+def seen_keys(part):
+    """All keys that were used in a rollout as 64-bit numbers: of resets, of actions and of steps."""
+    steps = jax.tree.map(np.asarray, part.steps)
+    real = steps.mask == 1
+    first = real & (steps.obs[..., 2] == 0)
+    used = {"reset": steps.obs[..., :2][first], "act": steps.action[real], "step": steps.next_obs[..., :2][real]}
+    return {purpose: keys.astype(np.uint64) @ np.array([2**32, 1], np.uint64) for purpose, keys in used.items()}
+
+
+def children(keys):
+    """The first keys that would be split off these, which are also the bits they would sample."""
+    data = jnp.asarray(np.stack([keys >> np.uint64(32), keys & np.uint64(2**32 - 1)], -1).astype(np.uint32))
+    split = jax.vmap(lambda k: jax.random.split(k, 16))(jax.random.wrap_key_data(data))
+    return np.asarray(jax.random.key_data(split)).astype(np.uint64) @ np.array([2**32, 1], np.uint64)
+
+
+@pytest.mark.parametrize("start_pool", [0, 9])
+def test_no_key_is_used_twice_nor_drawn_from_a_used_one(start_pool):
+    collector = rollout.continuing(num_envs=8, num_steps=9, start_pool=start_pool)
+    for _, part, _ in collected(collector, shows_keys(), SHOWS_KEYS, calls=2):
+        used = np.concatenate(list(seen_keys(part).values()))
+        assert len(set(used.tolist())) == len(used)
+        assert not set(used.tolist()) & set(children(used).ravel().tolist())
+
+
+def test_a_group_shares_the_key_of_its_start_alone():
+    ((_, part, _),) = collected(rollout.episodic(num_envs=12, group_size=3), shows_keys(), SHOWS_KEYS)
+    keys = seen_keys(part)
+    assert len(set(keys["reset"].tolist())) == 4
+    others = np.concatenate([keys["act"], keys["step"]])
+    assert len(set(others.tolist()) - set(keys["reset"].tolist())) == len(others)
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_columns_draw_the_same_however_they_are_laid_out(group_size):
+    keys = rollout.column_keys(jax.random.key(0), 8, group_size)
+    shards = jax.vmap(lambda _: rollout.column_keys(jax.random.key(0), 2, group_size), axis_name=parallel.DATA)
+    np.testing.assert_array_equal(jax.random.key_data(shards(jnp.arange(4))).reshape(8, -1), jax.random.key_data(keys))
+    assert len({tuple(k) for k in jax.random.key_data(keys).tolist()}) == 8 // group_size
+
+
+def test_columns_that_do_not_divide_into_groups_are_refused():
+    with pytest.raises(UserError, match="6 episodes per device do not divide into groups of 4"):
+        collected(rollout.episodic(num_envs=6, group_size=4), ENV, UNIFORM)
+
+
+@pytest.mark.parametrize(
+    "collector", [rollout.continuing(num_envs=5, num_steps=7), rollout.episodic(num_envs=5)], ids=["segment", "whole"]
+)
+def test_memory_begins_with_an_episode_and_is_carried_through_it(collector):
+    for runner, part, _ in collected(collector, ENV, REMEMBERING, calls=3):
+        length, time = np.moveaxis(part.steps.obs, -1, 0)
+        real = part.steps.mask == 1
+        np.testing.assert_array_equal(part.steps.action[real], (100 * length + time)[real])
+        np.testing.assert_array_equal(part.memory, part.steps.action[0])
+        if runner:
+            np.testing.assert_array_equal(part.memory, runner.memory)
+
+
+GROUPS = [
+    [[1, 1], [0, 1], [0, 0]],  # the first and the last carry no signal
+    [[2, 2], [3, 4], [5, 5]],  # one to replace the first
+    [[6, 7], [8, 9], [1, 0]],  # more than are needed
+    [[20, 21], [22, 23], [24, 25]],  # not asked for
+]
+
+
+def scripted(key):
+    """An episodic collector whose round i gives the returns GROUPS[i], in two steps of one real and one padded."""
+    rounds = jax.random.key_data(jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(GROUPS))))
+    returns = jnp.array(GROUPS, jnp.float32).reshape(len(GROUPS), 6)
+
+    def collect(env, policy, params, runner, round_key):
+        which = (rounds == jax.random.key_data(round_key)[None]).all(1).argmax()
+        mask = jnp.array([[1.0], [0.0]]) * jnp.ones((2, 6))
+        reward = returns[which][None] + 50.0 * (1 - mask)  # what the mask hides is no return
+        zeros = jnp.zeros((2, 6))
+        obs = jnp.broadcast_to(returns[which][None, :, None], (2, 6, 1))
+        steps = Transition(obs, zeros, zeros, reward, zeros, zeros == 0, obs, mask)
+        return (
+            runner,
+            Rollout(steps, memory=returns[which], trains=mask),
+            rollout.Tally(*map(jnp.float32, (6, 6, 1, 6))),
+        )
+
+    return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6)
+
+
+@pytest.mark.parametrize(
+    ("max_rounds", "rounds", "returns"),
+    [
+        (1, 1, [1, 1, 0, 1, 0, 0]),
+        (2, 2, [3, 4, 0, 1, 0, 0]),
+        (3, 3, [3, 4, 0, 1, 6, 7]),
+        (4, 3, [3, 4, 0, 1, 6, 7]),
+    ],
+)
+def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(max_rounds, rounds, returns):
+    key = jax.random.key(0)
+    collector = rollout.refilled(scripted(key), group_size=2, max_rounds=max_rounds)
+    _, part, tally = collector.collect(ENV, UNIFORM, (), (), key)
+    for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.memory):
+        np.testing.assert_array_equal(column, returns)
+    np.testing.assert_array_equal(tally, [6 * rounds, 6 * rounds, rounds, 6 * rounds])
+    pairs = np.reshape(returns, (3, 2))
+    signal = np.repeat(pairs[:, 0] != pairs[:, 1], 2)
+    np.testing.assert_array_equal(part.steps.mask, [[1] * 6, [0] * 6])  # a group left over is real all the same
+    np.testing.assert_array_equal(part.trains, [signal, [0] * 6])
