@@ -16,6 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
@@ -214,7 +215,12 @@ def _known(activation: str) -> str:
 
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float) -> PolicyHead:
-    return PolicyHead(env.action_space, squash, initial_log_std)
+    space = env.action_space
+    if squash and not isinstance(space, Discrete) and not np.isfinite([space.low, space.high]).all():
+        raise UserError(
+            f"squash needs finite bounds, but the actions of {env.name} are unbounded. Do not clip them too."
+        )
+    return PolicyHead(space, squash, initial_log_std)
 
 
 def _initialise(modules: dict[str, nn.Module], key: Key, x: Array) -> Tree:
