@@ -1,0 +1,281 @@
+"""Networks: initial gains, what is shared, memories step by step, and the values of successors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.signal
+import tiny
+
+from jaxpg import networks
+from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.errors import UserError
+from jaxpg.types import Box, Params, Rollout, Transition
+
+COUNTER, TARGET = tiny.counter(), tiny.target()
+SHAPE = (6, 5, 3)
+IMAGES = COUNTER._replace(observation_space=Box(np.zeros(SHAPE, np.float32), np.ones(SHAPE, np.float32)))
+CELLS = ["gru", "min_gru"]
+
+
+def leaves(params):
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in flat}
+
+
+def kernels(params):
+    """Names and kernels of all layers, as matrices from inputs to outputs."""
+    return {name: x.reshape(-1, x.shape[-1]) for name, x in leaves(params).items() if "kernel" in name}
+
+
+def singular_values(kernel):
+    return np.linalg.svd(kernel, compute_uv=False)
+
+
+@pytest.mark.parametrize("network", [partial(networks.mlp, COUNTER, hidden=(8, 4)), partial(networks.cnn, IMAGES)])
+def test_initial_weights_are_orthogonal_with_the_gains_of_ppo(network):
+    policy, critic = network(shared=False)
+    for part, head_gain in ((policy.init(jax.random.key(0)), 0.01), (critic.init(jax.random.key(1)), 1.0)):
+        layers = kernels(part)
+        assert len(layers) == 3
+        for name, kernel in layers.items():
+            gain = head_gain if "head" in name else np.sqrt(2)
+            np.testing.assert_allclose(singular_values(kernel), gain, rtol=1e-4)
+        biases = [
+            x for path, x in jax.tree_util.tree_flatten_with_path(part)[0] if "bias" in jax.tree_util.keystr(path)
+        ]
+        assert len(biases) == 3
+        assert not any(b.any() for b in biases)
+
+
+def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
+    """Steps with ends and terminations at random places, and successors that follow the observations."""
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(steps + 1, batch, *env.observation_space.shape)).astype(np.float32)
+    last = rng.random((steps, batch)) < ends
+    discount = 1.0 - (last & (rng.random((steps, batch)) < 0.5))
+    unseen = rng.normal(size=obs[1:].shape).astype(np.float32)
+    ends_here = last.reshape(*last.shape, *(1,) * (obs.ndim - 2))
+    zeros = np.zeros((steps, batch), np.float32)
+    steps = Transition(
+        obs=obs[:-1],
+        action=zeros.astype(np.int32),
+        log_prob=zeros,
+        reward=zeros,
+        discount=discount.astype(np.float32),
+        last=last,
+        next_obs=np.where(ends_here, unseen, obs[1:]),
+        mask=zeros + 1,
+    )
+    return jax.tree.map(jnp.asarray, Rollout(steps, memory, trains=zeros + 1))
+
+
+@tiny.jit
+def loud(tree):
+    """Parameters with noise on them, so that heads have a say."""
+    flat, unravel = jax.flatten_util.ravel_pytree(tree)
+    return unravel(flat + 0.5 * jax.random.normal(jax.random.key(9), flat.shape))
+
+
+def make(network, env, **settings):
+    policy, critic = network(env, **settings)
+    keys = jax.random.split(jax.random.key(0))
+    return policy, critic, loud(tiny.jit(lambda: Params(policy.init(keys[0]), critic.init(keys[1])))())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("network", "env"), [(networks.mlp, COUNTER), (networks.cnn, IMAGES)])
+def test_the_critic_reads_the_policys_torso_only_if_it_is_shared(network, env, shared):
+    _, critic, params = make(network, env, hidden=(4,), shared=shared)
+    part = random_rollout(env)
+    gradient = jax.grad(lambda p: sum(v.sum() for v in critic.values(p, part)))(params)
+    touched = {name for name, g in kernels(gradient.policy).items() if g.any()}
+    torso = {name for name in kernels(params.policy) if "torso" in name}
+    assert touched == (torso if shared else set())
+    assert set(params.critic) == ({"head"} if shared else {"head", "torso"})
+
+
+def test_the_spread_of_real_actions_is_a_parameter_not_a_function_of_the_state():
+    policy, _, params = make(networks.mlp, TARGET, hidden=(4,), initial_log_std=-1.0)
+    assert (policy.init(jax.random.key(0))["head"]["params"]["log_std"] == -1.0).all()
+    distribution = policy.evaluate(params.policy, random_rollout(TARGET))
+    assert isinstance(distribution, DiagonalGaussian)
+    assert distribution.mean.shape == distribution.log_std.shape == (7, 4, 2)
+    assert np.ptp(distribution.log_std, (0, 1)).max() == 0 < np.ptp(distribution.mean, (0, 1)).min()
+
+
+def test_squashing_keeps_actions_inside_their_bounds():
+    space = Box(np.array([-3.0, 1.0], np.float32), np.array([-1.0, 7.0], np.float32))
+    policy, _, params = make(networks.mlp, TARGET._replace(action_space=space), hidden=(4,), squash=True)
+    distribution = policy.evaluate(params.policy, random_rollout(TARGET))
+    assert isinstance(distribution, SquashedGaussian)
+    sample = distribution.sample(jax.random.key(0))
+    assert (np.asarray(sample) > space.low).all()
+    assert (np.asarray(sample) < space.high).all()
+
+
+def test_squashing_into_no_bounds_is_refused():
+    space = Box(np.array([-np.inf], np.float32), np.array([np.inf], np.float32))
+    with pytest.raises(UserError, match=r"finite bounds; the actions of target are unbounded"):
+        networks.mlp(TARGET._replace(action_space=space), squash=True)
+
+
+def by_hand(cell, params, memory, x):
+    """One step of a cell in numpy, from its equations."""
+    p = jax.tree.map(np.asarray, params["params"])
+
+    def dense(layer, x):
+        return x @ layer["kernel"] + layer.get("bias", 0.0)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    if cell == "min_gru":
+        z = sigmoid(dense(p["gate"], x))
+        return (1 - z) * memory + z * dense(p["candidate"], x)
+    p = p["cell"]
+    r = sigmoid(dense(p["ir"], x) + dense(p["hr"], memory))
+    z = sigmoid(dense(p["iz"], x) + dense(p["hz"], memory))
+    n = np.tanh(dense(p["in"], x) + r * dense(p["hn"], memory))
+    return (1 - z) * n + z * memory
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def remembering(request):
+    """A recurrent network, a rollout that begins in the middle of episodes, and its memories step by step by hand."""
+    network = partial(networks.recurrent, hidden=(4,), width=3, cell=request.param)
+    policy, critic, params = make(network, COUNTER)
+    part = random_rollout(COUNTER, memory=np.random.default_rng(5).normal(size=(4, 3)).astype(np.float32))
+    layer = jax.tree.map(np.asarray, params.policy["encoder"]["params"]["Dense_0"])
+    step = partial(by_hand, request.param, params.policy["cell"])
+
+    def encoded(obs):
+        return np.tanh(np.asarray(obs) @ layer["kernel"] + layer["bias"])
+
+    memory, memories, successors = np.asarray(part.memory), [], []
+    for t in range(7):
+        memory = step(memory, encoded(part.steps.obs[t]))
+        memories.append(memory)
+        successors.append(step(memory, encoded(part.steps.next_obs[t])))
+        memory = np.where(part.steps.last[t][:, None], 0.0, memory)
+    return policy, critic, params, part, np.stack(memories), np.stack(successors)
+
+
+def linear(layer, x):
+    return x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+
+
+def test_a_batch_is_evaluated_as_step_by_step_with_the_memory_cleared_at_ends(remembering):
+    policy, _, params, part, memories, _ = remembering
+    distribution = policy.evaluate(params.policy, part)
+    assert isinstance(distribution, Categorical)
+    expected = linear(params.policy["head"]["params"]["Dense_0"], memories)
+    np.testing.assert_allclose(distribution.logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_acting_is_one_step_from_a_clear_memory(remembering):
+    policy, _, params, part, *_ = remembering
+    memory = policy.start(params.policy, part.steps.obs[0, 0])
+    assert memory.shape == (3,)
+    assert not memory.any()
+    fresh = policy.evaluate(params.policy, part._replace(memory=jnp.zeros_like(part.memory)))
+    distribution, memory = policy.act(params.policy, memory, part.steps.obs[0, 0])
+    np.testing.assert_allclose(distribution.logits, fresh.logits[0, 0], rtol=1e-5, atol=1e-5)
+    assert memory.any()
+
+
+def test_a_critic_with_a_memory_looks_one_step_ahead_from_it(remembering):
+    """Also at a time-out, where V(next_obs) is the value of the old episode going on."""
+    _, critic, params, part, memories, successors = remembering
+    v_tm1, v_t = critic.values(params, part)
+    head = params.critic["head"]["params"]["Dense_0"]
+    np.testing.assert_allclose(v_tm1, linear(head, memories)[..., 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(v_t, linear(head, successors)[..., 0], rtol=1e-4, atol=1e-5)
+    goes_on = ~np.asarray(part.steps.last[:-1])
+    np.testing.assert_allclose(v_t[:-1][goes_on], v_tm1[1:][goes_on], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_reach_the_memory_through_time_but_not_across_ends(remembering):
+    policy, _, params, part, *_ = remembering
+
+    def last_logits(memory):
+        return policy.evaluate(params.policy, part._replace(memory=memory)).logits[-1].sum(-1)
+
+    influence = np.abs(jax.jacobian(last_logits)(part.memory)).sum((-1, -2))
+    ended = np.asarray(part.steps.last[:-1]).any(0)
+    assert ended.any()
+    assert (influence[ended] == 0).all()
+    goes_on = part._replace(steps=part.steps._replace(last=jnp.zeros_like(part.steps.last)))
+    grown = jax.grad(lambda m: policy.evaluate(params.policy, goes_on._replace(memory=m)).logits[-1].sum())(part.memory)
+    assert (np.abs(grown).sum(1) > 0).all()
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 2])
+def test_values_of_successors_are_those_of_their_observations(cuts):
+    """With no, one, or several time-outs inside a column, wherever the discount is not 0."""
+    _, critic, params = make(networks.mlp, COUNTER, hidden=(4,))
+    part = random_rollout(COUNTER, ends=0.0, seed=1)
+    last, discount = np.zeros((7, 4), bool), np.ones((7, 4), np.float32)
+    last[[1, 4][:cuts], 2] = True  # time-outs, of one column only
+    last[[2, 3, 6], [0, 2, 1]] = True  # terminations
+    discount[[2, 3, 6], [0, 2, 1]] = 0
+    last[6, 3] = True  # a time-out in the last row
+    unseen = random_rollout(COUNTER, seed=2).steps.next_obs
+    next_obs = jnp.where(last[..., None], unseen, part.steps.next_obs)
+    part = part._replace(
+        steps=part.steps._replace(last=jnp.asarray(last), discount=jnp.asarray(discount), next_obs=next_obs)
+    )
+    _, v_t = critic.values(params, part)
+    expected, _ = critic.values(params, part._replace(steps=part.steps._replace(obs=next_obs)))
+    np.testing.assert_allclose(v_t[discount > 0], expected[discount > 0], rtol=1e-5, atol=1e-6)
+    assert np.isfinite(v_t).all()
+    runs = jax.tree.map(lambda x: jnp.stack([x, x]), part)
+    np.testing.assert_allclose(
+        jax.vmap(partial(critic.values, params))(runs)[1][1][discount > 0], v_t[discount > 0], rtol=1e-5
+    )
+
+
+def test_a_convolution_slides_three_by_three_over_the_board():
+    policy, _ = networks.cnn(IMAGES, channels=(2,), hidden=(4,), activation="relu")
+    params = loud(policy.init(jax.random.key(0)))
+    obs = np.asarray(random_rollout(IMAGES, batch=1).steps.obs[0, 0])
+    torso = jax.tree.map(np.asarray, params["torso"]["params"])
+    convolved = np.stack(
+        [
+            sum(scipy.signal.correlate2d(obs[..., c], torso["Conv_0"]["kernel"][..., c, k], "valid") for c in range(3))
+            for k in range(2)
+        ],
+        -1,
+    )
+    features = np.maximum(convolved + torso["Conv_0"]["bias"], 0).reshape(-1)
+    features = np.maximum(linear(torso["MLPTorso_0"]["Dense_0"], features), 0)
+    expected = linear(params["head"]["params"]["Dense_0"], features)
+    np.testing.assert_allclose(policy.act(params, (), jnp.asarray(obs))[0].logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", networks.ACTIVATIONS)
+def test_activations_differ(activation):
+    policy, _ = networks.mlp(COUNTER, hidden=(4,), activation=activation)
+    params = loud(policy.init(jax.random.key(0)))
+    torso = params["torso"]["params"]["Dense_0"]
+    obs = jnp.array([0.3, -0.7])
+    features = getattr(jax.nn, activation)(obs @ torso["kernel"] + torso["bias"])
+    expected = linear(params["head"]["params"]["Dense_0"], np.asarray(features))
+    np.testing.assert_allclose(policy.act(params, (), obs)[0].logits, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: networks.mlp(COUNTER, activation="swish"), "one of tanh, relu, silu, gelu; 'swish'"),
+        (lambda: networks.recurrent(COUNTER, cell="lstm"), "one of gru, min_gru; 'lstm'"),
+        (lambda: networks.cnn(COUNTER), r"counter gives \(2,\)\. Use an mlp"),
+    ],
+)
+def test_what_there_is_not_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
