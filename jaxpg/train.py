@@ -150,7 +150,7 @@ def train(
 
     with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
         while (done := int(np.min(state.steps))) < total_steps:
-            target = min((done // log_every + 1) * log_every, total_steps)
+            target = _next_target(np.asarray(state.steps), log_every, total_steps)
             began = time.monotonic()
             state, metrics = chunk(keys.run, state, np.int32(target))
             row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
@@ -173,6 +173,12 @@ def train(
             if stop:
                 break
     return state
+
+
+def _next_target(steps: np.ndarray, log_every: int, total_steps: int) -> int:
+    """The next multiple of `log_every`, or so far that every seed that is not done moves: none waits for another."""
+    furthest = steps[steps < total_steps].max()
+    return min(max((steps.min() // log_every + 1) * log_every, furthest + 1), total_steps)
 
 
 def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = "best") -> RunState:

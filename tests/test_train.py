@@ -88,12 +88,20 @@ def test_a_seed_that_is_done_stands_still(tmp_path: Path) -> None:
     assert (metrics["iterations"].sum(0) == end.iteration).all()
 
 
-def test_no_chunk_leaves_all_but_one_seed_idle(tmp_path: Path) -> None:
-    """However long iterations are beside `log_every`, seeds short of the total move in every chunk."""
+def test_no_seed_waits_for_another(tmp_path: Path) -> None:
+    """However long iterations are beside `log_every`, every seed short of the total moves in every chunk."""
     run(tmp_path, log_every=1, seeds=range(4))
     metrics = rows(tmp_path)
     before = np.vstack([np.zeros(4), metrics["steps"][:-1]])
-    assert (metrics["iterations"][before < TOTAL] == 1).all()
+    assert (metrics["iterations"][before < TOTAL] > 0).all()
+
+
+def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an accelerator does with the seeds, and what a CPU does."""
+    one_by_one = run(tmp_path / "map", evaluate=peak_at_ten)
+    monkeypatch.setattr(parallel, "each_seed", jax.vmap)
+    assert_same(run(tmp_path / "vmap", evaluate=peak_at_ten), one_by_one)
+    assert_same(rows(tmp_path / "vmap"), rows(tmp_path / "map"))
 
 
 def test_stopping_and_resuming_is_exact(tmp_path: Path) -> None:
@@ -219,6 +227,11 @@ def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Chan
         seed = int(str(error.value).split(" of seed ")[1][0])
         assert good.learner.params["w"][seed, 0] > 0
         assert (good.learner.params["w"][:seed, 0] < 0).all()
+
+
+def test_a_chunk_ends_where_a_metric_is_not_finite(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"after iteration 6, 12 steps\. There was no checkpoint yet"):
+        run(tmp_path, learner=toy(change=spoil_loss), log_every=TOTAL)
 
 
 def test_devices_change_nothing(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def toy(
     """An iteration takes 2 steps, or 1 to 5 by chance; `change` may spoil what it gives back."""
 
     def init(key: jax.Array) -> ToyState:
-        params = {"w": jax.random.normal(key, (size,)), "b": jnp.ones(()), "none": jnp.zeros((0, 2))}
+        params = {"w": jax.random.normal(key, (size,)), "b": jnp.ones(())}
         return ToyState(params, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.full((4,), jnp.inf))
 
     def step(state: ToyState, key: jax.Array) -> tuple[ToyState, dict[str, jax.Array]]:
