@@ -125,6 +125,21 @@ def test_a_death_at_any_moment_leaves_a_whole_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["000000000003"]
 
 
+def test_what_is_half_deleted_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    rmtree = shutil.rmtree
+
+    def die_halfway(path: Path, **_: Any) -> None:
+        rmtree(path / "state")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die_halfway)
+        with pytest.raises(Killed):
+            save(tmp_path, 1)
+    assert checkpoint.find(tmp_path) is None
+
+
 def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
     """Cut in half, one bit turned, or gone: a sentence that names the file, whichever it is."""
     state = save(tmp_path, 1)
