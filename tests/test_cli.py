@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import toy_learner
@@ -171,6 +172,18 @@ def test_resuming_something_else_is_refused(trained: Path, capsys: pytest.Captur
     assert "a2c.gamma is 0.99 there, 0.5 here" in capsys.readouterr().err
     assert main(["train", "catch", "a2c", *out, "--resume", "--seeds", "3"]) == 2
     assert "seeds is [0, 1] there, [0, 1, 2] here" in capsys.readouterr().err
+
+
+def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> None:
+    """Bit for bit, with a real learner."""
+    out = ["--out", str(tmp_path), "--quiet"]
+    half = ["--steps", "1500", *SHORT[2:], "--set", "learning_rate=0.01"]
+    assert main(["train", "catch", "a2c", "--seeds", "2", *half, *out]) == 0
+    assert main(["train", "catch", "a2c", "--resume", "--steps", "3000", *out]) == 0
+    learner, _ = config.build(config.load(trained))
+    whole, halves = (jaxpg.train.restore(learner, run, [0, 1], "last") for run in (trained, tmp_path))
+    assert whole.steps.tolist() == [3008, 3008]
+    jax.tree.map(np.testing.assert_array_equal, halves, whole)
 
 
 def test_damaged_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
