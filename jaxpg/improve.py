@@ -29,6 +29,8 @@ class Batch(NamedTuple):
 
     advantage, target: of the credit; old_value: the critic's value before any update.
     weight: of each step in the loss; sums to 1 (or as the aggregate says) over all devices.
+    share: the same, but summing to 1 over the minibatch on all devices, for metrics that are means; `()` until a
+        minibatch is made.
     reference_log_prob: of the action under the reference policy, `()` without one.
     """
 
@@ -37,6 +39,7 @@ class Batch(NamedTuple):
     target: Array
     old_value: Array
     weight: Array
+    share: Tree
     reference_log_prob: Tree
 
 
@@ -67,8 +70,11 @@ class Objective(NamedTuple):
         return policy_loss + value_loss, {**metrics, **value_metrics}
 
     def prepared(self, batch: Batch) -> Batch:
-        """The batch with its advantages normalised as one minibatch."""
-        return batch._replace(advantage=self.normalize(batch.advantage, batch.rollout.trains))
+        """The batch made one minibatch: what depends on all its steps, before it is cut into chunks."""
+        total = jnp.maximum(parallel.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
+        return batch._replace(
+            advantage=self.normalize(batch.advantage, batch.rollout.trains), share=batch.weight / total
+        )
 
 
 def gradient_step(
@@ -166,13 +172,12 @@ def trust_region(
     prepared = objective.prepared(batch)
     old = lax.stop_gradient(objective.distribution(params, batch))
     flat, unravel = ravel_pytree(params.policy)
-    share = batch.weight / parallel.psum(batch.weight.sum())
 
     def loss(flat: Array) -> Array:
         return parallel.psum(objective.policy_loss(params._replace(policy=unravel(flat)), prepared)[0])
 
     def local_kl(flat: Array) -> Array:
-        return (share * old.kl(objective.distribution(params._replace(policy=unravel(flat)), batch))).sum()
+        return (prepared.share * old.kl(objective.distribution(params._replace(policy=unravel(flat)), batch))).sum()
 
     def fisher(vector: Array) -> Array:
         return parallel.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector

@@ -203,13 +203,12 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         # Where the surrogate has no slope, it has cut this step off: that is what "clipped" means, for any of them.
         cut = (pullback(jnp.ones_like(loss))[0] == 0) & (batch.advantage != 0)
         raised = log_prob > steps.log_prob
-        share = weight / jnp.maximum(parallel.psum(weight.sum()), jnp.finfo(weight.dtype).tiny)
         metrics = {
             "policy_loss": weight * loss,
-            "entropy": share * entropy,
-            "approx_kl": share * k3(steps.log_prob, log_prob),
-            "clipped_high": share * (cut & raised),
-            "clipped_low": share * (cut & ~raised),
+            "entropy": batch.share * entropy,
+            "approx_kl": batch.share * k3(steps.log_prob, log_prob),
+            "clipped_high": batch.share * (cut & raised),
+            "clipped_low": batch.share * (cut & ~raised),
         }
         total = (weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
         return total, lax.stop_gradient({name: value.sum() for name, value in metrics.items()})
@@ -256,6 +255,7 @@ def _make_batch(
         target=credit.target,
         old_value=v_tm1,
         weight=algorithm.aggregate(rollout.trains),
+        share=(),
         reference_log_prob=reference_log_prob,
     )
     return batch, credit
