@@ -1,0 +1,291 @@
+"""From losses to parameters: every step of a batch once per epoch, chunks that change nothing, trust regions kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from jaxpg import advantages, envs, improve, ladder, networks
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Params, Rollout, Transition
+
+COUNTER = tiny.counter()
+T, B = 4, 6
+
+
+def blank_batch(weight=None):
+    """Steps numbered in `obs`, columns in `memory`; both also in `target`."""
+    number = jnp.arange(float(T * B)).reshape(T, B)
+    ones = jnp.ones((T, B))
+    steps = Transition(number, ones, ones, ones, ones, ones == 0, number, ones)
+    weight = ones / (T * B) if weight is None else weight
+    return improve.Batch(
+        rollout=Rollout(steps, memory=(), trains=ones),
+        advantage=number,
+        target=number,
+        old_value=ones,
+        weight=weight,
+        share=(),
+        reference_log_prob=(),
+    )
+
+
+def objective(policy_loss, value_loss=None, sequential=False):
+    return improve.Objective(policy_loss, value_loss, None, advantages.unchanged, sequential)
+
+
+def visits(params, batch):
+    """A loss whose gradient is each visited step's weight, in the step's own place."""
+    return (batch.weight * params.policy[batch.rollout.steps.obs.astype(int)]).sum(), {
+        "rows": jnp.float32(batch.weight.size)
+    }
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 3, 8])
+@pytest.mark.parametrize("chunk_rows", [None, 2])
+def test_each_epoch_visits_every_step_once_at_a_weight_that_keeps_the_scale(num_minibatches, chunk_rows):
+    weight = jnp.asarray(np.random.default_rng(0).random((T, B)), jnp.float32)
+    params, _, metrics = improve.minibatches(
+        objective(visits), ladder.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), blank_batch(weight), jax.random.key(0),
+        epochs=3, num_minibatches=num_minibatches, chunk_rows=chunk_rows,
+    )  # fmt: skip
+    np.testing.assert_allclose(params.policy, -3 * num_minibatches * weight.reshape(-1), rtol=1e-5)
+    assert metrics["updates"] == 3 * num_minibatches
+    assert metrics["rows"] == T * B / num_minibatches
+
+
+def test_epochs_come_in_different_orders():
+    """Each update halves what is there and adds the steps it sees, so the end tells of the order."""
+
+    def loss(params, batch):
+        seen = jnp.zeros(T * B).at[batch.rollout.steps.obs.astype(int).reshape(-1)].set(1.0)
+        return (0.5 * params.policy * params.policy / 2 - params.policy * seen).sum(), {}
+
+    def after(epochs, key):
+        start = Params(jnp.zeros(T * B), ())
+        params, *_ = improve.minibatches(
+            objective(loss), ladder.sgd(), 1.0, start, (), blank_batch(), key, epochs=epochs, num_minibatches=4
+        )
+        return params.policy
+
+    one, other = after(1, jax.random.key(0)), after(1, jax.random.key(1))
+    assert (one != other).any()
+    twice = after(2, jax.random.key(0))
+    repeated = one * (1 + 0.5**4)  # what the same order once more would leave
+    assert (np.abs(twice - repeated) > 0.1).any()
+
+
+def test_columns_stay_whole_where_the_policy_reads_columns():
+    batch = blank_batch()
+    columns = jnp.arange(float(B))
+    batch = batch._replace(rollout=batch.rollout._replace(memory=columns))
+
+    def loss(params, batch):
+        number = batch.rollout.steps.obs
+        assert number.shape == (T, 2)
+        expected = batch.rollout.memory[None] + B * jnp.arange(float(T))[:, None]
+        total, _ = visits(params, batch)
+        return total, {"torn": (number != expected).sum().astype(jnp.float32)}
+
+    params, _, metrics = improve.minibatches(
+        objective(loss, sequential=True), ladder.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), batch, jax.random.key(0),
+        epochs=2, num_minibatches=3,
+    )  # fmt: skip
+    assert metrics["torn"] == 0
+    np.testing.assert_allclose(params.policy, -2 * 3 / (T * B), rtol=1e-6)
+
+
+def test_advantages_are_normalised_per_minibatch():
+    def loss(params, batch):
+        mean = (batch.weight * batch.advantage).sum() / batch.weight.sum()
+        square = (batch.weight * batch.advantage**2).sum() / batch.weight.sum()
+        return params.policy.sum(), {"off": jnp.abs(mean) + jnp.abs(square - 1)}
+
+    goal = objective(loss)._replace(normalize=partial(advantages.standardize, ddof=0))
+    _, _, metrics = improve.minibatches(
+        goal, ladder.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(0),
+        epochs=1, num_minibatches=4,
+    )  # fmt: skip
+    assert metrics["off"] < 1e-5
+
+
+def ppo_batch(network, **settings):
+    algorithm = ladder.ppo(num_envs=8, num_steps=6, learning_rate=0.1, max_grad_norm=None, **settings)
+    policy, critic = network(COUNTER)
+    return tiny.seen_by_improve(COUNTER, policy, critic, algorithm, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("network", "rows"),
+    [(partial(networks.mlp, hidden=(4,)), (5, 12)), (partial(networks.recurrent, hidden=(4,), width=4), (1, 3))],
+    ids=["steps", "columns"],
+)
+def test_chunks_change_neither_parameters_nor_metrics(network, rows):
+    goal, params, batch = ppo_batch(network, entropy_coefficient=0.1)
+
+    def run(chunk_rows):
+        settings = {"epochs": 2, "num_minibatches": 2, "chunk_rows": chunk_rows}
+        return tiny.jit(partial(improve.minibatches, goal, ladder.sgd(), 0.1, **settings))(
+            params, (), batch, jax.random.key(0)
+        )
+
+    whole = run(1000)
+    for chunk_rows in rows:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), run(chunk_rows), whole)
+
+
+def slide(params, batch):
+    """Gradient -1 for the one parameter; the KL that it reports is how far the parameter has come."""
+    distance = params.policy[0]
+    return -distance, {"approx_kl": distance}
+
+
+@pytest.mark.parametrize(("target_kl", "taken"), [(0.9, 2), (1.4, 3), (100.0, 8), (None, 8)])
+def test_passes_stop_for_good_once_the_kl_is_too_large(target_kl, taken):
+    """The KL before the k-th update is k, and 1.5 times the target is the limit."""
+    optimizer = optax.trace(0.0)  # has a state, which must stand still as well
+    start = Params(jnp.zeros(1), ())
+    params, opt_state, metrics = improve.minibatches(
+        objective(slide), optimizer, 1.0, start, optimizer.init(start), blank_batch(), jax.random.key(0),
+        epochs=2, num_minibatches=4, target_kl=target_kl,
+    )  # fmt: skip
+    assert params.policy[0] == taken
+    assert metrics["updates"] == taken
+    assert opt_state.trace.policy[0] == -1
+
+
+def test_early_stopping_keeps_a_real_policy_near():
+    settings = {"epochs": 20, "num_minibatches": 2}
+    goal, params, batch = ppo_batch(partial(networks.mlp, hidden=(4,)), clip=10.0)
+    old = goal.distribution(params, batch)
+    kls = []
+    for target_kl in (None, 0.01):
+        run = tiny.jit(partial(improve.minibatches, goal, ladder.sgd(), 0.5, target_kl=target_kl, **settings))
+        after, _, metrics = run(params, (), batch, jax.random.key(0))
+        kls.append((float(old.kl(goal.distribution(after, batch)).mean()), float(metrics["updates"])))
+    (far, all_updates), (near, updates) = kls
+    assert all_updates == 40
+    assert 1 < updates < 40
+    assert near < 0.1 < far
+
+
+def test_a_gradient_step_is_the_learning_rate_times_the_clipped_gradient():
+    def loss(params, batch):
+        return 3 * params.policy[0] + 4 * params.critic[0], {}
+
+    start = Params(jnp.zeros(1), jnp.zeros(1))
+    for max_norm, length in ((None, 5.0), (100.0, 5.0), (0.5, 0.5)):
+        params, _, metrics = improve.gradient_step(
+            objective(loss), ladder.sgd(max_grad_norm=max_norm), 0.1, start, (), blank_batch(), jax.random.key(0)
+        )
+        np.testing.assert_allclose([params.policy[0], params.critic[0]], [-0.06 * length, -0.08 * length], rtol=1e-5)
+        np.testing.assert_allclose(metrics["gradient_norm"], 5.0, rtol=1e-6)  # before it is clipped
+
+
+def test_a_batch_in_which_nothing_trains_changes_nothing():
+    """One action: no group can ever carry a signal."""
+    env = envs.make("probe-value")
+    policy, _ = networks.mlp(env, hidden=(4,))
+    learner = policy_gradient(env, policy, None, ladder.dapo(num_envs=4, group_size=2, max_rounds=2))
+    state = learner.init(jax.random.key(0))
+    after, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert metrics["steps"] == 8
+
+
+def spd(n, seed=0):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(n, n))
+    return root @ root.T + n * np.eye(n), rng.normal(size=n)
+
+
+@pytest.mark.parametrize("n", [1, 5, 20])
+@pytest.mark.parametrize("extra", [0, 30])
+def test_conjugate_gradients_solve_in_as_many_steps_as_there_are_unknowns(n, extra):
+    a, b = spd(n)
+    matrix = jnp.asarray(a, jnp.float32)
+    x = improve.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), n + extra)
+    np.testing.assert_allclose(x, np.linalg.solve(a, b), rtol=1e-3, atol=1e-5)
+
+
+def test_k_conjugate_steps_are_the_best_point_of_the_kth_krylov_space():
+    a, b = spd(12)
+    matrix = jnp.asarray(a, jnp.float32)
+    for k in (1, 3, 6):
+        space = np.stack([np.linalg.matrix_power(a, i) @ b for i in range(k)], 1)
+        space, _ = np.linalg.qr(space)
+        best = space @ np.linalg.solve(space.T @ a @ space, space.T @ b)
+        x = improve.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), k)
+        np.testing.assert_allclose(x, best, rtol=1e-3, atol=1e-5)
+
+
+def test_conjugate_gradients_of_nothing_are_nothing():
+    x = improve.conjugate_gradient(lambda v: v, jnp.zeros(3), 5)
+    np.testing.assert_array_equal(x, np.zeros(3))
+
+
+def trpo(max_kl, seed=0, shared=False, **settings):
+    """One step in a trust region: KL(old || new), how the loss changed, all parameters before and after, metrics."""
+    algorithm = ladder.trpo(num_envs=8, num_steps=6, max_kl=max_kl, value_minibatches=1, learning_rate=0.1, **settings)
+    policy, critic = networks.mlp(COUNTER, hidden=(4,), shared=shared)
+    goal, params, batch = tiny.seen_by_improve(COUNTER, policy, critic, algorithm, jax.random.key(seed))
+    after, _, metrics = tiny.jit(partial(algorithm.improve, goal, ladder.sgd(), 0.1))(
+        params, (), batch, jax.random.key(0)
+    )
+    prepared = goal.prepared(batch)
+    kl = goal.distribution(params, batch).kl(goal.distribution(after, batch)).mean()
+    change = goal.policy_loss(after, prepared)[0] - goal.policy_loss(params, prepared)[0]
+    return float(kl), float(change), params, after, metrics
+
+
+@pytest.mark.parametrize("max_kl", [1e-3, 0.1, 3.0])
+def test_a_step_in_a_trust_region_improves_and_stays_inside(max_kl):
+    """A region of three nats is far beyond the quadratic model: there the line search has to shorten the step."""
+    kl, change, _, _, metrics = trpo(max_kl, value_epochs=1)
+    assert metrics["accepted"] == 1
+    assert change < 0
+    assert 0.01 * max_kl < kl <= max_kl * 1.001
+    np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-3, atol=1e-7)
+
+
+def test_a_step_that_cannot_be_taken_is_not_taken():
+    """No step length is tried, or none is short enough."""
+    kl, _, params, after, metrics = trpo(0.01, backtracks=0, value_epochs=1)
+    assert metrics["accepted"] == kl == 0
+    jax.tree.map(np.testing.assert_array_equal, after.policy, params.policy)
+    assert any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), after.critic, params.critic)))
+
+
+def test_more_passes_of_the_critic_leave_the_policy_alone():
+    """Also where they share a torso."""
+    *_, once, _ = trpo(0.01, shared=True, value_epochs=1)
+    *_, often, _ = trpo(0.01, shared=True, value_epochs=6)
+    jax.tree.map(np.testing.assert_array_equal, once.policy, often.policy)
+    assert any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), once.critic, often.critic)))
+
+
+def test_metrics_of_an_update_are_means_over_the_steps_that_train():
+    """Entropy, KL and the clipped fractions of a policy that has moved, against a slow loop over the batch."""
+    goal, params, batch = ppo_batch(partial(networks.mlp, hidden=(4,)), clip=0.1, clip_high=0.2)
+    flat, unravel = jax.flatten_util.ravel_pytree(params.policy)
+    moved = params._replace(policy=unravel(flat + 0.3 * jax.random.normal(jax.random.key(1), flat.shape)))
+    old_log_prob = batch.rollout.steps.log_prob
+    _, metrics = goal.policy_loss(moved, goal.prepared(batch))
+    distribution = goal.distribution(moved, batch)
+    log_prob = distribution.log_prob(batch.rollout.steps.action)
+    advantage = goal.prepared(batch).advantage
+    ratio = np.exp(log_prob - old_log_prob)
+    low, high = (ratio < 0.9) & (advantage < 0), (ratio > 1.2) & (advantage > 0)
+    np.testing.assert_allclose(metrics["entropy"], distribution.entropy().mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["approx_kl"], (ratio - 1 - np.log(ratio)).mean(), rtol=1e-3)
+    np.testing.assert_allclose(metrics["clipped_low"], low.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["clipped_high"], high.mean(), rtol=1e-5)
+    assert 0 < low.mean() < 1
+    assert 0 < high.mean() < 1
