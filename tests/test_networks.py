@@ -120,7 +120,7 @@ def test_squashing_keeps_actions_inside_their_bounds():
 
 def test_squashing_into_no_bounds_is_refused():
     space = Box(np.array([-np.inf], np.float32), np.array([np.inf], np.float32))
-    with pytest.raises(UserError, match=r"finite bounds; the actions of target are unbounded"):
+    with pytest.raises(UserError, match="finite bounds, but the actions of target are unbounded"):
         networks.mlp(TARGET._replace(action_space=space), squash=True)
 
 
@@ -244,14 +244,11 @@ def test_a_convolution_slides_three_by_three_over_the_board():
     params = loud(policy.init(jax.random.key(0)))
     obs = np.asarray(random_rollout(IMAGES, batch=1).steps.obs[0, 0])
     torso = jax.tree.map(np.asarray, params["torso"]["params"])
+    kernel = torso["Dense_0"]["kernel"].reshape(3, 3, 3, 2)
     convolved = np.stack(
-        [
-            sum(scipy.signal.correlate2d(obs[..., c], torso["Conv_0"]["kernel"][..., c, k], "valid") for c in range(3))
-            for k in range(2)
-        ],
-        -1,
+        [sum(scipy.signal.correlate2d(obs[..., c], kernel[..., c, k], "valid") for c in range(3)) for k in range(2)], -1
     )
-    features = np.maximum(convolved + torso["Conv_0"]["bias"], 0).reshape(-1)
+    features = np.maximum(convolved + torso["Dense_0"]["bias"], 0).reshape(-1)
     features = np.maximum(linear(torso["MLPTorso_0"]["Dense_0"], features), 0)
     expected = linear(params["head"]["params"]["Dense_0"], features)
     np.testing.assert_allclose(policy.act(params, (), jnp.asarray(obs))[0].logits, expected, rtol=1e-4, atol=1e-5)
