@@ -22,6 +22,8 @@ from jaxpg.types import Array, Transition
 
 Scalar = Array | float
 
+AVERAGES = ("batch", "running")
+
 
 class Credit(NamedTuple):
     """What a credit gives.
@@ -64,7 +66,7 @@ def minus_mean(
     average: str = "batch",
     rate: Scalar = 0.1,
 ) -> Credit:
-    """Ψ_t = G_t - b, where b is an average of G over real steps of all devices.
+    """Ψ_t = G_t - b, where b is an average, one of AVERAGES, of G over real steps of all devices.
 
     "batch": b is the mean of this batch, which holds G_t itself: a bias in the order of 1/episodes.
     "running": b is `baseline`, from the batches before this one, hence without bias; what is handed on is
@@ -74,14 +76,19 @@ def minus_mean(
     Raises:
         UserError: `average` is neither.
     """
-    if average not in ("batch", "running"):
-        raise UserError(f'average is {average!r}; it must be "batch" or "running".')
+    check_average(average)
     g = _returns(steps, v_t, gamma)
     mean = _mean(g, steps.mask)
     if average == "batch":
         return _credit(steps, g - mean, g, baseline)
     updated = jnp.where(baseline == 0, mean, baseline + rate * (mean - baseline))
     return _credit(steps, g - baseline, g, updated)
+
+
+def check_average(average: str) -> None:
+    """Raise a UserError unless `average` is one that `minus_mean` knows."""
+    if average not in AVERAGES:
+        raise UserError(f"average is one of {', '.join(AVERAGES)}, not {average!r}.")
 
 
 def critic_baseline(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:

@@ -145,6 +145,7 @@ def reinforce_baseline(*, average: str = "batch", average_rate: float = 0.1, **i
         average: b is the mean return of this batch (batch), or an exponential average over past ones (running).
         average_rate: weight of the newest batch in the running average.
     """
+    advantages.check_average(average)
     credit = partial(advantages.minus_mean, average=average, rate=average_rate)
     return reinforce_to_go(**inherited)._replace(credit=credit)
 

@@ -113,8 +113,13 @@ def policy_gradient(
 ) -> Learner:
     """The learner of `algorithm` on `env`.
 
-    `critic` may be given to algorithms that use none: it is then left alone. `normalize_observations` and
-    `scale_rewards` put both on the scale of running moments, for tasks whose numbers are large or uneven.
+    Args:
+        env: where it learns.
+        policy: what it learns.
+        critic: its value function; one given to an algorithm that uses none is left alone.
+        algorithm: how it learns.
+        normalize_observations: put observations on the scale of their running moments.
+        scale_rewards: divide rewards by the running standard deviation of the discounted return.
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
@@ -160,7 +165,7 @@ def policy_gradient(
         params, opt_state, metrics = algorithm.improve(
             objective, optimizer, learning_rate, params, state.opt_state, batch, improve_key
         )
-        metrics |= _tally_metrics(tally, state.steps) | {"learning_rate": learning_rate}
+        metrics |= _tally_metrics(tally) | {"learning_rate": learning_rate}
         if critic:
             metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.trains)
         state = TrainState(
@@ -172,7 +177,8 @@ def policy_gradient(
             reference=_follow(state.reference, params.policy, algorithm.reference_rate),
             steps=state.steps + tally.steps.astype(jnp.int32),
         )
-        return state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        # `steps` stays an integer: float32 counts no further than 2^24.
+        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
 
     def actor(state: TrainState) -> Actor:
         acting, params = _seeing(policy, state.scales), state.params.policy
@@ -292,10 +298,9 @@ def _follow(reference: Tree, params: Tree, rate: Array | float) -> Tree:
     return jax.tree.map(lambda old, new: old + rate * (new - old), reference, params)
 
 
-def _tally_metrics(tally: Tally, steps: Array) -> Metrics:
+def _tally_metrics(tally: Tally) -> Metrics:
     mean_over_episodes = 1 / jnp.where(tally.episodes > 0, tally.episodes, jnp.nan)
     return {
-        "steps": steps + tally.steps,
         "episodes": tally.episodes,
         "return": tally.return_sum * mean_over_episodes,
         "length": tally.length_sum * mean_over_episodes,

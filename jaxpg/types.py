@@ -159,8 +159,8 @@ class Learner(NamedTuple):
 
     init(key) -> state: a NamedTuple of arrays. Its field `runner` (where it has one) holds what belongs to single
         environments, leaves `[B, ...]`, which are split over devices; every other field is replicated.
-    step(state, key) -> state, metrics: one iteration; metrics is a flat dict of float scalars. `steps` is the number
-        of environment steps consumed since `init`; `return` and `length` are means over the episodes that ended in
+    step(state, key) -> state, metrics: one iteration; metrics is a flat dict of scalars. `steps` (int32) counts
+        the environment steps since `init`; `return` and `length` are means over the episodes that ended in
         this iteration, NaN if none did, and `episodes` counts them. All others are finite while training is healthy.
     actor(state) -> Actor
     """
