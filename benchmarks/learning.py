@@ -302,7 +302,8 @@ def main() -> None:
         known = results.get(cell.name, {}).get("fingerprint")
         if known == fingerprint(cell, resolve(cell)) and not arguments.fresh:
             continue
-        results = {**read(arguments.results), cell.name: plain(measure(cell, console))}
+        measured = plain(measure(cell, console))
+        results = {**read(arguments.results), cell.name: measured}  # read again: other cells may have been finished
         write(arguments.results, results)
         console.print(f"{cell.name}: {interval(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s")
     publish(results, console)
