@@ -94,8 +94,8 @@ def test_groups_that_are_shuffled_compare_what_cannot_be_compared():
 
     uneven = env._replace(step=step)
     policy, _ = networks.mlp(env, hidden=(8,))
-    algorithm = ladder.grpo(num_envs=32, group_size=8, kl=None, learning_rate=0.01)
-    order = jnp.arange(32).reshape(4, 8).T.reshape(-1)  # each new group has members of all the old ones
+    algorithm = ladder.grpo(num_envs=64, group_size=8, kl=None, learning_rate=0.01)
+    order = jnp.arange(64).reshape(8, 8).T.reshape(-1)  # each new group has a member of every old one
 
     def shuffled(steps, *args, **kwargs):
         credit = algorithm.credit(steps._replace(reward=steps.reward[:, order]), *args, **kwargs)
