@@ -1,14 +1,11 @@
 """Neural networks as Policy and Critic.
 
 A network is a torso, which turns observations into features, and heads: one for the policy, one for the value. Each of
-`mlp`, `cnn` and `recurrent` returns `(policy, critic)`. Initial weights are orthogonal with the gains of PPO's
-reference code (Huang et al. 2022, "The 37 Implementation Details of PPO", detail 2): sqrt(2) in the torso, so that
-activations keep their scale; 0.01 for the policy head, so that the first policy is nearly uniform; 1 for the value.
+`mlp`, `cnn` and `recurrent` returns `(policy, critic)`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,117 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.errors import UserError
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Space, Transition, Tree
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
-HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = 2.0**0.5, 0.01, 1.0
-
-
-def orthogonal(gain: float) -> Callable[..., Array]:
-    """Initial weights `[..., out]`: as a matrix, `gain` times one with orthonormal columns (or rows), uniformly drawn.
-
-    Gram-Schmidt on a normal matrix, every projection taken twice against rounding (Saxe et al. 2014, section 3). A QR
-    decomposition gives the same, but several of jaxlib's at once, as `vmap` over seeds makes them, can wait for each
-    other for ever on a CPU: each holds a thread of the pool that it wants to share its work with.
-    """
-
-    def initialise(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        rows, columns = math.prod(shape[:-1]), shape[-1]
-        normal = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
-
-        def add_column(i: Array, q: Array) -> Array:
-            column = normal[:, i]
-            for _ in range(2):
-                column -= q @ (q.T @ column)
-            return q.at[:, i].set(column / jnp.linalg.norm(column))
-
-        q = lax.fori_loop(0, normal.shape[1], add_column, jnp.zeros_like(normal))
-        return gain * (q if rows >= columns else q.T).reshape(shape)
-
-    return initialise
-
-
-def dense(features: int, gain: float) -> nn.Dense:
-    """A dense layer with orthogonal weights scaled by `gain` and no initial bias."""
-    return nn.Dense(features, kernel_init=orthogonal(gain))
-
-
-class MLPTorso(nn.Module):
-    """`[..., *event] -> [..., hidden[-1]]`: the event axes flattened, then dense layers."""
-
-    event_ndim: int
-    hidden: Sequence[int]
-    activation: str
-
-    @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        x = obs.reshape(*obs.shape[: obs.ndim - self.event_ndim], -1)
-        for width in self.hidden:
-            x = ACTIVATIONS[self.activation](dense(width, HIDDEN_GAIN)(x))
-        return x
-
-
-class CNNTorso(nn.Module):
-    """`[..., H, W, C] -> [..., hidden[-1]]`: one 3x3 convolution per entry of `channels`, then dense layers.
-
-    MinAtar's ten-by-ten boards want no more than one (Young and Tian 2019, section 4).
-    """
-
-    channels: Sequence[int]
-    hidden: Sequence[int]
-    activation: str
-
-    @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        x = obs
-        for channels in self.channels:
-            x = ACTIVATIONS[self.activation](dense(channels, HIDDEN_GAIN)(patches(x)))
-        return MLPTorso(3, self.hidden, self.activation)(x)
-
-
-def patches(x: Array) -> Array:
-    """`[..., H, W, C] -> [..., H-2, W-2, 9C]`: the 3x3 neighbourhood of every inner cell, row by row.
-
-    A dense layer on top of it is a convolution without padding. XLA's own convolution, differentiated inside a
-    compiled loop on a CPU, took 15 times as long as this matrix product.
-    """
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2
-    return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], -1)
-
-
-class PolicyHead(nn.Module):
-    """Features to a distribution over the action space.
-
-    Discrete: logits. Box: a mean per dimension and a log standard deviation that does not depend on the state
-    (detail 2 of the continuous-control part of the 37), squashed into the bounds where `squash` is set.
-    """
-
-    space: Space
-    squash: bool
-    initial_log_std: float
-
-    @nn.compact
-    def __call__(self, features: Array) -> Any:
-        if isinstance(self.space, Discrete):
-            return Categorical(dense(self.space.n, POLICY_GAIN)(features))
-        size = self.space.shape[-1]
-        mean = dense(size, POLICY_GAIN)(features)
-        log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (size,))
-        log_std = jnp.broadcast_to(log_std, mean.shape)
-        if not self.squash:
-            return DiagonalGaussian(mean, log_std)
-        low, high = (jnp.broadcast_to(jnp.asarray(bound, mean.dtype), mean.shape) for bound in self.space)
-        return SquashedGaussian(mean, log_std, low, high)
-
-
-class ValueHead(nn.Module):
-    """Features to a scalar, the last axis dropped."""
-
-    @nn.compact
-    def __call__(self, features: Array) -> Array:
-        return dense(1, VALUE_GAIN)(features)[..., 0]
+from jaxpg.layers import ACTIVATIONS, GRU, CNNTorso, MinGRU, MLPTorso, PolicyHead, ValueHead
+from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Transition, Tree
 
 
 def mlp(
@@ -297,51 +186,6 @@ def successor_values(value: Callable[[Array], Array], steps: Transition, v_tm1: 
         return jnp.where(cut, v_cut[None], following)
 
     return lax.cond((cut.sum(0) > 1).any(), lambda _: value(steps.next_obs), at_ends, None)
-
-
-class GRU(nn.Module):
-    """Gated recurrent unit (Cho et al. 2014). `__call__` is one step, `unroll` a scan over `[T, B, ...]`."""
-
-    width: int
-
-    def setup(self) -> None:
-        self.cell = nn.GRUCell(self.width, recurrent_kernel_init=orthogonal(1.0))
-
-    def __call__(self, memory: Array, x: Array) -> Array:
-        return self.cell(memory, x)[0]
-
-    def unroll(self, memory: Array, x: Array, first: Array) -> Array:
-        def step(cell: nn.Module, memory: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
-            x_t, first_t = inputs
-            memory = cell(jnp.where(first_t[:, None], 0.0, memory), x_t)[0]
-            return memory, memory
-
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        return scan(self.cell, memory, (x, first))[1]
-
-
-class MinGRU(nn.Module):
-    """h_t = (1 - z_t) h_{t-1} + z_t c_t with gate z_t and candidate c_t functions of x_t alone."""
-
-    width: int
-
-    def setup(self) -> None:
-        self.gate, self.candidate = nn.Dense(self.width), nn.Dense(self.width)
-
-    def __call__(self, memory: Array, x: Array) -> Array:
-        gate = nn.sigmoid(self.gate(x))
-        return (1 - gate) * memory + gate * self.candidate(x)
-
-    def unroll(self, memory: Array, x: Array, first: Array) -> Array:
-        gate = nn.sigmoid(self.gate(x))
-        keep = jnp.where(first[..., None], 0.0, 1 - gate)
-        new = gate * self.candidate(x)
-        new = new.at[0].add(keep[0] * memory)
-
-        def compose(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
-            return earlier[0] * later[0], later[0] * earlier[1] + later[1]
-
-        return lax.associative_scan(compose, (keep, new))[1]
 
 
 def _remembering(
