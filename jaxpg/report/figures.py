@@ -109,9 +109,10 @@ def curves_figure(curves: Curves, *, title: str, threshold: float | None = None)
         axes.set_xlim(0, edges[1:][known].max(initial=0.0) or edges[-1])
         if threshold is not None:
             axes.axhline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
-            place = (0.006, threshold), axes.get_yaxis_transform()
-            axes.annotate(f"threshold {threshold:g}", place[0], (0, 3), xycoords=place[1], textcoords="offset points",
-                          fontsize=8, alpha=0.7)  # fmt: skip
+            # below the line and to the right, where curves that have come this far are above it
+            place = (0.994, threshold), axes.get_yaxis_transform()
+            axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
+                          fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
         _label_ends(axes, edges, lines)
     return figure
 
