@@ -17,12 +17,12 @@ def without_clip(algorithm: PolicyGradient) -> PolicyGradient:
     return algorithm._replace(surrogate=surrogates.importance_ratio)
 
 
-def late_episode_ends(algorithm: PolicyGradient) -> PolicyGradient:
-    """Episodes end one step later than they did: the mask of the step before is read."""
+def early_episode_ends(algorithm: PolicyGradient) -> PolicyGradient:
+    """Episodes end one step before they do: the mask of the next step is read."""
 
     def credit(steps: Transition, *args: Array, **settings: Any) -> Credit:
-        late = steps._replace(last=jnp.roll(steps.last, 1, 0), discount=jnp.roll(steps.discount, 1, 0))
-        return algorithm.credit(late, *args, **settings)
+        early = steps._replace(last=jnp.roll(steps.last, -1, 0), discount=jnp.roll(steps.discount, -1, 0))
+        return algorithm.credit(early, *args, **settings)
 
     return algorithm._replace(credit=credit)
 
