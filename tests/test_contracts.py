@@ -101,7 +101,9 @@ def test_the_table_holds_every_algorithm():
 def test_two_steps_are_finite_and_move_all_parameters(case):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(case.states))
     for metrics in case.metrics:
-        assert all(x.shape == () and x.dtype == np.float32 for x in metrics.values())
+        assert {k: (v.shape, v.dtype) for k, v in metrics.items()} == {
+            k: ((), np.int32 if k == "steps" else np.float32) for k in metrics
+        }
         assert not [k for k, v in metrics.items() if not np.isfinite(v) and k not in ("return", "length")]
     moved = jax.tree.map(lambda new, old: (new != old).any(), case.states[2].params, case.states[0].params)
     assert all(jax.tree.leaves(moved)), moved
@@ -126,9 +128,9 @@ def test_a_second_step_is_not_traced_again(case):
     assert len(case.traces) == 1
 
 
-@pytest.mark.parametrize("case", ["reinforce", "a2c", "trpo", "ppo, gru", "dapo"], indirect=True)
+@pytest.mark.parametrize("case", ["reinforce", "trpo", "ppo, gru"], indirect=True)
 def test_without_jit_the_numbers_are_the_same(case):
-    """Every way of collecting and of improving once: op by op is slow."""
+    """Both ways of collecting and all of improving: op by op is slow."""
     near(case.learner.step(case.states[0], case.keys[0]), (case.states[1], case.metrics[0]))
 
 

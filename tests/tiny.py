@@ -58,9 +58,9 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
 
     def step(key: Array, state: Count, action: Array) -> tuple[Count, TimeStep]:
         after = state._replace(time=state.time + 1)
-        terminated = after.time >= state.length
+        terminated = after.time == state.length  # asked to go on behind its end, it would not know
         reward = 10.0 * state.length + state.time + 0.1 * action
-        last = terminated | (after.time >= time_limit)
+        last = terminated | (after.time == time_limit)
         return after, TimeStep(obs(after), reward.astype(jnp.float32), 1.0 - terminated.astype(jnp.float32), last)
 
     space = Box(np.zeros(2, np.float32), np.full(2, max(longest, time_limit), np.float32))
