@@ -72,7 +72,7 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     per_agent = max(1, steps // (num_envs * NUM_STEPS * agents)) * num_envs * NUM_STEPS
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
-    seeds, start = partial(jax.random.split, num=agents), jax.jit(partial(train.start, learner))
+    seeds, start = partial(jax.random.split, num=agents), train.compiled_start(learner)
     state = jax.eval_shape(start, seeds(jax.random.key(0)))
     specs = train.RunState(parallel.state_specs(state.learner), parallel.PER_SEED, parallel.PER_SEED)
 
