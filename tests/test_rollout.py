@@ -248,14 +248,15 @@ GROUPS = [
 
 
 def scripted(key):
-    """An episodic collector whose round i gives the returns GROUPS[i], in two steps of one real and one padded."""
+    """An episodic collector whose round i gives the returns GROUPS[i] in a first step; the second is real above 5."""
     rounds = jax.random.key_data(jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(GROUPS))))
     returns = jnp.array(GROUPS, jnp.float32).reshape(len(GROUPS), 6)
 
     def collect(env, policy, params, runner, round_key):
         which = (rounds == jax.random.key_data(round_key)[None]).all(1).argmax()
-        mask = jnp.array([[1.0], [0.0]]) * jnp.ones((2, 6))
-        reward = returns[which][None] + 50.0 * (1 - mask)  # what the mask hides is no return
+        mask = jnp.stack([jnp.ones(6), returns[which] > 5])
+        poison = 50.0 * jnp.arange(6.0) * (1 - mask[1])  # what the mask hides is no return
+        reward = jnp.stack([returns[which], poison])
         zeros = jnp.zeros((2, 6))
         obs = jnp.broadcast_to(returns[which][None, :, None], (2, 6, 1))
         steps = Transition(obs, zeros, zeros, reward, zeros, zeros == 0, obs, mask)
@@ -286,5 +287,6 @@ def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spe
     np.testing.assert_array_equal(tally, [6 * rounds, 6 * rounds, rounds, 6 * rounds])
     pairs = np.reshape(returns, (3, 2))
     signal = np.repeat(pairs[:, 0] != pairs[:, 1], 2)
-    np.testing.assert_array_equal(part.steps.mask, [[1] * 6, [0] * 6])  # a group left over is real all the same
-    np.testing.assert_array_equal(part.trains, [signal, [0] * 6])
+    real = np.stack([np.ones(6), np.array(returns) > 5])
+    np.testing.assert_array_equal(part.steps.mask, real)  # a group left over is real all the same
+    np.testing.assert_array_equal(part.trains, signal * real)
