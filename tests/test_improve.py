@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from jaxpg import advantages, envs, improve, ladder, networks
+from jaxpg.distributions import Categorical, DiagonalGaussian
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Params, Rollout, Transition
 
@@ -149,7 +150,7 @@ def slide(params, batch):
 @pytest.mark.parametrize(("target_kl", "taken"), [(0.9, 2), (1.4, 3), (100.0, 8), (None, 8)])
 def test_passes_stop_for_good_once_the_kl_is_too_large(target_kl, taken):
     """The KL before the k-th update is k, and 1.5 times the target is the limit."""
-    optimizer = optax.trace(0.0)  # has a state, which must stand still as well
+    optimizer = optax.scale_by_schedule(jnp.ones_like)  # counts its updates, and must stand still as well
     start = Params(jnp.zeros(1), ())
     params, opt_state, metrics = improve.minibatches(
         objective(slide), optimizer, 1.0, start, optimizer.init(start), blank_batch(), jax.random.key(0),
@@ -157,7 +158,21 @@ def test_passes_stop_for_good_once_the_kl_is_too_large(target_kl, taken):
     )  # fmt: skip
     assert params.policy[0] == taken
     assert metrics["updates"] == taken
-    assert opt_state.trace.policy[0] == -1
+    assert opt_state.count == taken
+
+
+def test_a_minibatch_that_is_near_does_not_start_the_passes_again():
+    """Only the minibatch with the first step in it reports a large KL."""
+
+    def loss(params, batch):
+        return -params.policy[0], {"approx_kl": 10.0 * (batch.rollout.steps.obs == 0).any()}
+
+    params, _, metrics = improve.minibatches(
+        objective(loss), ladder.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(1),
+        epochs=3, num_minibatches=4, target_kl=1.0,
+    )  # fmt: skip
+    assert params.policy[0] == metrics["updates"]
+    assert 0 < metrics["updates"] < 4
 
 
 def test_early_stopping_keeps_a_real_policy_near():
@@ -253,6 +268,45 @@ def test_a_step_in_a_trust_region_improves_and_stays_inside(max_kl):
     assert change < 0
     assert 0.01 * max_kl < kl <= max_kl * 1.001
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-3, atol=1e-7)
+
+
+def line_search(loss, distribution, start, backtracks, max_kl=0.1):
+    """Where a trust region takes the one parameter of a distribution; whether it was taken anywhere."""
+    goal = objective(lambda params, batch: (loss(params.policy[0]), {}))
+    goal = goal._replace(distribution=lambda params, batch: distribution(params.policy[0]))
+    params, _, metrics = improve.trust_region(
+        goal, ladder.sgd(), 0.1, Params(jnp.array([start]), ()), (), blank_batch(), jax.random.key(0),
+        max_kl=max_kl, conjugate_steps=1, damping=0.0, backtracks=backtracks, value_epochs=1, value_minibatches=1,
+    )  # fmt: skip
+    return float(params.policy[0]), float(metrics["accepted"]), float(metrics["kl"])
+
+
+@pytest.mark.parametrize(("backtracks", "halvings"), [(10, 5), (6, 5), (5, None)])
+def test_the_step_is_halved_until_the_loss_falls(backtracks, halvings):
+    """The mean of a normal variable: KL = x²/2 and F = 1, so the step is sqrt(2 max_kl); the loss falls below 0.02."""
+
+    def normal(x):
+        return DiagonalGaussian(jnp.full((T, B, 1), x), jnp.zeros(1))
+
+    x, accepted, _ = line_search(lambda x: -x + 50 * x**2, normal, 0.0, backtracks)
+    assert accepted == (halvings is not None)
+    np.testing.assert_allclose(x, np.sqrt(0.2) / 2**halvings if accepted else 0.0, rtol=1e-5)
+
+
+def test_the_step_is_halved_until_the_kl_is_kept():
+    """A rare action of two: the quadratic model allows a step that makes it likely, the true KL does not."""
+    start = -4.6
+
+    def rare(x):
+        return Categorical(jnp.stack([x, 0.0])[None, None] * jnp.ones((T, B, 1)))
+
+    x, accepted, kl = line_search(lambda x: -x, rare, start, 10)
+    p, q = 1 / (1 + np.exp(-start)), 1 / (1 + np.exp(-x))
+    true_kl = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+    assert accepted == 1
+    np.testing.assert_allclose(kl, true_kl, rtol=1e-3)
+    assert true_kl < 0.1
+    np.testing.assert_allclose(x - start, np.sqrt(0.2 / (p * (1 - p))) / 2, rtol=1e-3)  # halved once
 
 
 def test_a_step_that_cannot_be_taken_is_not_taken():
