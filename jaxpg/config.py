@@ -304,7 +304,7 @@ def _check_division(config: Config, time_limit: int, sequential: bool, shards: i
     if local % group:
         where = f" on each of {shards} devices" if shards > 1 else ""
         raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group}.")
-    steps = settings.get("num_steps", time_limit)
+    steps = settings.get("num_steps") or time_limit
     rows = local if sequential else local * steps
     what = f"{local} environments" if sequential else f"{local} environments x {steps} steps = {rows} rows"
     for name in ("num_minibatches", "value_minibatches"):

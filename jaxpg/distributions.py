@@ -1,8 +1,8 @@
 """Distributions over actions: records of their parameters, so they pass through jit, vmap and scan as pytrees.
 
-All of them offer the same five methods: `sample(key)`, `log_prob(action)`, `entropy()`, `kl(other)` for
-KL(self ‖ other) with another of the same kind, and `mode()`. Any leading axes are batch axes; results have one number
-per event.
+All of them offer the same methods: `sample(key)`, `log_prob(action)`, `entropy()`, `log_prob_and_entropy(action)` for
+both at once, `kl(other)` for KL(self ‖ other) with another of the same kind, and `mode()`. Any leading axes are batch
+axes; results have one number per event.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class Categorical(NamedTuple):
         p = jnp.exp(log_p)
         return -(p * jnp.where(p > 0, log_p, 0)).sum(-1)
 
+    def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
+        return self.log_prob(action), self.entropy()
+
     def kl(self, other: Categorical) -> Array:
         """Σ p (log p - log q), infinite where q forbids what p does not."""
         log_p, log_q = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
@@ -82,6 +85,9 @@ class DiagonalGaussian(NamedTuple):
     def entropy(self) -> Array:
         """Σ log σ + log(2πe)/2 over the event, in nats."""
         return (_match(self.log_std, self.mean) + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
+        return self.log_prob(action), self.entropy()
 
     def kl(self, other: DiagonalGaussian) -> Array:
         """Σ log(σ_q/σ_p) + (σ_p² + (μ_p - μ_q)²)/(2σ_q²) - 1/2 over the event."""
@@ -134,6 +140,9 @@ class SquashedGaussian(NamedTuple):
         node, weight = (jnp.asarray(x, self.mean.dtype).reshape(shape) for x in (_NODES, _NODE_WEIGHTS))
         slope = weight * _log_slope(self.mean[None] + self.base._std[None] * node)
         return self.base.entropy() + (slope.sum(0) + jnp.log(0.5 * self._width)).sum(-1)
+
+    def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
+        return self.log_prob(action), self.entropy()
 
     def kl(self, other: SquashedGaussian) -> Array:
         """KL does not change under a bijection: that of the Gaussians. The bounds of both must be the same."""

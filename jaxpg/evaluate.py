@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
-from jaxpg.types import Actor, Array, Env, Key, TimeStep, Tree
+from jaxpg.rollout import anyone, mean_parts
+from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 
 
 class Evaluation(NamedTuple):
@@ -17,10 +19,12 @@ class Evaluation(NamedTuple):
 
     returns: [episodes] float32, undiscounted sums of rewards.
     lengths: [episodes] int32, environment steps.
+    metrics: what else was measured, as means over the episodes (see types.Env, outcome and measure).
     """
 
     returns: Array
     lengths: Array
+    metrics: Metrics
 
 
 class Episode(NamedTuple):
@@ -51,10 +55,13 @@ class _Moment(NamedTuple):
 _Carry = tuple[Array, _Moment, Array, Evaluation]  # t, moments, running, sums
 
 
+def _steps_key(key: Key) -> Key:
+    return jax.random.split(key)[1]
+
+
 def _begin(env: Env, actor: Actor, key: Key) -> _Moment:
-    reset_key, steps_key = jax.random.split(key)
-    state, obs = env.reset(reset_key)
-    return _Moment(steps_key, state, obs, actor.start(obs))
+    state, obs = env.reset(jax.random.split(key)[0])
+    return _Moment(_steps_key(key), state, obs, actor.start(env.first_sight(state, obs)))
 
 
 def _advance(env: Env, actor: Actor, moment: _Moment, t: Array, greedy: bool) -> tuple[_Moment, Array, TimeStep]:
@@ -64,7 +71,7 @@ def _advance(env: Env, actor: Actor, moment: _Moment, t: Array, greedy: bool) ->
     return _Moment(moment.key, state, timestep.obs, memory), action, timestep
 
 
-def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool) -> Evaluation:
+def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, group_size: int = 1) -> Evaluation:
     """The returns and lengths of exactly `episodes` whole episodes, each from a fresh reset.
 
     Counting episodes rather than steps keeps the average honest: among the first k episodes that *end*, short ones are
@@ -78,28 +85,43 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool) -
         key: the source of all randomness.
         episodes: how many, at least one (static).
         greedy: take the mode of the policy instead of a sample (static).
+        group_size: this many neighbouring episodes begin alike (static), as answers to one prompt.
 
     Raises:
-        UserError: if `episodes` is not positive.
+        UserError: if `episodes` is not positive, or does not divide into groups.
     """
     if episodes < 1:
         raise UserError(f"episodes must be at least 1, not {episodes}")
-    moments = jax.vmap(lambda k: _begin(env, actor, k))(jax.random.split(key, episodes))
+    if episodes % group_size:
+        raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
+    keys = jax.random.split(key, episodes)
+    leaders = jnp.arange(episodes) // group_size * group_size
+    moments = jax.vmap(partial(_begin, env, actor))(keys[leaders])._replace(key=jax.vmap(_steps_key)(keys))
 
     def unfinished(carry: _Carry) -> Array:
         t, _, running, _ = carry
-        return jnp.any(running) & (t < env.time_limit)
+        return anyone(running) & (t < env.time_limit)
 
     def step(carry: _Carry) -> _Carry:
         t, moments, running, sums = carry
-        moments, _, timestep = jax.vmap(lambda m: _advance(env, actor, m, t, greedy))(moments)
+        moved, _, timestep = jax.vmap(lambda m: _advance(env, actor, m, t, greedy))(moments)
+        if env.outcome:  # which reads the state at the end
+            halted = jax.vmap(partial(jax.tree.map, jnp.where))(running, moved.state, moments.state)
+            moved = moved._replace(state=halted)
         reward = jnp.where(running, timestep.reward, 0.0).astype(jnp.float32)
-        sums = Evaluation(sums.returns + reward, sums.lengths + running)
-        return t + 1, moments, running & ~timestep.last, sums
+        sums = sums._replace(returns=sums.returns + reward, lengths=sums.lengths + running)
+        return t + 1, moved, running & ~timestep.last, sums
 
-    sums = Evaluation(jnp.zeros(episodes, jnp.float32), jnp.zeros(episodes, jnp.int32))
+    sums = Evaluation(jnp.zeros(episodes, jnp.float32), jnp.zeros(episodes, jnp.int32), {})
     start = jnp.zeros((), jnp.int32), moments, jnp.ones(episodes, bool), sums
-    return lax.while_loop(unfinished, step, start)[-1]
+    _, moments, _, sums = lax.while_loop(unfinished, step, start)
+    if env.outcome is None:
+        return sums
+    outcome = jax.vmap(env.outcome)(moments.state)
+    metrics = mean_parts(outcome)
+    if env.measure:
+        metrics |= env.measure(outcome, sums.lengths, group_size)
+    return sums._replace(returns=sums.returns + outcome.reward, metrics=metrics)
 
 
 def play(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Episode:

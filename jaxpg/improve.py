@@ -126,7 +126,7 @@ def minibatches(
     def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
         params, opt_state, going = carry
         chosen = objective.prepared(
-            _columns(batch, lambda x, axis: jnp.take(x, columns, axis, unique_indices=True, mode="clip"))
+            _columns(batch, lambda axis, x: jnp.take(x, columns, axis, unique_indices=True, mode="clip"))
         )
         gradient, metrics = _gradient(objective.loss, params, chosen, chunk_rows)
         if target_kl is not None:
@@ -247,7 +247,7 @@ def _gradient(loss: Loss, params: Params, batch: Batch, rows: int | None) -> tup
     size = num_columns // chunks
 
     def of_chunk(i: Array | int) -> tuple[Params, Metrics]:
-        return differentiate(params, _columns(batch, lambda x, axis: lax.dynamic_slice_in_dim(x, i * size, size, axis)))
+        return differentiate(params, _columns(batch, lambda axis, x: lax.dynamic_slice_in_dim(x, i * size, size, axis)))
 
     def add(total: tuple[Params, Metrics], i: Array) -> tuple[tuple[Params, Metrics], None]:
         return jax.tree.map(jnp.add, total, of_chunk(i)), None
@@ -285,11 +285,12 @@ def _apply(
 
 def _as_steps(batch: Batch) -> Batch:
     """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
-    return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+    rollout = batch.rollout._replace(context=(), outcome=())
+    return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
 
 
-def _columns(batch: Batch, pick: Callable[[Array, int], Array]) -> Batch:
-    """Some columns of a batch: `pick(leaf, axis)` of every leaf. The memory has no time axis."""
-    memory = jax.tree.map(lambda x: pick(x, 0), batch.rollout.memory)
-    picked = jax.tree.map(lambda x: pick(x, 1), batch._replace(rollout=batch.rollout._replace(memory=())))
-    return picked._replace(rollout=picked.rollout._replace(memory=memory))
+def _columns(batch: Batch, pick: Callable[[int, Array], Array]) -> Batch:
+    """Some columns of a batch: `pick(axis, leaf)` of every leaf."""
+    rollout = batch.rollout.map_columns(pick)
+    by_step = {n: jax.tree.map(partial(pick, 1), x) for n, x in batch._asdict().items() if n != "rollout"}
+    return Batch(rollout=rollout, **by_step)

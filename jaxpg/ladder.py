@@ -175,7 +175,7 @@ def actor_critic_td(*, num_envs: int = 1, num_steps: int = 16, **inherited: Any)
     n is what is left of the segment. The mean is now over steps, for there are no whole episodes to speak of.
 
     Args:
-        num_steps: steps of each environment between two updates.
+        num_steps: steps of each environment between two updates; none, from a2c on, for one whole episode of each.
     """
     return actor_critic_mc(num_envs=num_envs, **inherited)._replace(
         collect=rollout.continuing(num_envs=num_envs, num_steps=num_steps),
@@ -186,7 +186,12 @@ def actor_critic_td(*, num_envs: int = 1, num_steps: int = 16, **inherited: Any)
 
 @child_of(actor_critic_td)
 def a2c(
-    *, num_envs: int = 16, num_steps: int = 16, gae_lambda: float = 1.0, start_pool: int = 0, **inherited: Any
+    *,
+    num_envs: int = 16,
+    num_steps: int | None = 16,
+    gae_lambda: float = 1.0,
+    start_pool: int = 0,
+    **inherited: Any,
 ) -> PolicyGradient:
     """Advantage actor-critic (Mnih et al. 2016, synchronous): many environments side by side, lambda-returns.
 
@@ -198,8 +203,12 @@ def a2c(
         gae_lambda: between 0, one step and all trust in V, and 1, all rewards of the segment.
         start_pool: draw this many start states per environment and segment beforehand, instead of one at every step.
     """
-    return actor_critic_td(num_envs=num_envs, num_steps=num_steps, **inherited)._replace(
-        collect=rollout.continuing(num_envs=num_envs, num_steps=num_steps, start_pool=start_pool),
+    if num_steps is None:
+        collect = rollout.episodic(num_envs=num_envs)
+    else:
+        collect = rollout.continuing(num_envs=num_envs, num_steps=num_steps, start_pool=start_pool)
+    return actor_critic_td(num_envs=num_envs, **inherited)._replace(
+        collect=collect,
         credit=partial(advantages.generalized, lambda_=gae_lambda),
     )
 
@@ -208,7 +217,7 @@ def a2c(
 def trpo(
     *,
     num_envs: int = 16,
-    num_steps: int = 128,
+    num_steps: int | None = 128,
     gae_lambda: float = 0.97,
     normalize_advantages: bool = True,
     max_kl: float = 0.01,
@@ -256,7 +265,7 @@ def trpo(
 def ppo(
     *,
     num_envs: int = 64,
-    num_steps: int = 128,
+    num_steps: int | None = 128,
     learning_rate: float = 2.5e-4,
     max_grad_norm: float | None = 0.5,
     gae_lambda: float = 0.95,
@@ -373,7 +382,12 @@ def dr_grpo(*, group_size: int = 8, max_length: int, **inherited: Any) -> Policy
 
 @child_of(grpo, drops=("kl", "kl_coefficient", "reference_rate"))
 def dapo(
-    *, group_size: int = 8, clip_high: float | None = 0.28, max_rounds: int = 4, **inherited: Any
+    *,
+    group_size: int = 8,
+    clip_high: float | None = 0.28,
+    max_rounds: int = 4,
+    drop_cut_off: bool = False,
+    **inherited: Any,
 ) -> PolicyGradient:
     """Decoupled clip and dynamic sampling policy optimization (Yu et al. 2025, section 3).
 
@@ -382,10 +396,12 @@ def dapo(
 
     Args:
         max_rounds: rounds of sampling at most, to fill the batch with groups that carry signal.
+        drop_cut_off: episodes that the time limit cut off do not train.
     """
     parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
+    collect = rollout.refilled(parent.collect, max_rounds=max_rounds)
     return parent._replace(
-        collect=rollout.refilled(parent.collect, group_size=group_size, max_rounds=max_rounds),
+        collect=rollout.without_cut_off(collect) if drop_cut_off else collect,
         aggregate=aggregates.per_step,
     )
 

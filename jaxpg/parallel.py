@@ -37,6 +37,11 @@ def psum(tree: Tree) -> Tree:
     return lax.psum(tree, DATA) if data_axis_bound() else tree
 
 
+def mean(x: jax.Array) -> jax.Array:
+    """Mean of the entries of all devices of the data axis, which hold equally many."""
+    return psum(x.mean()) / num_shards()
+
+
 def own_key(key: Key) -> Key:
     """A key of this device's own, where several share a batch."""
     return jax.random.fold_in(key, lax.axis_index(DATA)) if data_axis_bound() else key

@@ -23,7 +23,7 @@ from jaxpg.normalization import (
     update_moments,
 )
 from jaxpg.penalties import ReferenceKL, k3
-from jaxpg.rollout import Collector, Tally
+from jaxpg.rollout import Collector, Tally, mean_parts
 from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 
 
@@ -147,8 +147,7 @@ def policy_gradient(
             ),
             scales=scales,
             baseline=jnp.zeros((), jnp.float32),
-            # A copy: the state may be donated, and one buffer must not be given away twice.
-            reference=jax.tree.map(jnp.copy, params.policy) if algorithm.reference_kl else (),
+            reference=copy(params.policy) if algorithm.reference_kl else (),
             steps=jnp.zeros((), jnp.int32),
         )
 
@@ -165,7 +164,9 @@ def policy_gradient(
         params, opt_state, metrics = algorithm.improve(
             objective, optimizer, learning_rate, params, state.opt_state, batch, improve_key
         )
-        metrics |= _tally_metrics(tally) | {"learning_rate": learning_rate}
+        metrics |= _tally_metrics(tally) | mean_parts(rollout.outcome) | {"learning_rate": learning_rate}
+        if env.measure:
+            metrics |= env.measure(rollout.outcome, rollout.steps.mask.sum(0), algorithm.collect.group_size)
         if critic:
             metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.trains)
         state = TrainState(
@@ -189,7 +190,16 @@ def policy_gradient(
 
         return Actor(start=partial(acting.start, params), act=act)
 
-    return Learner(init, step, actor)
+    def adopt(state: TrainState, params: Tree) -> TrainState:
+        reference = copy(params) if algorithm.reference_kl else ()
+        return state._replace(params=state.params._replace(policy=params), reference=reference)
+
+    return Learner(init, step, actor, adopt)
+
+
+def copy(params: Tree) -> Tree:
+    """Buffers of their own: a state may be donated, and none must be given away twice."""
+    return jax.tree.map(jnp.copy, params)
 
 
 def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> Objective:
@@ -198,7 +208,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
     def policy_loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
         steps, weight = batch.rollout.steps, batch.weight
         distribution = policy.evaluate(params.policy, batch.rollout)
-        log_prob, entropy = distribution.log_prob(steps.action), distribution.entropy()
+        log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
 
         def surrogate(log_prob: Array) -> Array:
             return algorithm.surrogate(log_prob, steps.log_prob, batch.advantage)

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from jaxpg import parallel
 from jaxpg.errors import UserError
-from jaxpg.types import Array, Env, Key, Policy, Rollout, Transition, Tree
+from jaxpg.types import Array, Env, Key, Metrics, Outcome, Policy, Rollout, Transition, Tree
 
 
 class Runner(NamedTuple):
@@ -49,11 +50,13 @@ class Collector(NamedTuple):
     init(env, policy, params, key) -> runner: for all columns of all devices.
     collect(env, policy, params, runner, key) -> runner, Rollout, Tally: for the columns of this device.
     num_envs: columns on all devices together.
+    group_size: neighbouring columns that share their start state.
     """
 
     init: Callable[[Env, Policy, Tree, Key], Tree]
     collect: Callable[[Env, Policy, Tree, Tree, Key], tuple[Tree, Rollout, Tally]]
     num_envs: int
+    group_size: int = 1
 
 
 def continuing(*, num_envs: int, num_steps: int, start_pool: int = 0) -> Collector:
@@ -73,25 +76,31 @@ def continuing(*, num_envs: int, num_steps: int, start_pool: int = 0) -> Collect
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     """`num_envs` whole episodes, in contiguous groups of `group_size` that share their start state.
 
-    The scan is `env.time_limit` long; steps behind the end of an episode are masked. Collecting raises a UserError
-    where the episodes of a device do not divide into groups.
+    The rollout is `env.time_limit` long, and what lies behind the end of an episode is masked; collecting ends with the
+    last episode. It raises a UserError where the episodes of a device do not divide into groups.
     """
     return Collector(
         init=_begin_none,
         collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),
         num_envs=num_envs,
+        group_size=group_size,
     )
 
 
-def refilled(collector: Collector, *, group_size: int, max_rounds: int) -> Collector:
+def without_cut_off(collector: Collector) -> Collector:
+    """Episodes that the time limit cut off are real, but do not train (DAPO, section 3.4, overlong filtering)."""
+    return collector._replace(collect=partial(_collect_without_cut_off, collector.collect))
+
+
+def refilled(collector: Collector, *, max_rounds: int) -> Collector:
     """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2, equation 11): a batch in which every group carries signal.
 
     Groups whose members all have the same return are replaced by freshly sampled ones with signal, until none is left
     or `max_rounds` rounds of sampling are spent, the first included. Groups still without signal then do not train.
-    All rounds count as environment steps. `collector` must be episodic, and its groups of the same size.
+    All rounds count as environment steps. `collector` must be episodic.
     """
     return collector._replace(
-        collect=partial(_collect_refilled, collector.collect, group_size=group_size, max_rounds=max_rounds)
+        collect=partial(_collect_refilled, collector.collect, group_size=collector.group_size, max_rounds=max_rounds)
     )
 
 
@@ -103,11 +112,13 @@ def column_keys(key: Key, num_columns: int, group_size: int = 1) -> Array:
 
 def _begin(env: Env, policy: Policy, params: Tree, key: Key) -> Runner:
     env_state, obs = env.reset(key)
-    memory = policy.start(params, obs)
+    memory = policy.start(params, env.first_sight(env_state, obs))
     return Runner(env_state, obs, memory, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def _begin_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> Runner:
+    if env.context or env.outcome:
+        raise UserError(f"{env.name} is judged by whole episodes. Collect whole episodes: num_steps = none.")
     return jax.vmap(partial(_begin, env, policy, params))(column_keys(key, num_envs))
 
 
@@ -145,6 +156,21 @@ def _advance(
 
 def _select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
     return jax.tree.map(partial(jnp.where, condition), on_true, on_false)
+
+
+@custom_vmap
+def anyone(waiting: Array) -> Array:
+    """Whether any is true; under `vmap` whether any is true in any of the runs side by side.
+
+    As the condition of a while loop it stays one number then. A condition per run would make the loop select, in every
+    iteration, between the old and the new of all that it carries.
+    """
+    return waiting.any()
+
+
+@anyone.def_vmap
+def _(axis_size: int, in_batched: list[bool], waiting: Array) -> tuple[Array, bool]:
+    return anyone(waiting), False
 
 
 def _ended(runner: Runner, last: Array) -> Tally:
@@ -206,21 +232,69 @@ def _collect_episodes(
 
     def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:
         moved, transition = _advance(env, policy, params, runner, keys[0], keys[1])
-        padding = transition._replace(
-            reward=jnp.zeros_like(transition.reward),
-            discount=jnp.zeros_like(transition.discount),
-            last=jnp.ones_like(transition.last),
-            mask=jnp.zeros_like(transition.mask),
+        halted = _select(over, runner._replace(memory=()), moved._replace(memory=()))
+        # What is remembered behind the end is never read, and selecting it would copy it: a KV cache, at every token.
+        return (
+            halted._replace(memory=moved.memory),
+            over | transition.last,
+            _select(over, _padding(transition), transition),
         )
-        return _select(over, runner, moved), over | transition.last, _select(over, padding, transition)
 
-    def step(carry: tuple[Runner, Array], keys: Array) -> tuple[tuple[Runner, Array], Transition]:
-        runner, over, transition = jax.vmap(column)(*carry, keys)
-        return (runner, over), transition
+    def unfinished(carry: tuple[Array, Runner, Array, Transition]) -> Array:
+        t, _, over, _ = carry
+        return (t < env.time_limit) & anyone(~over)
 
-    (after, over), steps = lax.scan(step, (start, jnp.zeros(num_columns, bool)), keys)
+    def step(carry: tuple[Array, Runner, Array, Transition]) -> tuple[Array, Runner, Array, Transition]:
+        t, runner, over, steps = carry
+        runner, over, transition = jax.vmap(column)(runner, over, keys[t])
+        return t + 1, runner, over, jax.tree.map(lambda all_, one: all_.at[t].set(one), steps, transition)
+
+    over = jnp.zeros(num_columns, bool)
+    one = jax.eval_shape(jax.vmap(column), start, over, keys[0])[-1]
+    blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), one))
+    t = jnp.zeros((), jnp.int32)
+    _, after, over, steps = lax.while_loop(unfinished, step, (t, start, over, blank))
+    rollout = Rollout(
+        steps,
+        memory=() if policy.rereads else start.memory,
+        trains=steps.mask,
+        context=jax.vmap(env.context)(start.env_state) if env.context else (),
+    )
+    if env.outcome:
+        outcome = jax.vmap(env.outcome)(after.env_state)
+        at_end = steps.reward.at[after.episode_length - 1, jnp.arange(num_columns)].add(outcome.reward)
+        rollout = rollout._replace(steps=steps._replace(reward=at_end), outcome=outcome)
+        after = after._replace(episode_return=after.episode_return + outcome.reward)
     tally = jax.vmap(_ended)(after, over)._replace(steps=steps.mask.sum(0))
-    return (), Rollout(steps, start.memory, trains=steps.mask), _total(tally)
+    return (), rollout, _total(tally)
+
+
+def _padding(steps: Transition) -> Transition:
+    """What stands in place of steps behind the end of an episode."""
+    return steps._replace(
+        reward=jnp.zeros_like(steps.reward),
+        discount=jnp.zeros_like(steps.discount),
+        last=jnp.ones_like(steps.last),
+        mask=jnp.zeros_like(steps.mask),
+    )
+
+
+def _collect_without_cut_off(
+    collect: Callable[..., tuple[Tree, Rollout, Tally]], *arguments: Any
+) -> tuple[Tree, Rollout, Tally]:
+    runner, rollout, tally = collect(*arguments)
+    return runner, rollout._replace(trains=rollout.trains * ~cut_off(rollout.steps)[None]), tally
+
+
+def cut_off(steps: Transition) -> Array:
+    """[B], whether the time limit ended the episode of a column, rather than a termination."""
+    return (steps.last & (steps.discount > 0) & (steps.mask > 0)).any(0)
+
+
+def mean_parts(outcome: Outcome | tuple[()]) -> Metrics:
+    """The means over episodes, on all devices, of the parts of their outcome; nothing where there is none."""
+    parts = outcome.parts if isinstance(outcome, Outcome) else {}
+    return {name: parallel.mean(part.astype(jnp.float32)) for name, part in parts.items()}
 
 
 def has_signal(rollout: Rollout, group_size: int) -> Array:
@@ -271,13 +345,9 @@ def _replace_groups(rollout: Rollout, fresh: Rollout, group_size: int) -> Rollou
     columns = (source[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     replaced = jnp.repeat(replace, group_size)
 
-    def merge(old: Array, new: Array, axis: int) -> Array:
+    def merge(axis: int, old: Array, new: Array) -> Array:
         shape = [1] * old.ndim
         shape[axis] = -1
         return jnp.where(replaced.reshape(shape), jnp.take(new, columns, axis), old)
 
-    return Rollout(
-        steps=jax.tree.map(partial(merge, axis=1), rollout.steps, fresh.steps),
-        memory=jax.tree.map(partial(merge, axis=0), rollout.memory, fresh.memory),
-        trains=merge(rollout.trains, fresh.trains, 1),
-    )
+    return rollout.map_columns(merge, fresh)

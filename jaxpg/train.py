@@ -26,7 +26,9 @@ from jaxpg.record import Row
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
 
 CHECKPOINTS = "checkpoints"
-PER_EPISODE = ("return", "length")  # metrics that are means over episodes, not over iterations
+MEAN_OVER = {"return": "episodes", "length": "episodes", "length_right": "right", "length_wrong": "wrong"}
+"""Metrics that are means over what another metric counts, NaN where that is 0; all others are means over iterations."""
+COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
 
 
 class RunState(NamedTuple):
@@ -74,8 +76,8 @@ def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -
     Iteration i of a seed draws from `fold_in(key, i)`.
 
     Returns:
-        The state, and metrics `[S]`: means over a seed's `iterations` in this call (of `return` and `length` over
-        episodes; NaN where there were none; of `episodes` the sum, of `steps` the last).
+        The state, and metrics `[S]`: means over a seed's `iterations` in this call (those of MEAN_OVER over
+        what it says, NaN where there was none; of COUNTS the sum, of `steps` the last).
     """
     return parallel.each_seed(partial(_advance_one, learner, target))(keys, state)
 
@@ -98,8 +100,8 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
     sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in metrics.items()}
     end, sums = lax.while_loop(unfinished, iterate, (state, sums))
     iterations = end.iteration - state.iteration
-    means = {n: x / (sums["episodes"] if n in PER_EPISODE else iterations.astype(x.dtype)) for n, x in sums.items()}
-    totals = {n: sums[n] for n in ("episodes",) if n in sums}
+    means = {n: x / (sums[MEAN_OVER[n]] if n in MEAN_OVER else iterations.astype(x.dtype)) for n, x in sums.items()}
+    totals = {n: sums[n] for n in COUNTS if n in sums}
     counts = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
     return end, means | totals | counts
 
@@ -226,7 +228,8 @@ def _compiled(
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
         result = evaluate(learner.actor(state.learner), jax.random.fold_in(key, state.iteration))
-        return {"evaluation_return": result.returns.mean(), "evaluation_length": result.lengths.mean()}
+        metrics = {"return": result.returns.mean(), "length": result.lengths.mean(), **result.metrics}
+        return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(
         partial(advance, learner), mesh, in_specs=(seeds, specs, alike), out_specs=(specs, seeds)
@@ -237,18 +240,19 @@ def _compiled(
 
 
 def _weighted(metrics: Metrics) -> Metrics:
-    """What is summed over iterations: means over episodes times the number of episodes, all else as it is."""
-    episodes = metrics.get("episodes", 0.0)
-    return {
-        name: jnp.where(episodes > 0, value * episodes, 0.0) if name in PER_EPISODE else value
-        for name, value in metrics.items()
-    }
+    """What is summed over iterations: means over something times its number, all else as it is."""
+
+    def total(name: str, value: Array) -> Array:
+        count = metrics[MEAN_OVER[name]]
+        return jnp.where(count > 0, value * count, 0.0)
+
+    return {name: total(name, value) if name in MEAN_OVER else value for name, value in metrics.items()}
 
 
 def _bad_metrics(row: Row) -> dict[str, np.ndarray]:
     """By metric, the seeds [S] for which it is not finite although it should be."""
-    moved, ended = row["iterations"] > 0, row.get("episodes", 0) > 0
-    return {n: ~np.isfinite(x) & (ended if n in PER_EPISODE else moved) for n, x in row.items() if np.ndim(x)}
+    healthy = {n: row[MEAN_OVER.get(n, "iterations")] > 0 for n, x in row.items() if np.ndim(x)}
+    return {n: ~np.isfinite(row[n]) & expected for n, expected in healthy.items()}
 
 
 def _bad_parameters(learner_state: Tree) -> dict[str, np.ndarray]:

@@ -83,11 +83,35 @@ class Rollout(NamedTuple):
     memory: the policy's memory before the first step, [B, ...]; `()` for policies without one.
     trains: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that carries
         no signal, or a completion that was cut off, is real and yet left out.
+    context: what `Env.context` showed of each column's episode, [B, ...]; `()` where there is none.
+    outcome: Outcome of each column's episode, [B]; `()` where rewards come step by step.
     """
 
     steps: Transition
     memory: Tree
     trains: Array
+    context: Tree = ()
+    outcome: Tree = ()
+
+    def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
+        """`function(axis, x, *others)` of every array and its likes, where `axis` is the one that columns lie on."""
+
+        def over(axis: int, *trees: Tree) -> Tree:
+            return jax.tree.map(lambda *leaves: function(axis, *leaves), *trees)
+
+        fields = {name: 1 if name in ("steps", "trains") else 0 for name in self._fields}
+        return Rollout(**{n: over(axis, *(getattr(r, n) for r in (self, *others))) for n, axis in fields.items()})
+
+
+class Outcome(NamedTuple):
+    """What a whole episode was worth, where that is judged once it is over.
+
+    reward: [] float, added to the reward of the last step.
+    parts: by name, [] each: what the reward was made of, and what else is to be measured.
+    """
+
+    reward: Array
+    parts: dict[str, Array]
 
 
 class Env(NamedTuple):
@@ -96,6 +120,12 @@ class Env(NamedTuple):
     reset(key) -> state, obs
     step(key, state, action) -> state, TimeStep
     time_limit: no episode is longer than this many steps.
+    context(state): what is shown once, when an episode begins in `state`, such as a prompt, and is stored once per
+        episode; None where there is nothing but observations.
+    outcome(state): Outcome of the episode that ended in `state`, computed once per episode; None where the rewards of
+        the steps are all there is.
+    measure(outcome, length, group_size): further metrics of a batch of whole episodes, `[B]`, groups of neighbours
+        having begun alike: for all devices together. None for none.
     """
 
     name: str
@@ -104,16 +134,24 @@ class Env(NamedTuple):
     observation_space: Space
     action_space: Space
     time_limit: int
+    context: Callable[[Tree], Tree] | None = None
+    outcome: Callable[[Tree], Outcome] | None = None
+    measure: Callable[[Outcome, Array, int], Metrics] | None = None
+
+    def first_sight(self, state: Tree, obs: Tree) -> Tree:
+        """What a policy is shown when an episode begins: the context, or the first observation where there is none."""
+        return obs if self.context is None else self.context(state)
 
 
 class Policy(NamedTuple):
     """A distribution over actions; `start` and `act` see one environment, `evaluate` a whole batch.
 
     init(key) -> params
-    start(params, obs) -> memory: the memory at the start of an episode, `()` without one.
+    start(params, first) -> memory: the memory at the start of an episode, `()` without one; see `Env.first_sight`.
     act(params, memory, obs) -> distribution, memory
     evaluate(params, rollout) -> distribution over `[T, B]`, equal to what `act` gave step by step.
     sequential: `evaluate` needs whole columns in order, so minibatches must never cut one.
+    rereads: `evaluate` starts anew from the rollout's context, so the rollout need not keep the memory.
     """
 
     init: Callable[[Key], Tree]
@@ -121,6 +159,7 @@ class Policy(NamedTuple):
     act: Callable[[Tree, Tree, Tree], tuple[Any, Tree]]
     evaluate: Callable[[Tree, Rollout], Any]
     sequential: bool = False
+    rereads: bool = False
 
 
 class Params(NamedTuple):
@@ -146,7 +185,7 @@ class Critic(NamedTuple):
 class Actor(NamedTuple):
     """A trained policy with its parameters bound, for evaluation and play, one environment at a time.
 
-    start(obs) -> memory
+    start(first) -> memory
     act(memory, obs, key, greedy) -> action, memory; `greedy` (a Python bool) takes the mode instead of a sample.
     """
 
@@ -161,10 +200,13 @@ class Learner(NamedTuple):
         environments, leaves `[B, ...]`, which are split over devices; every other field is replicated.
     step(state, key) -> state, metrics: one iteration; metrics is a flat dict of scalars. `steps` (int32) counts
         the environment steps since `init`; `return` and `length` are means over the episodes that ended in
-        this iteration, NaN if none did, and `episodes` counts them. All others are finite while training is healthy.
+        this iteration, NaN if none did, and `episodes` counts them (see train.MEAN_OVER). All others are finite while
+        training is healthy.
     actor(state) -> Actor
+    adopt(state, policy) -> state that begins with these parameters of a policy instead of its own, for fine-tuning.
     """
 
     init: Callable[[Key], Any]
     step: Callable[[Any, Key], tuple[Any, Metrics]]
     actor: Callable[[Any], Actor]
+    adopt: Callable[[Any, Tree], Any]

@@ -49,7 +49,7 @@ def test_what_is_built_is_what_was_said(task: str) -> None:
     assert env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
-    assert set(learner._fields) == {"init", "step", "actor"}
+    assert set(learner._fields) == {"init", "step", "actor", "adopt"}
 
 
 def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:

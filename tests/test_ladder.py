@@ -84,7 +84,7 @@ EDGES = {
     "dapo": (
         "grpo",
         {"collect", "aggregate", "reference_kl"},
-        {"clip_high": 0.28, "max_rounds": 4},
+        {"clip_high": 0.28, "max_rounds": 4, "drop_cut_off": False},
         ("kl", "kl_coefficient", "reference_rate"),
     ),
 }

@@ -266,7 +266,7 @@ def scripted(key):
             rollout.Tally(*map(jnp.float32, (6, 6, 1, 6))),
         )
 
-    return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6)
+    return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def scripted(key):
 )
 def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(max_rounds, rounds, returns):
     key = jax.random.key(0)
-    collector = rollout.refilled(scripted(key), group_size=2, max_rounds=max_rounds)
+    collector = rollout.refilled(scripted(key), max_rounds=max_rounds)
     _, part, tally = collector.collect(ENV, UNIFORM, (), (), key)
     for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.memory):
         np.testing.assert_array_equal(column, returns)

@@ -56,13 +56,13 @@ def toy(
     def actor(state: ToyState) -> Actor:
         return Actor(start=lambda obs: state, act=lambda memory, obs, key, greedy: (memory.count, memory))
 
-    return Learner(init, step, actor)
+    return Learner(init, step, actor, adopt=lambda state, policy: state)
 
 
 def peak_at_ten(actor: Actor, key: jax.Array) -> Evaluation:
     """Best after ten iterations, for a learner that has got there."""
     count, _ = actor.act(actor.start(0), 0, key, True)
-    return Evaluation(-jnp.abs(count - 10.0)[None], jnp.full((1,), 7, jnp.int32))
+    return Evaluation(-jnp.abs(count - 10.0)[None], jnp.full((1,), 7, jnp.int32), {})
 
 
 def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> RunState:
