@@ -1,0 +1,44 @@
+"""The contract of a text task: problems are drawn, shown, demonstrated and verified inside the compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxpg.envs.text.vocabulary import Tokenizer
+from jaxpg.types import Array, Key, Tree
+
+
+class Verdict(NamedTuple):
+    """What is to be said of one completion.
+
+    accuracy: [] float32, 1 if it is right, else 0.
+    format: [] float32, 1 if it has the form that was asked for, right or wrong, else 0.
+    answer: [] int32, a fingerprint of the answer that it gave, for the majority vote; -1 if none could be read.
+    """
+
+    accuracy: Array
+    format: Array
+    answer: Array
+
+
+class Task(NamedTuple):
+    """Problems with a verifier, for one problem at a time: `vmap` makes batches. Tokens are int32.
+
+    prompt_length: P, prompts are padded to this.
+    max_tokens: T, completions are cut off after this many tokens, the end token counted.
+    draw(key): a problem, of the training or of the held-out ones as was settled when the task was made.
+    prompt(problem): [P], padded on the right, with at least one real token.
+    demonstration(problem, key): [T], a right completion with its end, padded behind it.
+    verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end counted
+        where there is one. What lies behind them is not read.
+    """
+
+    name: str
+    vocabulary: Tokenizer
+    prompt_length: int
+    max_tokens: int
+    draw: Callable[[Key], Tree]
+    prompt: Callable[[Tree], Array]
+    demonstration: Callable[[Tree, Key], Array]
+    verify: Callable[[Tree, Array, Array], Verdict]
