@@ -76,6 +76,16 @@ class Transition(NamedTuple):
     mask: Array
 
 
+class Prompt(NamedTuple):
+    """The context of an episode of text, `[P]` each: token ids (int32), and where they are real (bool).
+
+    Padding may lie on the left or on the right.
+    """
+
+    tokens: Array
+    mask: Array
+
+
 class Rollout(NamedTuple):
     """One batch of experience.
 
