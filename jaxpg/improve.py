@@ -87,8 +87,8 @@ def gradient_step(
     key: Key,
 ) -> tuple[Params, Tree, Metrics]:
     """One step along the gradient of the loss over the whole batch."""
-    gradient, metrics = _gradient(objective.loss, params, objective.prepared(batch), rows=None)
-    params, opt_state, norm = _apply(optimizer, learning_rate, gradient, params, opt_state)
+    gradient, metrics = summed_gradient(objective.loss, params, objective.prepared(batch))
+    params, opt_state, norm = apply(optimizer, learning_rate, gradient, params, opt_state)
     return params, opt_state, {**metrics, "gradient_norm": norm}
 
 
@@ -122,16 +122,17 @@ def minibatches(
     batch = batch._replace(weight=batch.weight * num_minibatches)
     # Drawn here, in one call: random-number code is a large part of what there is to compile.
     orders = permutations(parallel.own_key(key), epochs, num_columns).reshape(epochs * num_minibatches, -1)
+    chunks = _num_chunks(orders.shape[1], chunk_rows)
 
     def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
         params, opt_state, going = carry
         chosen = objective.prepared(
             _columns(batch, lambda axis, x: jnp.take(x, columns, axis, unique_indices=True, mode="clip"))
         )
-        gradient, metrics = _gradient(objective.loss, params, chosen, chunk_rows)
+        gradient, metrics = summed_gradient(objective.loss, params, chosen, chunks)
         if target_kl is not None:
             going = going & (metrics["approx_kl"] <= 1.5 * target_kl)
-        new_params, new_opt_state, norm = _apply(optimizer, learning_rate, gradient, params, opt_state)
+        new_params, new_opt_state, norm = apply(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
             keep = partial(jnp.where, going)
             new_params = jax.tree.map(keep, new_params, params)
@@ -182,7 +183,7 @@ def trust_region(
     def fisher(vector: Array) -> Array:
         return parallel.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector
 
-    gradient, metrics = _gradient(objective.policy_loss, params, prepared, rows=None)
+    gradient, metrics = summed_gradient(objective.policy_loss, params, prepared)
     descent = -ravel_pytree(gradient.policy)[0]
     direction = conjugate_gradient(fisher, descent, conjugate_steps)
     curvature = direction @ fisher(direction)
@@ -237,23 +238,50 @@ def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -
     return x
 
 
-def _gradient(loss: Loss, params: Params, batch: Batch, rows: int | None) -> tuple[Params, Metrics]:
-    """Gradient and metrics over all devices, in chunks of at most `rows` columns where given."""
+def _columns(batch: Batch, pick: Callable[[int, Array], Array]) -> Batch:
+    """Some columns of a batch: `pick(axis, leaf)` of every leaf."""
+    rollout = batch.rollout.map_columns(pick)
+    by_step = {n: jax.tree.map(partial(pick, 1), x) for n, x in batch._asdict().items() if n != "rollout"}
+    return Batch(rollout=rollout, **by_step)
+
+
+def _part(batch: Batch, i: Array | int, chunks: int) -> Batch:
+    """The i-th of so many runs of neighbouring columns."""
+    size = batch.weight.shape[1] // chunks
+    return _columns(batch, lambda axis, x: lax.dynamic_slice_in_dim(x, i * size, size, axis))
+
+
+def summed_gradient(
+    loss: Callable[[Any, Any], tuple[Array, Metrics]],
+    params: Tree,
+    batch: Tree,
+    chunks: int = 1,
+    part: Callable[[Any, Array | int, int], Any] = _part,
+) -> tuple[Tree, Metrics]:
+    """The gradient of a loss and its additive metrics, summed over all devices.
+
+    Summed also over `chunks` parts of the batch, taken one after the other, `part(batch, i, chunks)` being the i-th of
+    them. Since the loss is a sum, the result is the same, and only what one part needs must be held at a time.
+    """
     differentiate = _as_batch_of_one(jax.grad(loss, has_aux=True))
-    num_columns = batch.weight.shape[1]
-    if rows is None or num_columns <= rows:
+    if chunks == 1:
         return parallel.psum(differentiate(params, batch))
-    chunks = next(n for n in range(-(-num_columns // rows), num_columns + 1) if num_columns % n == 0)
-    size = num_columns // chunks
 
-    def of_chunk(i: Array | int) -> tuple[Params, Metrics]:
-        return differentiate(params, _columns(batch, lambda axis, x: lax.dynamic_slice_in_dim(x, i * size, size, axis)))
+    def of_chunk(i: Array | int) -> tuple[Tree, Metrics]:
+        return differentiate(params, part(batch, i, chunks))
 
-    def add(total: tuple[Params, Metrics], i: Array) -> tuple[tuple[Params, Metrics], None]:
+    def add(total: tuple[Tree, Metrics], i: Array) -> tuple[tuple[Tree, Metrics], None]:
         return jax.tree.map(jnp.add, total, of_chunk(i)), None
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, 0))
     return parallel.psum(lax.scan(add, zeros, jnp.arange(chunks))[0])
+
+
+def _num_chunks(num_columns: int, rows: int | None) -> int:
+    """The fewest equal parts of at most `rows` columns."""
+    if rows is None or num_columns <= rows:
+        return 1
+    return next(n for n in range(-(-num_columns // rows), num_columns + 1) if num_columns % n == 0)
 
 
 def _as_batch_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,13 +298,13 @@ def _as_batch_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return lifted
 
 
-def _apply(
+def apply(
     optimizer: optax.GradientTransformation,
     learning_rate: Array | float,
-    gradient: Params,
-    params: Params,
+    gradient: Tree,
+    params: Tree,
     opt_state: Tree,
-) -> tuple[Params, Tree, Array]:
+) -> tuple[Any, Tree, Array]:
     """One step of the optimizer, whose updates point uphill; also the norm of the gradient."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
@@ -287,10 +315,3 @@ def _as_steps(batch: Batch) -> Batch:
     """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
     rollout = batch.rollout._replace(context=(), outcome=())
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
-
-
-def _columns(batch: Batch, pick: Callable[[int, Array], Array]) -> Batch:
-    """Some columns of a batch: `pick(axis, leaf)` of every leaf."""
-    rollout = batch.rollout.map_columns(pick)
-    by_step = {n: jax.tree.map(partial(pick, 1), x) for n, x in batch._asdict().items() if n != "rollout"}
-    return Batch(rollout=rollout, **by_step)
