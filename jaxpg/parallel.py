@@ -42,6 +42,11 @@ def mean(x: jax.Array) -> jax.Array:
     return psum(x.mean()) / num_shards()
 
 
+def maximum(x: jax.Array) -> jax.Array:
+    """The largest entry on all devices of the data axis."""
+    return lax.pmax(x.max(), DATA) if data_axis_bound() else x.max()
+
+
 def own_key(key: Key) -> Key:
     """A key of this device's own, where several share a batch."""
     return jax.random.fold_in(key, lax.axis_index(DATA)) if data_axis_bound() else key

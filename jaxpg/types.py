@@ -117,11 +117,14 @@ class Outcome(NamedTuple):
     """What a whole episode was worth, where that is judged once it is over.
 
     reward: [] float, added to the reward of the last step.
-    parts: by name, [] each: what the reward was made of, and what else is to be measured.
+    parts: by name, [] each: what the reward was made of, and what else is to be averaged over episodes.
+    answer: [] int32, for the majority vote a fingerprint of the answer that was given, -1 for none; `()` where
+        episodes do not answer anything.
     """
 
     reward: Array
     parts: dict[str, Array]
+    answer: Array | tuple[()] = ()
 
 
 class Env(NamedTuple):
