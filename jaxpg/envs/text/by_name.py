@@ -1,0 +1,21 @@
+"""The generated tasks by the names that a person types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxpg.envs.text.countdown import countdown
+from jaxpg.envs.text.problems import addition, modular_chain, reverse, sort
+from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.tracking import parity, permutations
+
+TASKS: dict[str, Callable[..., Task]] = {
+    "reverse": reverse,
+    "sort": sort,
+    "addition": addition,
+    "modular_chain": modular_chain,
+    "parity": parity,
+    "permutations": permutations,
+    "countdown": countdown,
+}
+"""Factories of tasks; all take `split`, `think` and `max_tokens` besides settings of their own."""

@@ -1,0 +1,148 @@
+"""Tasks whose problems are drawn at random: what one has to say of itself, and what they all share.
+
+That is the two forms of a completion, the verdict, and the split: about one problem in ten is held out, by a hash of
+its prompt, so whether a problem is held out depends on nothing but the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.envs.text import completion
+from jaxpg.envs.text.task import Task, Verdict
+from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
+from jaxpg.envs.text.writing import fingerprint
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Key, Tree
+
+HELD_OUT = 10
+"""One problem in so many."""
+FEWEST = 100
+"""Of fewer problems than this, chance might hold out none."""
+SLACK = 16
+"""Tokens for thoughts beyond those that the longest demonstration writes."""
+
+
+class Problems(NamedTuple):
+    """Problems, one at a time; texts are in CHARACTERS and may hold padding only at their ends.
+
+    size: how many there are, or a number that is not greater.
+    sample(key): one of them, held out or not.
+    prompt(problem): [P]
+    answer(problem): a right answer.
+    scratchpad(problem): what a demonstration thinks.
+    judge(problem, answer, length): whether an answer [T] of so many tokens is right, and its fingerprint, [] int32.
+    canonical(problem): the one problem that stands for all that are to be held out together.
+    """
+
+    size: int
+    sample: Callable[[Key], Tree]
+    prompt: Callable[[Tree], Array]
+    answer: Callable[[Tree], Array]
+    scratchpad: Callable[[Tree], Array]
+    judge: Callable[[Tree, Array, Array], tuple[Array, Array]]
+    canonical: Callable[[Tree], Tree] = lambda problem: problem
+
+
+def nothing(problem: Tree) -> Array:
+    """The scratchpad of a task that needs none."""
+    return jnp.zeros(0, jnp.int32)
+
+
+def matches(answer: Callable[[Tree], Array]) -> Callable[[Tree, Array, Array], tuple[Array, Array]]:
+    """A judge for problems with one answer: token by token the same. The fingerprint is of the text."""
+
+    def judge(problem: Tree, given: Array, length: Array) -> tuple[Array, Array]:
+        right = answer(problem)
+        right = jnp.pad(right, (0, len(given) - len(right)), constant_values=PAD)
+        return (given == right).all(), positive(fingerprint(given))
+
+    return judge
+
+
+def positive(hashed: Array) -> Array:
+    """A hash as an int32 that is not negative."""
+    return (hashed >> 1).astype(jnp.int32)
+
+
+def as_task(
+    name: str, problems: Problems, *, split: str, think: bool, thinking: float = 1.0, max_tokens: int | None
+) -> Task:
+    """The task of solving such problems.
+
+    Args:
+        name: what it is called.
+        problems: what it consists of.
+        split: "train" or "test".
+        think: whether a completion thinks before it answers.
+        thinking: share of the demonstrations that fill in their scratchpad.
+        max_tokens: where completions are cut off; None for as many as the longest demonstration has, and with `think`
+            some more.
+
+    Raises:
+        UserError: no such split, too few problems to hold some out, demonstrations that do not fit.
+    """
+    if split not in ("train", "test"):
+        raise UserError(f"{name}: split must be train or test, not {split!r}.")
+    if problems.size < FEWEST:
+        raise UserError(
+            f"{name}: with these settings there are only {problems.size} problems, too few to hold some out. "
+            f"Choose settings with at least {FEWEST}."
+        )
+    if not 0 <= thinking <= 1 or (thinking < 1 and not think):
+        raise UserError(f"{name}: thinking is a share from 0 to 1, of use only with think = true, not {thinking!r}.")
+    any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
+    (prompt_length,), (answer_length,), (thoughts_length,) = (
+        jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
+    )
+    longest = answer_length + 1 + (completion.TAGS_LENGTH + thoughts_length if think else 0)
+    if max_tokens is None:
+        max_tokens = longest + (SLACK if think else 0)
+    if max_tokens < longest:
+        raise UserError(f"{name}: demonstrations have up to {longest} tokens, so max_tokens = {max_tokens} is too few.")
+
+    def demonstration(problem: Tree, key: Key) -> Array:
+        if not think:
+            return completion.write(problems.answer(problem), None, max_tokens)
+        thoughts = problems.scratchpad(problem)
+        thoughts = jnp.where(jax.random.uniform(key) < thinking, thoughts, PAD)
+        return completion.write(problems.answer(problem), thoughts, max_tokens)
+
+    def verify(problem: Tree, tokens: Array, length: Array) -> Verdict:
+        reading = completion.read(tokens, length, think=think)
+        right, answer = problems.judge(problem, reading.answer, reading.length)
+        return Verdict(
+            accuracy=(reading.found & right).astype(jnp.float32),
+            format=reading.formed.astype(jnp.float32),
+            answer=jnp.where(reading.found, answer, -1),
+        )
+
+    def draw(key: Key) -> Tree:
+        return draw_from(problems, key, held_out=split == "test")
+
+    return Task(name, CHARACTERS, prompt_length, max_tokens, draw, problems.prompt, demonstration, verify)
+
+
+def is_held_out(problems: Problems, problem: Tree) -> Array:
+    """[] bool, whether a problem belongs to the test split."""
+    return fingerprint(problems.prompt(problems.canonical(problem))) % HELD_OUT == 0
+
+
+def draw_from(problems: Problems, key: Key, *, held_out: bool) -> Tree:
+    """A problem of one split: problems are sampled until there is one."""
+
+    def unsuitable(carry: tuple[Array, Tree]) -> Array:
+        tries, problem = carry
+        return (tries == 0) | (is_held_out(problems, problem) != held_out)
+
+    def again(carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
+        tries, _ = carry
+        return tries + 1, problems.sample(jax.random.fold_in(key, tries))
+
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(problems.sample, key))
+    return lax.while_loop(unsuitable, again, (jnp.zeros((), jnp.int32), blank))[1]

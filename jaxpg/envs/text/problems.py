@@ -1,0 +1,278 @@
+"""Problems with one right answer: reverse, sort, addition, modular chains.
+
+Texts have no spaces, a prompt ends in "=". Problems of different lengths are equally likely to have each length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.envs.text.generated import Problems, as_task, matches, nothing
+from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
+from jaxpg.envs.text.writing import ZERO, A, joined, numeral, pack
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Key
+
+PLUS, MINUS, TIMES = (CHARACTERS.id(symbol) for symbol in "+-*")
+
+
+class Word(NamedTuple):
+    """A string: tokens `[L]`, padded behind its end."""
+
+    tokens: Array
+
+
+class Sum(NamedTuple):
+    """Two numbers `[2]` int32 to be added."""
+
+    terms: Array
+
+
+class Chain(NamedTuple):
+    """An expression without precedence.
+
+    operands: [K] int32
+    operators: [K] int32, the token before each operand, padding before the first.
+    length: [] int32, how many operands there are.
+    """
+
+    operands: Array
+    operators: Array
+    length: Array
+
+
+def reverse(
+    *,
+    length: int = 5,
+    min_length: int | None = None,
+    letters: int = 10,
+    split: str = "train",
+    think: bool = False,
+    max_tokens: int | None = None,
+) -> Task:
+    """A string of letters backwards: "abcd=" has the answer "dcba".
+
+    Args:
+        length: of the longest string.
+        min_length: of the shortest string; half of the longest if not given.
+        letters: how many different ones, the first of the alphabet.
+        split: train or test, the problems that are held out.
+        think: completions think before they answer.
+        max_tokens: completions are cut off after so many; as many as needed if not given.
+
+    Raises:
+        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+    """
+    shortest = length_range("reverse", length, min_length)
+
+    def answer(word: Word) -> Array:
+        return pack(word.tokens[::-1])
+
+    problems = _words("reverse", shortest, length, letters)._replace(answer=answer, judge=matches(answer))
+    return as_task("reverse", problems, split=split, think=think, max_tokens=max_tokens)
+
+
+def sort(
+    *,
+    length: int = 5,
+    min_length: int | None = None,
+    letters: int = 10,
+    split: str = "train",
+    think: bool = False,
+    max_tokens: int | None = None,
+) -> Task:
+    """The letters of a string in the order of the alphabet: "cabb=" has the answer "abbc".
+
+    Args:
+        length: of the longest string.
+        min_length: of the shortest string; half of the longest if not given.
+        letters: how many different ones, the first of the alphabet.
+        split: train or test, the problems that are held out.
+        think: completions think before they answer.
+        max_tokens: completions are cut off after so many; as many as needed if not given.
+
+    Raises:
+        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+    """
+    shortest = length_range("sort", length, min_length)
+
+    def answer(word: Word) -> Array:
+        return pack(jnp.sort(word.tokens))
+
+    problems = _words("sort", shortest, length, letters)._replace(answer=answer, judge=matches(answer))
+    return as_task("sort", problems, split=split, think=think, max_tokens=max_tokens)
+
+
+def addition(
+    *,
+    digits: int = 3,
+    reversed_answer: bool = False,
+    split: str = "train",
+    think: bool = False,
+    thinking: float = 1.0,
+    max_tokens: int | None = None,
+) -> Task:
+    """The sum of two numbers: "57+466=" has the answer "523". The scratchpad is the sum, least significant digit first.
+
+    Every number of digits is equally likely. The same numbers in the other order are held out together.
+
+    Args:
+        digits: of the longest term, 1 to 9.
+        reversed_answer: the answer is to be written with its least significant digit first: "325".
+        split: train or test, the problems that are held out.
+        think: completions think before they answer.
+        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        max_tokens: completions are cut off after so many; as many as needed if not given.
+
+    Raises:
+        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+    """
+    if not 1 <= digits <= 9:
+        raise UserError(f"addition: digits must be from 1 to 9, not {digits!r}.")
+    width = digits
+
+    def sample(key: Key) -> Sum:
+        size_key, number_key = jax.random.split(key)
+        above = 10 ** jax.random.randint(size_key, (2,), 1, width + 1)
+        least = jnp.where(above == 10, 0, above // 10)
+        return Sum(jax.random.randint(number_key, (2,), least, above))
+
+    def backwards(problem: Sum) -> Array:
+        return pack(numeral(problem.terms.sum(), width + 1)[::-1])
+
+    def forwards(problem: Sum) -> Array:
+        return pack(numeral(problem.terms.sum(), width + 1))
+
+    answer = backwards if reversed_answer else forwards
+    problems = Problems(
+        size=10**width * (10**width + 1) // 2,
+        sample=sample,
+        prompt=lambda problem: pack(numeral(problem.terms[0], width), "+", numeral(problem.terms[1], width), "="),
+        answer=answer,
+        scratchpad=backwards,
+        judge=matches(answer),
+        canonical=lambda problem: Sum(jnp.sort(problem.terms)),
+    )
+    return as_task("addition", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+
+
+def modular_chain(
+    *,
+    terms: int = 4,
+    min_terms: int | None = None,
+    modulus: int = 10,
+    split: str = "train",
+    think: bool = False,
+    thinking: float = 1.0,
+    max_tokens: int | None = None,
+) -> Task:
+    """A chain of operations from left to right, without precedence: "3+5*2-4=" has, modulo 10, the answer "2".
+
+    That is ((3 + 5) * 2 - 4) mod m, from 0 to m - 1. The scratchpad holds the value after each operation, modulo m:
+    "862", or with commas where the modulus is above 10.
+
+    Args:
+        terms: of the longest chain, at least 2.
+        min_terms: of the shortest chain; half of the longest, but at least 2, if not given.
+        modulus: from 2 to 10000; terms lie below it.
+        split: train or test, the problems that are held out.
+        think: completions think before they answer.
+        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        max_tokens: completions are cut off after so many; as many as needed if not given.
+
+    Raises:
+        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+    """
+    shortest = length_range("modular_chain", terms, min_terms, least=2, setting="terms")
+    if not 2 <= modulus <= 10_000:
+        raise UserError(f"modular_chain: modulus must be from 2 to 10000, not {modulus!r}.")
+    width = len(str(modulus - 1))
+
+    def sample(key: Key) -> Chain:
+        length_key, operand_key, operator_key = jax.random.split(key, 3)
+        length = jax.random.randint(length_key, (), shortest, terms + 1)
+        operators = jax.random.choice(operator_key, jnp.array([PLUS, MINUS, TIMES], jnp.int32), (terms,))
+        return Chain(jax.random.randint(operand_key, (terms,), 0, modulus), operators.at[0].set(PAD), length)
+
+    def rows(numbers: Array) -> Array:
+        return jax.vmap(lambda number: numeral(number, width))(numbers)
+
+    def prompt(problem: Chain) -> Array:
+        line = jnp.concatenate([problem.operators[:, None], rows(problem.operands)], axis=1)
+        return pack(jnp.where((jnp.arange(terms) < problem.length)[:, None], line, PAD).reshape(-1), "=")
+
+    def answer(problem: Chain) -> Array:
+        return pack(numeral(_running_values(problem, modulus)[problem.length - 1], width))
+
+    def scratchpad(problem: Chain) -> Array:
+        values, present = _running_values(problem, modulus)[1:], jnp.arange(1, terms) < problem.length
+        if width == 1:
+            return jnp.where(present, ZERO + values, PAD)
+        return pack(joined(rows(values), present, ","))
+
+    problems = Problems(
+        size=sum(modulus**k * 3 ** (k - 1) for k in range(shortest, terms + 1)),
+        sample=sample,
+        prompt=prompt,
+        answer=answer,
+        scratchpad=scratchpad,
+        judge=matches(answer),
+    )
+    return as_task("modular_chain", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+
+
+def length_range(
+    name: str, longest: int, shortest: int | None, *, least: int = 1, setting: str = "length", most: int = 1000
+) -> int:
+    """The shortest length: the one given, or half of the longest, at least `least`.
+
+    Raises:
+        UserError: not least <= shortest <= longest <= most.
+    """
+    shortest = max(least, (longest + 1) // 2) if shortest is None else shortest
+    if not least <= shortest <= longest <= most:
+        raise UserError(
+            f"{name}: {setting} and min_{setting} must be from {least} to {most}, the latter not the greater, "
+            f"not {longest!r} and {shortest!r}."
+        )
+    return shortest
+
+
+def sample_word(key: Key, shortest: int, longest: int, first: int, symbols: int) -> Word:
+    """Independent uniform tokens `first .. first + symbols - 1`, as many as a uniform number."""
+    length_key, token_key = jax.random.split(key)
+    length = jax.random.randint(length_key, (), shortest, longest + 1)
+    tokens = jax.random.randint(token_key, (longest,), first, first + symbols)
+    return Word(jnp.where(jnp.arange(longest) < length, tokens, PAD))
+
+
+def _words(name: str, shortest: int, longest: int, letters: int) -> Problems:
+    """Strings of letters, whose answer is still to be said."""
+    if not 1 <= letters <= 26:
+        raise UserError(f"{name}: letters must be from 1 to 26, not {letters!r}.")
+    return Problems(
+        size=sum(letters**k for k in range(shortest, longest + 1)),
+        sample=lambda key: sample_word(key, shortest, longest, A, letters),
+        prompt=lambda word: pack(word.tokens, "="),
+        answer=nothing,
+        scratchpad=nothing,
+        judge=matches(nothing),
+    )
+
+
+def _running_values(problem: Chain, modulus: int) -> Array:
+    """The value of a chain after each of its operands, [K]."""
+
+    def step(value: Array, term: tuple[Array, Array]) -> tuple[Array, Array]:
+        operand, operator = term
+        results = [value + operand, value - operand, value * operand]
+        value = jnp.select([operator == PLUS, operator == MINUS, operator == TIMES], results, operand) % modulus
+        return value, value
+
+    _, values = lax.scan(step, jnp.zeros_like(problem.length), (problem.operands, problem.operators))
+    return values
