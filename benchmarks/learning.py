@@ -37,7 +37,7 @@ from rich.table import Table
 from jaxpg import config as configs
 from jaxpg import ladder, parallel, record, report
 from jaxpg.errors import UserError
-from jaxpg.evaluate import evaluate
+from jaxpg.evaluate import scores
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.report.comparison import number, plain, quantity
 from jaxpg.train import train
@@ -170,7 +170,7 @@ def measure(cell: Cell, console: Console) -> dict[str, Any]:
             run_dir=run_dir,
             mesh=parallel.make_mesh(cell.seeds, 1, devices),
             log_every=max(1, config.total_steps // 100),
-            evaluate=partial(evaluate, env, episodes=EPISODES, greedy=config.evaluation_greedy),
+            evaluate=partial(scores, env, episodes=EPISODES, greedy=config.evaluation_greedy),
             evaluate_every=config.total_steps,
             checkpoint_seconds=600.0,
             config=configs.to_dict(config),

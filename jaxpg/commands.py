@@ -184,7 +184,7 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
     import jax
 
     from jaxpg import parallel
-    from jaxpg.evaluate import evaluate
+    from jaxpg.evaluate import scores
     from jaxpg.progress import Reporter, interruptible
     from jaxpg.train import train
 
@@ -199,7 +199,7 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
             total_steps=config.total_steps,
             run_dir=out,
             mesh=mesh,
-            evaluate=partial(evaluate, env, episodes=config.evaluation_episodes, greedy=config.evaluation_greedy),
+            evaluate=partial(scores, env, episodes=config.evaluation_episodes, greedy=config.evaluation_greedy),
             evaluate_every=max(1, config.total_steps // config.evaluations),
             config=configs.to_dict(config),
             resume=arguments.resume,

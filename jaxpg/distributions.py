@@ -60,6 +60,24 @@ class Categorical(NamedTuple):
         p = jnp.exp(log_p)
         return (p * jnp.where(p > 0, log_p - log_q, 0)).sum(-1)
 
+    def truncated(self, *, top_k: int = 0, top_p: Array | float = 1.0) -> Categorical:
+        """Only the `top_k` likeliest categories (0 for all), and of these the likeliest whose mass reaches `top_p`.
+
+        What is left keeps its proportions. The likeliest category always stays; of equals at the edge, all do.
+        Source: Holtzman et al. 2020 (The Curious Case of Neural Text Degeneration), section 3.1, for `top_p`.
+        """
+        descending = lax.sort(self.logits)[..., ::-1]
+        logits = self.logits
+        if top_k:
+            edge = descending[..., min(top_k, descending.shape[-1]) - 1, None]
+            logits = jnp.where(logits >= edge, logits, -jnp.inf)
+            descending = jnp.where(descending >= edge, descending, -jnp.inf)
+        p = jax.nn.softmax(descending)
+        before = jnp.cumsum(p, -1) - p  # the mass of all that are likelier
+        kept = (before < top_p).at[..., 0].set(True)
+        edge = jnp.where(kept, descending, jnp.inf).min(-1, keepdims=True)
+        return Categorical(jnp.where(logits >= edge, logits, -jnp.inf))
+
     def mode(self) -> Array:
         return lax.argmax(self.logits, self.logits.ndim - 1, jnp.int32)
 

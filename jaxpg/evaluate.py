@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,24 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
     if env.measure:
         metrics |= env.measure(outcome, sums.lengths, group_size)
     return sums._replace(returns=sums.returns + outcome.reward, metrics=metrics)
+
+
+def scores(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool = False, group_size: int = 1) -> Metrics:
+    """What is logged of an evaluation: `return` and `length`, the means of `evaluate`, and what else it measured.
+
+    Where whole episodes are judged, as text is, and sampled, the same again for one greedy episode of each group, under
+    `greedy_...`. Arguments are those of `evaluate`.
+    """
+
+    def means(**settings: Any) -> Metrics:
+        result = evaluate(env, actor, key, **settings)
+        return {"return": result.returns.mean(), "length": result.lengths.mean(), **result.metrics}
+
+    metrics = means(episodes=episodes, greedy=greedy, group_size=group_size)
+    if env.outcome is None or greedy:
+        return metrics
+    mode = means(episodes=episodes // group_size, greedy=True)
+    return metrics | {f"greedy_{name}": value for name, value in mode.items()}
 
 
 def play(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Episode:

@@ -21,7 +21,6 @@ from jax.sharding import Mesh
 
 from jaxpg import checkpoint, parallel, record
 from jaxpg.errors import UserError
-from jaxpg.evaluate import Evaluation
 from jaxpg.record import Row
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
 
@@ -114,11 +113,13 @@ def train(
     run_dir: Path,
     mesh: Mesh | None = None,
     log_every: int | None = None,
-    evaluate: Callable[[Actor, Key], Evaluation] | None = None,
+    evaluate: Callable[[Actor, Key], Metrics] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
+    initial: Tree = None,
+    on_evaluation: Callable[[RunState], None] = lambda state: None,
     on_row: Callable[[Row], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunState:
@@ -131,11 +132,14 @@ def train(
         run_dir: see record.py.
         mesh: of `parallel.make_mesh`; the first device alone by default.
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
-        evaluate: actor, key -> Evaluation, on environments of its own; jitted and mapped over seeds here.
+        evaluate: actor, key -> scalars by name, `return` among them (evaluate.scores); jitted and mapped over seeds
+            here, and recorded as `evaluation_...`.
         evaluate_every: steps between evaluations; a tenth of the total by default. There is always one at the end.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and whenever this time has passed.
         config: what this run is, written to config.toml and compared when the run goes on.
         resume: go on from the last checkpoint in `run_dir`, or start if there is none.
+        initial: parameters of a policy for each seed, `[S, ...]`, to begin with instead of random ones.
+        on_evaluation: called with the state of all seeds after every evaluation.
         on_row: called with every row of metrics.
         should_stop: asked after every chunk; if true, a checkpoint is written and the state returned as it is.
 
@@ -152,7 +156,7 @@ def train(
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    state, origin = _begin(learner, keys.init, run_dir, config, resume)
+    state, origin = _begin(learner, keys.init, run_dir, config, resume, initial)
     state, chunk, evaluation = _compiled(learner, evaluate, state, mesh)
     clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
 
@@ -171,6 +175,8 @@ def train(
             row["seconds"] = time.monotonic() - clock
             recorder.write(row)
             on_row(row)
+            if evaluated:
+                on_evaluation(state)
             if evaluated or finished or stop or time.monotonic() - saved > checkpoint_seconds:
                 score = float(row["evaluation_return"].mean()) if evaluated else None
                 origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
@@ -202,13 +208,16 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
 
 
 def _begin(
-    learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool
+    learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
 ) -> tuple[RunState, dict[str, Any]]:
     """The state to go on from, and how much of the record stands at that point."""
     record.open_directory(run_dir, config, resume=resume)
     found = checkpoint.find(run_dir / CHECKPOINTS)
     if found is None:
-        return compiled_start(learner)(keys), {"bytes": 0, "seconds": 0.0}
+        state = compiled_start(learner)(keys)
+        if initial is not None:
+            state = state._replace(learner=jax.jit(jax.vmap(learner.adopt))(state.learner, initial))
+        return state, {"bytes": 0, "seconds": 0.0}
     record.refuse_other_config(f"The checkpoint {found.path}", found.about["config"], config)
     return checkpoint.restore(found, _shapes(learner, len(keys))), found.about
 
@@ -219,7 +228,7 @@ def _shapes(learner: Learner, num_seeds: int) -> RunState:
 
 
 def _compiled(
-    learner: Learner, evaluate: Callable[[Actor, Key], Evaluation] | None, state: RunState, mesh: Mesh
+    learner: Learner, evaluate: Callable[[Actor, Key], Metrics] | None, state: RunState, mesh: Mesh
 ) -> tuple[RunState, Callable[..., Any], Callable[..., Any]]:
     """The state laid over the devices of the mesh, and the functions that advance and evaluate all of its seeds."""
     seeds, alike = parallel.PER_SEED, parallel.EVERYWHERE
@@ -227,8 +236,7 @@ def _compiled(
 
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
-        result = evaluate(learner.actor(state.learner), jax.random.fold_in(key, state.iteration))
-        metrics = {"return": result.returns.mean(), "length": result.lengths.mean(), **result.metrics}
+        metrics = evaluate(learner.actor(state.learner), jax.random.fold_in(key, state.iteration))
         return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(

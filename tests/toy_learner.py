@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.evaluate import Evaluation
 from jaxpg.train import RunState, train
-from jaxpg.types import Actor, Learner
+from jaxpg.types import Actor, Learner, Metrics
 
 TOTAL = 60
 Change = Callable[[Any, dict[str, jax.Array]], tuple[Any, dict[str, jax.Array]]]
@@ -59,10 +58,10 @@ def toy(
     return Learner(init, step, actor, adopt=lambda state, policy: state)
 
 
-def peak_at_ten(actor: Actor, key: jax.Array) -> Evaluation:
+def peak_at_ten(actor: Actor, key: jax.Array) -> Metrics:
     """Best after ten iterations, for a learner that has got there."""
     count, _ = actor.act(actor.start(0), 0, key, True)
-    return Evaluation(-jnp.abs(count - 10.0)[None], jnp.full((1,), 7, jnp.int32), {})
+    return {"return": -jnp.abs(count - 10.0), "length": jnp.asarray(7.0)}
 
 
 def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> RunState:
