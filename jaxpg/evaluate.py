@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
-from jaxpg.rollout import anyone, mean_parts
+from jaxpg.rollout import anyone, mean_parts, select
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 
 
@@ -106,7 +106,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
         t, moments, running, sums = carry
         moved, _, timestep = jax.vmap(lambda m: _advance(env, actor, m, t, greedy))(moments)
         if env.outcome:  # which reads the state at the end
-            halted = jax.vmap(partial(jax.tree.map, jnp.where))(running, moved.state, moments.state)
+            halted = jax.vmap(select)(running, moved.state, moments.state)
             moved = moved._replace(state=halted)
         reward = jnp.where(running, timestep.reward, 0.0).astype(jnp.float32)
         sums = sums._replace(returns=sums.returns + reward, lengths=sums.lengths + running)

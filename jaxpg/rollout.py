@@ -154,7 +154,8 @@ def _advance(
     return runner, transition
 
 
-def _select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
+def select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
+    """`jnp.where` of every leaf."""
     return jax.tree.map(partial(jnp.where, condition), on_true, on_false)
 
 
@@ -197,7 +198,7 @@ def _collect_segment(
         else:
             start = begin(keys[2])
         tally = jax.tree.map(jnp.add, tally, _ended(runner, transition.last))
-        return _select(transition.last, start, runner), tally, transition
+        return select(transition.last, start, runner), tally, transition
 
     def step(carry: tuple[Runner, Tally], keys: Array) -> tuple[tuple[Runner, Tally], Transition]:
         runner, tally, transition = jax.vmap(column)(*carry, keys, pool)
@@ -232,12 +233,12 @@ def _collect_episodes(
 
     def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:
         moved, transition = _advance(env, policy, params, runner, keys[0], keys[1])
-        halted = _select(over, runner._replace(memory=()), moved._replace(memory=()))
+        halted = select(over, runner._replace(memory=()), moved._replace(memory=()))
         # What is remembered behind the end is never read, and selecting it would copy it: a KV cache, at every token.
         return (
             halted._replace(memory=moved.memory),
             over | transition.last,
-            _select(over, _padding(transition), transition),
+            select(over, _padding(transition), transition),
         )
 
     def unfinished(carry: tuple[Array, Runner, Array, Transition]) -> Array:
