@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpg.envs.text.expression import evaluate
 from jaxpg.envs.text.generated import Problems, as_task, positive
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
-from jaxpg.envs.text.writing import fingerprint, joined, numeral, pack
+from jaxpg.envs.text.writing import fingerprint, joined, numeral, pack, tokens_of
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
@@ -109,24 +110,27 @@ def _judge(problem: Countdown, answer: Array, length: Array) -> tuple[Array, Arr
 
 def _solvable(key: Key, given: Array, limit: int) -> Countdown:
     """A target that given numbers reach, by joining two random ones until one is left."""
-    values, left = given, jnp.ones(len(given), bool)
-    pairs, operators = [], []
-    for step_key in jax.random.split(key, len(given) - 1):
-        pair_key, operator_key = jax.random.split(step_key)
-        _, pair = jax.lax.top_k(jnp.where(left, jax.random.uniform(pair_key, left.shape), -1.0), 2)
+    steps = len(given) - 1
+    pair_key, operator_key = jax.random.split(key)
+    scores = jax.random.uniform(pair_key, (steps, len(given)))
+    noise = jax.random.gumbel(operator_key, (steps, len(OPERATORS)))
+
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        values, left = carry
+        scores, noise = x
+        _, pair = lax.top_k(jnp.where(left, scores, -1.0), 2)
         a, b = values[pair[0]], values[pair[1]]
-        allowed = jnp.array([a + b <= limit, a > b, a * b <= limit, a % b == 0])
+        allowed = jnp.stack([a + b <= limit, a > b, a * b <= limit, a % b == 0])
         # Of two numbers that allow nothing in this order, the second is the greater: subtract in the other.
         pair = jnp.where(allowed.any(), pair, pair[::-1])
-        a, b = values[pair[0]], values[pair[1]]
         allowed = jnp.where(allowed.any(), allowed, jnp.arange(len(OPERATORS)) == MINUS)
-        operator = jax.random.categorical(operator_key, jnp.where(allowed, 0.0, -jnp.inf))
-        values = values.at[pair[0]].set(_apply(operator, a, b))
-        left = left.at[pair[1]].set(False)
-        pairs.append(pair)
-        operators.append(operator)
-    target = values[pair[0]]
-    return Countdown(given, target, jnp.stack(pairs).astype(jnp.int32), jnp.stack(operators).astype(jnp.int32))
+        operator = jnp.argmax(jnp.where(allowed, noise, -jnp.inf))
+        result = _apply(operator, values[pair[0]], values[pair[1]])
+        values, left = values.at[pair[0]].set(result), left.at[pair[1]].set(False)
+        return (values, left), (pair.astype(jnp.int32), operator.astype(jnp.int32))
+
+    (values, left), (pairs, operators) = lax.scan(step, (given, jnp.ones(len(given), bool)), (scores, noise))
+    return Countdown(given, values[jnp.argmax(left)], pairs, operators)
 
 
 def _apply(operator: Array, a: Array, b: Array) -> Array:
@@ -139,29 +143,38 @@ def _expression(problem: Countdown, width: int) -> Array:
     size = count * width + (count - 1) + 2 * (count - 2)
     texts = jax.vmap(lambda n: pack(numeral(n, width), size=size))(problem.numbers)
     binds = jnp.full(count, 2, jnp.int32)  # how tightly: 0 a sum, 1 a product, 2 a number
-    for pair, operator in zip(problem.pairs, problem.operators, strict=True):
+
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        texts, binds = carry
+        (left, right), operator = x
         bond = (operator >= TIMES).astype(jnp.int32)
         # a-(b+c) and a/(b*c) need theirs. a+(b-c) and a*(b/c) do not: b/c being whole, so is a*b/c.
-        on_right = (binds[pair[1]] < bond) | ((binds[pair[1]] == bond) & ((operator == MINUS) | (operator == OVER)))
-        left = _in_parentheses(texts[pair[0]], binds[pair[0]] < bond)
-        right = _in_parentheses(texts[pair[1]], on_right)
-        texts = texts.at[pair[0]].set(pack(left, jnp.array(OPERATORS)[operator][None], right, size=size))
-        binds = binds.at[pair[0]].set(bond)
+        on_right = (binds[right] < bond) | ((binds[right] == bond) & ((operator == MINUS) | (operator == OVER)))
+        pieces = (*_in_parentheses(texts[left], binds[left] < bond), _sign(operator))
+        text = pack(*pieces, *_in_parentheses(texts[right], on_right), size=size)
+        return (texts.at[left].set(text), binds.at[left].set(bond)), None
+
+    (texts, _), _ = lax.scan(step, (texts, binds), (problem.pairs, problem.operators))
     return texts[problem.pairs[-1, 0]]
 
 
-def _in_parentheses(text: Array, needed: Array) -> Array:
-    opening, closing = (jnp.array([CHARACTERS.id(symbol)]) for symbol in "()")
-    return pack(jnp.where(needed, opening, PAD), text, jnp.where(needed, closing, PAD))
+def _in_parentheses(text: Array, needed: Array) -> tuple[Array, Array, Array]:
+    return jnp.where(needed, tokens_of("("), PAD), text, jnp.where(needed, tokens_of(")"), PAD)
+
+
+def _sign(operator: Array) -> Array:
+    return jnp.array(OPERATORS, jnp.int32)[operator][None]
 
 
 def _steps(problem: Countdown, width: int) -> Array:
     """The solution one operation at a time."""
-    values, rows = problem.numbers, []
-    for pair, operator in zip(problem.pairs, problem.operators, strict=True):
-        a, b = values[pair[0]], values[pair[1]]
+
+    def step(values: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+        (left, right), operator = x
+        a, b = values[left], values[right]
         result = _apply(operator, a, b)
-        values = values.at[pair[0]].set(result)
-        sign = jnp.array(OPERATORS)[operator][None]
-        rows.append(pack(numeral(a, width), sign, numeral(b, width), "=", numeral(result, width)))
-    return pack(joined(jnp.stack(rows), jnp.ones(len(rows), bool), ","))
+        row = [numeral(a, width), _sign(operator), numeral(b, width), tokens_of("="), numeral(result, width)]
+        return values.at[left].set(result), jnp.concatenate(row)
+
+    _, rows = lax.scan(step, problem.numbers, (problem.pairs, problem.operators))
+    return pack(joined(rows, jnp.ones(len(rows), bool), ","))
