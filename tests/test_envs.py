@@ -10,12 +10,13 @@ import pytest
 from gymnax.environments import spaces
 
 from jaxpg import envs
-from jaxpg.envs import adapter, by_name
+from jaxpg.envs import adapter, by_name, text
 from jaxpg.errors import UserError
 from jaxpg.types import Box, Discrete
 
 GYMNAX = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
-OURS = [name for name in envs.names() if name not in gymnax.registered_envs]
+TEXT = {*text.TASKS, "json_lines"}  # whose observations are tokens: test_text_environment.py
+OURS = [name for name in envs.names() if name not in gymnax.registered_envs and name not in TEXT]
 LIMIT = 20
 
 # Natural ends after a known number of steps, and environments without any.

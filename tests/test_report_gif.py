@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from jaxpg import envs
+from jaxpg.envs import text
 from jaxpg.evaluate import Episode, play
 from jaxpg.report import render_gif
 from jaxpg.report.boards import _explore, observations
@@ -29,7 +30,10 @@ def some_episode(env: Env, steps: int = 3) -> Episode:
     return jax.jit(lambda key: play(env, random_actor(env), key, greedy=False))(jax.random.key(1))
 
 
-@pytest.mark.parametrize("name", [name for name in envs.names() if name != "MNISTBandit-bsuite"])
+WITHOUT_PICTURES = {"MNISTBandit-bsuite", *text.TASKS, "json_lines"}
+
+
+@pytest.mark.parametrize("name", [name for name in envs.names() if name not in WITHOUT_PICTURES])
 def test_every_environment_plays(name, tmp_path):
     env = envs.make(name)
     episode = some_episode(env)

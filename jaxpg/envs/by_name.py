@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpg.envs import adapter, probes, tabular, wrappers
+from jaxpg.envs import adapter, probes, tabular, text, wrappers
 from jaxpg.errors import UserError
 from jaxpg.types import Env
 
@@ -33,6 +33,20 @@ def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: in
     return tabular.as_env(tabular.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
 
 
+def _text(task: Callable[..., text.Task]) -> Factory:
+    """The factory of a task's environment: its settings are the task's and those of `text_env`."""
+
+    def factory(**settings: Any) -> Env:
+        paid = {key: settings.pop(key) for key in own if key in settings}
+        return text.text_env(task(**settings), **paid)
+
+    own = dict(inspect.signature(text.text_env).parameters)
+    del own["task"]
+    parameters = [*inspect.signature(task).parameters.values(), *own.values()]
+    factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return factory
+
+
 _factories: dict[str, Factory] = {
     "grid_world": _grid_world,
     "frozen_lake": _frozen_lake,
@@ -42,6 +56,8 @@ _factories: dict[str, Factory] = {
     "probe-discount": probes.discount,
     "probe-action": probes.action,
     "probe-policy": probes.policy,
+    **{name: _text(task) for name, task in text.TASKS.items()},
+    "json_lines": _text(text.json_lines),
 }
 
 _wrappers: dict[str, Factory] = {
@@ -88,7 +104,8 @@ def make(name: str, /, **settings: Any) -> Env:
         An Env with float32 array observations. The state of gymnax's environments is their EnvState.
 
     Raises:
-        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+        UserError: An unknown name or setting (the nearest valid one is named), a value of the wrong type, or none where
+            one is needed.
     """
     known = default_settings(name)
     _check(name, settings, known)
@@ -98,7 +115,7 @@ def make(name: str, /, **settings: Any) -> Env:
 
 
 def default_settings(name: str) -> dict[str, Any]:
-    """The settings that `make` takes for an environment, with their defaults.
+    """The settings that `make` takes for an environment, with their defaults, `inspect.Parameter.empty` without one.
 
     Raises:
         UserError: An unknown name, or MNISTBandit without its data.
@@ -119,9 +136,6 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     known = adapter.arguments(_wrappers[name])
     del known["env"]
     _check(name, settings, known)
-    missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
-    if missing:
-        raise UserError(f"{name} needs a value for {', '.join(missing)}.")
     return _wrappers[name](env, **settings)
 
 
@@ -133,6 +147,9 @@ def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
         if not _fits(value, known[key]):
             default = np.asarray(known[key]).tolist()
             raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
+    missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise UserError(f"{name} needs a value for {', '.join(missing)}.")
 
 
 def _fits(value: Any, default: Any) -> bool:
@@ -143,6 +160,8 @@ def _fits(value: Any, default: Any) -> bool:
         return np.shape(value) == default.shape and np.asarray(value).dtype.kind in "iuf"
     if isinstance(value, bool):
         return isinstance(default, bool)
+    if isinstance(default, Mapping):
+        return isinstance(value, Mapping)
     if isinstance(default, tuple):
         return isinstance(value, tuple | list)
     return isinstance(value, int | float if isinstance(default, float) else type(default))

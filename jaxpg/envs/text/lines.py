@@ -1,0 +1,156 @@
+"""A user's own texts: JSON-lines files, read with every line checked, split, and made into arrays of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer
+from jaxpg.errors import UserError
+
+_TAG = re.compile("(</?(?:think|answer)>)")
+
+
+class Line(NamedTuple):
+    """One record of a file.
+
+    where: the file and the number of the line, as messages name it.
+    fields: what it says; those that were asked for are texts, and not blank.
+    """
+
+    where: str
+    fields: Mapping[str, Any]
+
+
+def read_lines(path: str | Path, *, texts: Sequence[str] = (), optional: Sequence[str] = ()) -> list[Line]:
+    """The objects of a JSON-lines file in UTF-8; blank lines are skipped.
+
+    Args:
+        path: the file.
+        texts: fields that every object must have: strings that are not blank, or numbers, which become strings.
+        optional: fields of that kind which an object may lack.
+
+    Raises:
+        UserError: there is no such file or nothing in it; or a line is no JSON, no object, or lacks a field, or a field
+            is no text or blank.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
+    lines = [
+        _read_line(raw, f"{path}, line {number}", texts, optional)
+        for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
+        if raw.strip()
+    ]
+    if not lines:
+        raise UserError(f"{path} is empty. It should have one JSON object per line.")
+    return lines
+
+
+def _read_line(raw: bytes, where: str, texts: Sequence[str], optional: Sequence[str]) -> Line:
+    try:
+        fields = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#x}.") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not valid JSON: {error.msg}, at column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} cannot be read: {error}.") from error
+    if not isinstance(fields, dict):
+        raise UserError(f'{where} is not an object such as {{"prompt": "1+1=", "answer": "2"}}, but {_shown(fields)}.')
+    for name in texts:
+        if name not in fields:
+            raise UserError(f"{where} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
+    asked = {name: _text(fields[name], name, where) for name in (*texts, *optional) if name in fields}
+    return Line(where, fields | asked)
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the field {name!r} must be a string, not {_shown(value)}.")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(f"{where}: the field {name!r} holds half of a surrogate pair, which is no character.")
+    if not value.strip():
+        raise UserError(f"{where}: the field {name!r} is empty.")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def part(lines: Sequence[Line], prompt_field: str, *, split: str, held_out: float) -> list[int]:
+    """Which of the lines belong to the split "train" or "test"; the share `held_out` of all prompts is for the test.
+
+    A hash of the prompt decides, so that a prompt which stands in several lines is in one split only.
+
+    Raises:
+        UserError: no such split, a share that is none, or nothing in that split.
+    """
+    if split not in ("train", "test"):
+        raise UserError(f"split must be train or test, not {split!r}.")
+    if not 0 <= held_out <= 1:
+        raise UserError(f"held_out is a share from 0 to 1, not {held_out!r}.")
+    hashes = [hashlib.sha256(line.fields[prompt_field].strip().encode()) for line in lines]
+    in_test = [int.from_bytes(h.digest()[:6], "big") < held_out * 2**48 for h in hashes]
+    chosen = [i for i, test in enumerate(in_test) if test == (split == "test")]
+    if not chosen:
+        raise UserError(
+            f"None of the {len(lines)} records is in the {split} split with held_out = {held_out:g}: change held_out, "
+            "or add records."
+        )
+    return chosen
+
+
+def without_tags(text: str) -> str:
+    """The text without <think>, </think>, <answer> and </answer>."""
+    return _TAG.sub("", text)
+
+
+def token_rows(
+    lines: Sequence[Line], field: str, tokenizer: Tokenizer, *, limit: int | None, setting: str, end: bool = False
+) -> list[list[int]]:
+    """The texts of a field as tokens.
+
+    Tags are encoded apart from what they enclose, so that an answer has the same tokens wherever it stands.
+
+    Args:
+        lines: where they stand.
+        field: which one.
+        tokenizer: what encodes them.
+        limit: the most tokens that a text may have, None for no limit.
+        setting: how the limit is called.
+        end: every text is followed by the end token, which counts.
+
+    Raises:
+        UserError: a text without tokens, with parts that have none, or with too many.
+    """
+    rows = []
+    for line in lines:
+        try:
+            ids = [i for piece in _TAG.split(line.fields[field]) if piece for i in tokenizer.encode(piece)]
+        except UserError as error:
+            raise UserError(f"{line.where}, field {field!r}: {error}") from error
+        if not ids:
+            raise UserError(f"{line.where}: the field {field!r} is empty, it has no tokens.")
+        rows.append([*ids, tokenizer.end] if end else ids)
+        if limit is not None and len(rows[-1]) > limit:
+            counted = f"{len(rows[-1])} tokens" + (" with its end" if end else "")
+            raise UserError(f"{line.where}: the field {field!r} has {counted}, more than {setting} = {limit}.")
+    return rows
+
+
+def padded(rows: Sequence[Sequence[int]], width: int | None = None) -> np.ndarray:
+    """Rows of tokens as one array `[N, width]` int32, padded on the right; by default as wide as the longest."""
+    width = max(map(len, rows)) if width is None else width
+    return np.array([[*row, *[PAD] * (width - len(row))] for row in rows], np.int32)
