@@ -58,8 +58,8 @@ def read(completion: Array, length: Array, *, think: bool) -> Reading:
     size = jnp.maximum(stop - start, 0)
     answer = jnp.where(place < size, tokens.at[start + place].get(mode="fill", fill_value=PAD), PAD)
     found = ended & (size > 0) & ((answer != PAD) == (place < size)).all()
-    special = ((tokens <= END_ANSWER) & (place < length)).sum()
-    formed = _is_thought_through(tokens, length) & (special == TAGS_LENGTH + 1) if think else special == 1
+    special = ((tokens <= END_ANSWER) & (place < length)).sum()  # padding, end and tags come first in the vocabulary
+    formed = _is_thought_through(tokens) & (special == TAGS_LENGTH + 1) if think else special == 1
     return Reading(found & formed, found, answer, size)
 
 
@@ -74,9 +74,9 @@ def _last_answer(tokens: Array) -> tuple[Array, Array]:
     return jnp.where(closes.any(), before[stop] + 1, 0), stop
 
 
-def _is_thought_through(tokens: Array, length: Array) -> Array:
-    """Whether the tags stand where they should; that there are no others is for the caller to see."""
+def _is_thought_through(tokens: Array) -> Array:
+    """Whether every tag is where it should be; that there are no others is for the caller to see."""
     after = jnp.concatenate([tokens[1:], jnp.full(1, PAD, tokens.dtype)])
-    turns = ((tokens == END_THINK) & (after == ANSWER)).any()
-    closes = (tokens == END_ANSWER) & (after == END) & (jnp.arange(len(tokens)) == length - 2)
-    return (tokens[0] == THINK) & turns & closes.any()
+    turns = (tokens == END_THINK) & (after == ANSWER)
+    closes = (tokens == END_ANSWER) & (after == END)
+    return (tokens[0] == THINK) & turns.any() & closes.any()
