@@ -182,19 +182,23 @@ def policy_gradient(
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
 
     def actor(state: TrainState) -> Actor:
-        acting, params = _seeing(policy, state.scales), state.params.policy
-
-        def act(memory: Tree, obs: Tree, key: Key, greedy: bool) -> tuple[Array, Tree]:
-            distribution, memory = acting.act(params, memory, obs)
-            return distribution.mode() if greedy else distribution.sample(key), memory
-
-        return Actor(start=partial(acting.start, params), act=act)
+        return playing(_seeing(policy, state.scales), state.params.policy)
 
     def adopt(state: TrainState, params: Tree) -> TrainState:
         reference = copy(params) if algorithm.reference_kl else ()
         return state._replace(params=state.params._replace(policy=params), reference=reference)
 
     return Learner(init, step, actor, adopt)
+
+
+def playing(policy: Policy, params: Tree) -> Actor:
+    """The actor of a policy with these parameters."""
+
+    def act(memory: Tree, obs: Tree, key: Key, greedy: bool) -> tuple[Array, Tree]:
+        distribution, memory = policy.act(params, memory, obs)
+        return distribution.mode() if greedy else distribution.sample(key), memory
+
+    return Actor(start=partial(policy.start, params), act=act)
 
 
 def copy(params: Tree) -> Tree:

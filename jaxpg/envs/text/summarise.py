@@ -1,0 +1,123 @@
+"""Summaries of strings of letters, whose quality is known: a toy for learning from preferences."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpg.envs.text.generated import Problems, as_task, matches, nothing
+from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD
+from jaxpg.envs.text.writing import A, pack
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Key
+
+IMPORTANT = 8
+"""The first letters of the alphabet, a to h, carry the content of a text; as many from its end, s to z, fill it up."""
+FILLER = CHARACTERS.id("z") + 1 - IMPORTANT
+
+
+class Text(NamedTuple):
+    """A text: letters `[L]` int32, without padding."""
+
+    letters: Array
+
+
+def summarise_toy(
+    *,
+    length: int = 10,
+    drop: float = 0.3,
+    extra: float = 0.1,
+    slip: float = 0.05,
+    split: str = "train",
+    max_tokens: int | None = 16,
+) -> Task:
+    """Summarise a text: "xacxaubs=" has the perfect summary "acb", its important letters once each, in their order.
+
+    `verify` asks for just that; how good other summaries are says `true_reward`. Demonstrations are by an imperfect
+    writer, who forgets some letters, adds unimportant ones and now and then mistakes one for another. Since this writer forgets
+    more than they add and hardly ever repeats anything, longer is better among what they write, and a reward model that
+    learned from it has seen no reason why that should end: there is more room than a summary needs.
+
+    Args:
+        length: letters of a text.
+        drop: probability that a demonstration forgets an important letter.
+        extra: probability that it copies an unimportant letter of the text.
+        slip: probability that a letter is written wrong.
+        split: train or test, the problems that are held out.
+        max_tokens: summaries are cut off after so many; as many as a text has, and the end, if not given.
+
+    Raises:
+        UserError: settings out of range, or demonstrations that do not fit.
+    """
+    if length < 3 or not all(0 <= p <= 1 for p in (drop, extra, slip)):
+        raise UserError(
+            f"summarise_toy needs a length of at least 3 and probabilities drop, extra and slip from 0 to 1, not "
+            f"{length}, {drop}, {extra} and {slip}."
+        )
+
+    def sample(key: Key) -> Text:
+        letter_key, kind_key, place_key = jax.random.split(key, 3)
+        # Any text has something to say: one letter, anywhere, is important for certain.
+        important = jax.random.bernoulli(kind_key, 0.5, (length,))
+        important = important.at[jax.random.randint(place_key, (), 0, length)].set(True)
+        return Text(_letter(jax.random.randint(letter_key, (length,), 0, IMPORTANT), important))
+
+    def answer(text: Text) -> Array:
+        return pack(jnp.where(_worth_mentioning(text), text.letters, PAD))
+
+    problems = Problems(
+        size=IMPORTANT**length,
+        sample=sample,
+        prompt=lambda text: pack(text.letters, "="),
+        answer=answer,
+        scratchpad=nothing,
+        judge=matches(answer),
+    )
+    task = as_task("summarise_toy", problems, split=split, think=False, max_tokens=max_tokens)
+
+    def demonstration(text: Text, key: Key) -> Array:
+        keep_key, slip_key, kind_key, letter_key = jax.random.split(key, 4)
+        filler = text.letters >= FILLER
+        kept = jax.random.bernoulli(keep_key, jnp.where(_worth_mentioning(text), 1 - drop, extra * filler))
+        slips = jax.random.bernoulli(slip_key, slip, (length,))
+        other = _letter(
+            jax.random.randint(letter_key, (length,), 0, IMPORTANT), jax.random.bernoulli(kind_key, 0.5, (length,))
+        )
+        written = jnp.where(slips, other, text.letters)
+        return pack(jnp.where(kept, written, PAD), "<eos>", size=task.max_tokens)
+
+    return task._replace(demonstration=demonstration)
+
+
+def true_reward(
+    text: Text, completion: Array, length: Array, *, token_price: float = 0.7, foreign_price: float = 0.3
+) -> Array:
+    """How good a summary is, from -1 to 1: [] float32.
+
+        share of the important letters that it mentions - (token_price tokens + foreign_price foreign tokens) / T
+
+    over its tokens without the end, of the first `length` of `completion` `[T]`. Foreign ones do not stand in the text.
+    Repeating a letter costs and brings nothing, and the order does not matter.
+    """
+    place = jnp.arange(len(completion))
+    written = (place < length) & (completion != END)
+    matches = (text.letters[:, None] == completion[None, :]) & written[None, :]
+    worth = _worth_mentioning(text)
+    covered = (worth & matches.any(1)).sum() / jnp.maximum(worth.sum(), 1)
+    foreign = written & ~matches.any(0)
+    price = (token_price * written.sum() + foreign_price * foreign.sum()) / len(completion)
+    return (covered - price).astype(jnp.float32)
+
+
+def _letter(index: Array, important: Array) -> Array:
+    return (index + jnp.where(important, A, FILLER)).astype(jnp.int32)
+
+
+def _worth_mentioning(text: Text) -> Array:
+    """[L] bool, the first occurrence of each important letter."""
+    letters = text.letters
+    seen_before = jnp.tril(letters[:, None] == letters[None, :], -1).any(1)
+    return (letters < A + IMPORTANT) & ~seen_before

@@ -1,0 +1,158 @@
+"""Preference pairs: two completions of one prompt, and which of them a judge prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpg.envs.text import PAD, Task
+from jaxpg.errors import UserError
+from jaxpg.language import completions
+from jaxpg.types import Array, Key, Prompt, Rollout, Tree
+
+
+class PreferencePair(NamedTuple):
+    """prompt: leaves [P]. chosen, rejected: [T] int32, each with its end, or cut off without one."""
+
+    prompt: Prompt
+    chosen: Array
+    rejected: Array
+
+
+class Pairs(NamedTuple):
+    """Where pairs come from.
+
+    draw(key): a pair to learn from.
+    held_out(key): one that is never learned from.
+    end: the token that ends a completion.
+    """
+
+    draw: Callable[[Key], PreferencePair]
+    held_out: Callable[[Key], PreferencePair]
+    end: int
+
+
+def labelled(
+    task: Task,
+    held_out: Task,
+    true_reward: Callable[[Tree, Array, Array], Array],
+    *,
+    generate: Callable[[Tree, Key], Array] | None = None,
+    sharpness: float = 10.0,
+    num_pairs: int | None = None,
+) -> Pairs:
+    """Pairs from a judge whose reward is known, and who errs: P(a preferred to b) = σ(sharpness (R(a) - R(b))).
+
+    This is the model of Bradley and Terry 1952 that a reward model assumes.
+
+    Args:
+        task: where the prompts come from.
+        held_out: the same task on its held-out prompts.
+        true_reward: problem, completion [T], length [] -> [], as a task's `verify` reads a completion.
+        generate: problem, key -> completion [T]; the demonstrations of the task, which must then differ from each
+            other, if not given.
+        sharpness: how well the judge tells rewards apart.
+        num_pairs: learn from so many pairs, each judged once, drawn again and again; from ever new ones if not given.
+
+    Raises:
+        UserError: not a single pair to learn from.
+    """
+    if num_pairs is not None and num_pairs < 1:
+        raise UserError(f"num_pairs must be at least 1, or none for ever new pairs, not {num_pairs}.")
+    write = generate or task.demonstration
+    end = task.vocabulary.end
+
+    def judged(task: Task, key: Key) -> PreferencePair:
+        draw_key, *write_keys, judge_key = jax.random.split(key, 4)
+        problem = task.draw(draw_key)
+        a, b = (write(problem, write_key) for write_key in write_keys)
+        r_a, r_b = (true_reward(problem, tokens, completion_length(tokens, end)) for tokens in (a, b))
+        prefers_a = jax.random.bernoulli(judge_key, jax.nn.sigmoid(sharpness * (r_a - r_b)))
+        return PreferencePair(shown(task, problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
+
+    def draw(key: Key) -> PreferencePair:
+        # A pair is a function of its key, so few keys are few pairs: nothing needs to be stored.
+        if num_pairs is not None:
+            key = jax.random.fold_in(jax.random.key(0), jax.random.randint(key, (), 0, num_pairs))
+        return judged(task, key)
+
+    return Pairs(draw, partial(judged, held_out), end)
+
+
+def corrupted(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
+    """A generator for `labelled`: demonstrations in which each token may slip into any one, with probability `rate`.
+
+    The end stays where it was, or comes earlier.
+    """
+    end, size = task.vocabulary.end, task.vocabulary.size
+
+    def generate(problem: Tree, key: Key) -> Array:
+        demonstration_key, where_key, what_key = jax.random.split(key, 3)
+        tokens = task.demonstration(problem, demonstration_key)
+        before_end = jnp.arange(len(tokens)) < completion_length(tokens, end) - 1
+        slips = before_end & (jax.random.uniform(where_key, tokens.shape) < rate)
+        return jnp.where(slips, jax.random.randint(what_key, tokens.shape, 0, size), tokens)
+
+    return generate
+
+
+def recorded(prompt: Prompt, chosen: Array, rejected: Array, *, end: int, held_out_share: float = 0.1) -> Pairs:
+    """Pairs from arrays, such as `envs.text.records.preference_pairs` reads from a file, each as likely as any other.
+
+    Args:
+        prompt: leaves `[N, P]`.
+        chosen: [N, T] int32.
+        rejected: [N, T] int32.
+        end: the token that ends a completion.
+        held_out_share: of the pairs, drawn by chance, the same ones every time.
+
+    Raises:
+        UserError: arrays that do not belong together, or too few pairs to hold some out.
+    """
+    pairs = PreferencePair(prompt, chosen, rejected)
+    counts = sorted({len(x) for x in jax.tree.leaves(pairs)})
+    if len(counts) > 1:
+        raise UserError(f"Prompts, chosen and rejected completions must be equally many, not {counts}.")
+    num_held_out = max(1, round(held_out_share * counts[0]))
+    if not 0 <= held_out_share < 1 or num_held_out >= counts[0]:
+        raise UserError(
+            f"Of {counts[0]} pairs a share of {held_out_share} cannot be held out with some left to learn from: "
+            "give more pairs, or a share above 0 and below 1."
+        )
+    order = np.random.default_rng(0).permutation(counts[0])
+
+    def one_of(members: np.ndarray, key: Key) -> PreferencePair:
+        i = jnp.asarray(members)[jax.random.randint(key, (), 0, len(members))]
+        return jax.tree.map(lambda x: jnp.asarray(x)[i], pairs)
+
+    return Pairs(partial(one_of, order[num_held_out:]), partial(one_of, order[:num_held_out]), end)
+
+
+def side_by_side(pairs: PreferencePair, *, end: int) -> Rollout:
+    """Pairs, leaves `[B, ...]`, as 2B neighbouring columns, the chosen completion before the rejected one."""
+    prompt = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), pairs.prompt)
+    tokens = jnp.stack([pairs.chosen, pairs.rejected], 1)
+    return completions(prompt, tokens.reshape(-1, tokens.shape[-1]), end=end)
+
+
+def apart(x: Array) -> tuple[Array, Array]:
+    """What belongs to the chosen and to the rejected ones, `[B]` each, of `[2B]` as `side_by_side` lays them."""
+    both = x.reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def shown(task: Task, problem: Tree) -> Prompt:
+    """The prompt of a problem."""
+    tokens = task.prompt(problem)
+    return Prompt(tokens, tokens != PAD)
+
+
+def completion_length(tokens: Array, end: int) -> Array:
+    """How many tokens of a completion `[T]` count, its end among them: [] int32."""
+    ended = tokens == end
+    return jnp.where(ended.any(), jnp.argmax(ended) + 1, len(tokens)).astype(jnp.int32)

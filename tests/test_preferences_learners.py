@@ -1,0 +1,523 @@
+"""Fine-tuning, reward models and DPO: their steps against slow loops, on devices, from pairs; and that they learn."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from test_parallel import by_shard_map, distance, on_one
+
+from jaxpg import checkpoint, ladder, options, parallel
+from jaxpg.distributions import Categorical
+from jaxpg.envs.text import PAD, Task, Verdict
+from jaxpg.envs.text.environment import text_env
+from jaxpg.envs.text.problems import reverse
+from jaxpg.envs.text.summarise import summarise_toy, true_reward
+from jaxpg.errors import UserError
+from jaxpg.language import Scorer, completions, scorer, transformer
+from jaxpg.preferences import (
+    Pairs,
+    PreferencePair,
+    corrupted,
+    dpo,
+    held_out_accuracy,
+    labelled,
+    recorded,
+    reward_model,
+    sft,
+)
+from jaxpg.types import Policy, Prompt
+
+V, P, T = 7, 3, 5
+KEY = jax.random.key(3)
+BATCH = 8
+
+
+class Letters(NamedTuple):
+    size: int
+    end: int
+
+
+def words(end=1, unique=False):
+    """Completions of 1 to T tokens behind prompts of 1 to P; what lies behind the end is junk, not padding.
+
+    With `unique`, a prompt is a number that is hardly ever drawn twice.
+    """
+
+    def draw(key):
+        if unique:
+            return jax.random.randint(key, (P,), 2, 2**30)
+        length_key, key = jax.random.split(key)
+        tokens = jax.random.randint(key, (P,), 2, V)
+        return jnp.where(jnp.arange(P) < jax.random.randint(length_key, (), 1, P + 1), tokens, PAD)
+
+    def demonstration(problem, key):
+        length_key, key = jax.random.split(key)
+        tokens = jax.random.randint(key, (T,), 2, V)
+        # One in T + 1 has no end at all.
+        return jnp.where(jnp.arange(T) == jax.random.randint(length_key, (), 0, T + 1), end, tokens)
+
+    def verify(problem, completion, length):
+        return Verdict(jnp.ones(()), jnp.ones(()), jnp.zeros((), jnp.int32))
+
+    return Task("words", Letters(V, end), P, T, draw, lambda problem: problem, demonstration, verify)
+
+
+def table():
+    """A policy that goes by the last token alone."""
+    return Policy(
+        init=lambda key: jax.random.normal(key, (V, V)),
+        start=lambda params, first: (),
+        act=lambda params, memory, obs: (Categorical(params[obs]), memory),
+        evaluate=lambda params, rollout: Categorical(params[rollout.steps.obs]),
+    )
+
+
+def counting():
+    """A scorer that adds up a worth per token, tanh of the sum."""
+
+    def score(params, rollout):
+        steps = rollout.steps
+        return jnp.tanh((params[steps.action] * steps.mask).sum(0))
+
+    return Scorer(init=lambda key: jax.random.normal(key, (V,)), score=score)
+
+
+def word_pairs(end=1, unique=False):
+    """The pairs of `words`, longer ones preferred."""
+    task = words(end, unique)
+    return labelled(task, task, lambda problem, completion, length: length / T, sharpness=2.0)
+
+
+LEARNERS = {
+    "sft": lambda unique=False, **settings: sft(words(unique=unique), table(), **settings),
+    "reward_model": lambda unique=False, **settings: reward_model(
+        word_pairs(unique=unique), counting(), margin=0.2, centring=0.1, **settings
+    ),
+    "dpo": lambda unique=False, **settings: dpo(word_pairs(unique=unique), table(), beta=0.5, **settings),
+    "ipo": lambda unique=False, **settings: dpo(
+        word_pairs(unique=unique), table(), loss="ipo", beta=0.5, label_smoothing=0.1, **settings
+    ),
+}
+
+
+def make(name, **settings):
+    return LEARNERS[name](**{"batch_size": BATCH, "learning_rate": 0.1} | settings)
+
+
+@pytest.fixture
+def plain_descent(monkeypatch):
+    """Adam would hide a gradient that is wrong by a factor."""
+    monkeypatch.setattr(ladder, "adam", ladder.sgd)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The prompts and completions of every batch that is drawn; those of a compiled program once it has run."""
+    batches = []
+
+    def note(prompt, tokens):
+        batches.append(jax.tree.map(np.asarray, (prompt, tokens)))
+
+    def spy(prompt, tokens, *, end):
+        jax.debug.callback(note, prompt, tokens, ordered=True)
+        return completions(prompt, tokens, end=end)
+
+    for module in ("sft", "pairs"):
+        monkeypatch.setattr(importlib.import_module(f"jaxpg.preferences.{module}"), "completions", spy)
+    return batches
+
+
+def initial(learner):
+    return tiny.jit(learner.init)(jax.random.key(0))
+
+
+def step(learner, state, i=0):
+    """The i-th step of a run."""
+    result = tiny.jit(learner.step)(state, jax.random.fold_in(KEY, i))
+    jax.effects_barrier()
+    return result
+
+
+def equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def near(one, other, tolerance=1e-5):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), one, other)
+
+
+# Slow loops in float64: log-probabilities of the tokens up to and with the first end, and their gradient.
+
+
+def real_tokens(prompt, tokens, b, end):
+    """Pairs of the token acted on and the token written, of one completion."""
+    before = prompt.tokens[b][prompt.mask[b]][-1]
+    for token in tokens[b]:
+        yield int(before), int(token)
+        if token == end:
+            return
+        before = token
+
+
+def slow_log_prob(params, prompt, tokens, b, end):
+    """Of the whole completion, its gradient, and its number of tokens."""
+    params = np.asarray(params, np.float64)
+    total, gradient, count = 0.0, np.zeros_like(params), 0
+    for before, token in real_tokens(prompt, tokens, b, end):
+        p = np.exp(params[before]) / np.exp(params[before]).sum()
+        total += math.log(p[token])
+        gradient[before] += np.eye(V)[token] - p
+        count += 1
+    return total, gradient, count
+
+
+@pytest.mark.parametrize("end", [1, PAD], ids=["an end", "an end that doubles as padding"])
+def test_a_step_of_fine_tuning(end, seen, plain_descent):
+    learner = sft(words(end), table(), batch_size=BATCH, learning_rate=0.5, max_grad_norm=None)
+    state = initial(learner)
+    after, metrics = step(learner, state)
+    [(prompt, tokens)] = seen
+    rows = [slow_log_prob(state.params.policy, prompt, tokens, b, end) for b in range(BATCH)]
+    count = sum(n for *_, n in rows)
+    assert len({n for *_, n in rows}) > 2  # ragged
+    gradient = -sum(g for _, g, _ in rows) / count
+    assert abs(gradient[:, end]).max() > 1e-3  # the end is learned
+    np.testing.assert_allclose(metrics["loss"], -sum(total for total, *_ in rows) / count, rtol=1e-5)
+    np.testing.assert_allclose(after.params.policy, state.params.policy - 0.5 * gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["gradient_norm"], np.sqrt((gradient**2).sum()), rtol=1e-4)
+    assert metrics["steps"] == after.steps == count
+    assert metrics["steps"].dtype == np.int32
+
+
+SLOW_SLOPES = {
+    "sigmoid": lambda h, beta: -beta / (1 + math.exp(beta * h)),
+    "ipo": lambda h, beta: 2 * (h - 1 / (2 * beta)),
+    "hinge": lambda h, beta: -beta if beta * h < 1 else 0.0,
+}
+
+
+@pytest.mark.parametrize("loss", SLOW_SLOPES)
+def test_a_step_of_dpo(loss, seen, plain_descent):
+    """The second one, when policy and reference differ: slope(h) (∇ log π(y_c) - ∇ log π(y_r)), averaged over pairs."""
+    beta = 0.7
+    learner = dpo(word_pairs(), table(), batch_size=4, learning_rate=0.5, max_grad_norm=None, beta=beta, loss=loss)
+    state = initial(learner)
+    reference = np.asarray(state.params.policy)
+    state, _ = step(learner, state)
+    after, metrics = step(learner, state, 1)
+    equal(after.reference, reference)
+    prompt, tokens = seen[-1]
+    slopes, margins, gradient, count = [], [], np.zeros((V, V)), 0
+    for i in range(4):
+        side = []
+        for b in (2 * i, 2 * i + 1):
+            total, slope, n = slow_log_prob(state.params.policy, prompt, tokens, b, 1)
+            by = n if loss == "ipo" else 1
+            before, _, _ = slow_log_prob(reference, prompt, tokens, b, 1)
+            side.append(((total - before) / by, slope / by))
+            count += n
+        h = side[0][0] - side[1][0]
+        margins.append(beta * h)
+        slopes.append(SLOW_SLOPES[loss](h, beta))
+        gradient += slopes[-1] * (side[0][1] - side[1][1]) / 4
+    assert abs(gradient).max() > 1e-2
+    np.testing.assert_allclose(after.params.policy, state.params.policy - 0.5 * gradient, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["margin"], np.mean(margins), rtol=1e-3, atol=1e-5)
+    assert metrics["accuracy"] == np.mean(np.array(margins) > 0)
+    np.testing.assert_allclose(metrics["reward_chosen"] - metrics["reward_rejected"], metrics["margin"], atol=1e-5)
+    assert metrics["steps"] - state.steps == count
+
+
+def test_a_step_of_the_reward_model(seen, plain_descent):
+    margin, centring = 0.3, 0.2
+    settings = {"batch_size": 4, "learning_rate": 0.5, "max_grad_norm": None}
+    learner = reward_model(word_pairs(), counting(), margin=margin, centring=centring, **settings)
+    state = initial(learner)
+    after, metrics = step(learner, state)
+    prompt, tokens = seen[-1]
+    worth = np.asarray(state.params.critic, np.float64)
+    loss, gradient, right = 0.0, np.zeros(V), 0
+    for i in range(4):
+        sides = []
+        for b in (2 * i, 2 * i + 1):
+            counts = sum(np.eye(V)[token] for _, token in real_tokens(prompt, tokens, b, 1))
+            r = math.tanh(worth @ counts)
+            sides.append((r, (1 - r**2) * counts))
+        (c, dc), (r, dr) = sides
+        p = 1 / (1 + math.exp(-(c - r - margin)))
+        loss += (-math.log(p) + centring * (c + r) ** 2) / 4
+        gradient += (-(1 - p) * (dc - dr) + 2 * centring * (c + r) * (dc + dr)) / 4
+        right += (0.5 if abs(c - r) < 1e-6 else c > r) / 4
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+    np.testing.assert_allclose(after.params.critic, worth - 0.5 * gradient, rtol=1e-4, atol=1e-5)
+    assert metrics["accuracy"] == right
+    assert after.params.policy == ()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_four_devices_are_one(name, plain_descent):
+    learner = make(name, max_grad_norm=0.3)
+    state = initial(learner)
+    after, metrics = on_one(learner, state)
+    assert distance(after.params, state.params) > 1e-3
+    states, same_metrics = by_shard_map(learner, state)
+    assert distance(states, after) < 1e-5
+    near(same_metrics, metrics, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["sft", "reward_model"])
+def test_it_is_the_sum_over_devices_that_makes_them_one(name, plain_descent, monkeypatch):
+    learner = make(name)
+    state = initial(learner)
+    after, _ = on_one(learner, state)
+    monkeypatch.setattr(parallel, "psum", lambda tree: tree)
+    states, _ = by_shard_map(learner, state)
+    assert distance(states.params, after.params) > 1e-4
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_micro_batches_change_nothing(name, plain_descent):
+    """Rows are of unequal length, so parts hold unequally many tokens."""
+    whole, parts = make(name, max_grad_norm=0.3), make(name, max_grad_norm=0.3, micro_batches=4)
+    state = initial(whole)
+    expected, metrics = step(whole, state)
+    after, same_metrics = step(parts, state)
+    assert distance(after.params, state.params) > 1e-3
+    near((after, same_metrics), (expected, metrics))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_successive_batches_share_no_sample(name, seen):
+    learner = make(name, unique=True)
+    state = initial(learner)
+    program = tiny.jit(learner.step)
+    for i in range(3):
+        program(state, jax.random.fold_in(KEY, i))
+    jax.effects_barrier()
+    rows = [row.tobytes() for prompt, _ in seen for row in prompt.tokens[:: 1 if name == "sft" else 2]]
+    assert len(set(rows)) == len(rows) == 3 * BATCH
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_vmap_over_seeds_and_learning_rates_is_a_loop(name, tmp_path):
+    def one(key, rate):
+        learner = make(name, learning_rate=rate, anneal_steps=100)
+        state, _ = learner.step(learner.init(key), KEY)
+        return learner.step(state, jax.random.fold_in(KEY, 1))
+
+    keys, rates = jax.random.split(KEY, 2), jnp.array([0.1, 0.01])
+    states, metrics = tiny.jit(jax.vmap(one))(keys, rates)
+    assert {name: x.dtype for name, x in metrics.items()} == {
+        name: np.int32 if name == "steps" else np.float32 for name in metrics
+    }
+    program = tiny.jit(one)
+    for i in range(2):
+        near(jax.tree.map(lambda x, i=i: x[i], (states, metrics)), program(keys[i], rates[i]))
+    assert metrics["learning_rate"][0] < 0.1  # it falls
+
+    learner = make(name)
+    state, _ = step(learner, initial(learner))
+    saved = checkpoint.save(tmp_path, state, steps=1, about={})
+    equal(checkpoint.restore(saved, jax.eval_shape(learner.init, KEY)), state)
+
+
+def test_adopted_policies_are_where_learning_begins():
+    given = jnp.full((V, V), 2.0)
+    for name in ("sft", "dpo"):
+        learner = make(name)
+        state = learner.adopt(initial(learner), given)
+        equal(state.params.policy, given)
+        after, _ = step(learner, state)
+        assert distance(after.params, state.params) > 1e-3
+        actor = learner.actor(state._replace(params=state.params._replace(policy=jnp.eye(V) * 9)))
+        assert actor.act(actor.start(0), jnp.int32(3), KEY, True)[0] == 3
+    equal(after.reference, given)
+    given.delete()
+    assert not after.reference.is_deleted()
+
+
+def test_a_reward_model_puts_its_own_head_on_a_policy():
+    env = tiny.counter()._replace(context=lambda state: ())
+    policy, _ = transformer(env, width=8, layers=1, heads=2)
+    learner = reward_model(word_pairs(), scorer(env, width=8, layers=1, heads=2))
+    state, params = initial(learner), policy.init(KEY)
+    adopted = learner.adopt(state, params).params.critic["params"]
+    equal(adopted["embedding"], params["params"]["embedding"])
+    equal(adopted["head"], state.params.critic["params"]["head"])
+    other, _ = transformer(env, width=8, layers=2, heads=2)
+    with pytest.raises(UserError, match="another network than the reward model"):
+        learner.adopt(state, other.init(KEY))
+
+
+def test_a_reward_model_does_not_play():
+    learner = make("reward_model")
+    with pytest.raises(UserError, match="scores completions and writes none"):
+        learner.actor(initial(learner))
+
+
+@pytest.mark.parametrize("learner", [sft, reward_model, dpo])
+def test_every_setting_has_a_meaning(learner):
+    settings = options.options(learner)
+    assert {"batch_size", "learning_rate", "anneal_steps", "max_grad_norm", "micro_batches"} <= settings.keys()
+    assert all(option.meaning for option in settings.values())
+
+
+def test_batches_that_do_not_divide_are_refused():
+    with pytest.raises(UserError, match="batch_size = 8 cannot be cut into 3 equal micro_batches"):
+        make("sft", micro_batches=3)
+    with pytest.raises(UserError, match="must be at least 1"):
+        make("dpo", batch_size=0)
+    learner = make("sft", batch_size=4, micro_batches=2)
+    state = initial(learner)
+    with pytest.raises(UserError, match="on each of 4 devices: make it a multiple of 8"):
+        by_shard_map(learner, state)
+    with pytest.raises(UserError, match=r"There is no loss 'sigmiod' on preference pairs. Did you mean 'sigmoid'"):
+        dpo(word_pairs(), table(), loss="sigmiod")
+
+
+# Where pairs come from.
+
+
+def drawn(draw, n=256):
+    return tiny.jit(jax.vmap(draw))(jax.random.split(KEY, n))
+
+
+def length(problem, completion, length):
+    return length / T
+
+
+def lengths(tokens):
+    return np.array([[*row, 1].index(1) + 1 if 1 in row else T for row in np.asarray(tokens).tolist()])
+
+
+def test_a_sharp_judge_is_always_right_and_a_dull_one_tosses_coins():
+    task = words()
+    for sharpness, low, high in ((1e6, 1.0, 1.0), (5.0, 0.75, 0.95), (0.0, 0.4, 0.6)):
+        pairs = drawn(labelled(task, task, length, sharpness=sharpness).draw, 512)
+        chosen, rejected = lengths(pairs.chosen), lengths(pairs.rejected)
+        differ = chosen != rejected
+        assert low <= (chosen > rejected)[differ].mean() <= high
+    expected = [1 / (1 + math.exp(-5.0 * abs(c - r) / T)) for c, r in zip(chosen, rejected, strict=True)]
+    pairs = drawn(labelled(task, task, length, sharpness=5.0).draw, 512)
+    right = lengths(pairs.chosen) > lengths(pairs.rejected)
+    assert abs(right[differ].mean() - np.array(expected)[differ].mean()) < 0.06
+
+
+def test_few_pairs_come_again_and_again_with_the_same_label():
+    task = words()
+    pairs = drawn(labelled(task, task, length, num_pairs=5, sharpness=0.1).draw)
+    rows = {
+        (c.tobytes(), r.tobytes()) for c, r in zip(np.asarray(pairs.chosen), np.asarray(pairs.rejected), strict=True)
+    }
+    assert len(rows) == 5
+    with pytest.raises(UserError, match="num_pairs must be at least 1"):
+        labelled(task, task, length, num_pairs=0)
+
+
+def test_held_out_pairs_are_of_the_held_out_task():
+    marked = words()._replace(prompt=lambda problem: jnp.full(P, V - 1))
+    pairs = labelled(words(), marked, length)
+    assert (drawn(pairs.held_out).prompt.tokens == V - 1).all()
+    assert (drawn(pairs.draw).prompt.tokens != V - 1).any()
+
+
+def test_slips_happen_before_the_end_at_their_rate():
+    task = words()._replace(demonstration=lambda problem, key: jnp.array([2, 2, 2, 1, 0]))
+    write = corrupted(task, rate=0.5)
+    tokens = np.asarray(jax.vmap(lambda key: write((), key))(jax.random.split(KEY, 2000)))
+    assert (tokens[:, 3] == 1).all()
+    assert (tokens[:, 4] == 0).all()
+    assert abs((tokens[:, :3] != 2).mean() - 0.5 * (1 - 1 / V)) < 0.03
+
+
+def test_recorded_pairs_are_dealt_into_two_sets_of_which_each_pair_is_in_one():
+    n = 20
+    number = jnp.arange(n)[:, None]
+    prompt = Prompt(jnp.broadcast_to(number, (n, P)), jnp.ones((n, P), bool))
+    pairs = recorded(prompt, number + 100, number + 200, end=1, held_out_share=0.2)
+    train, test = (drawn(draw, 400) for draw in (pairs.draw, pairs.held_out))
+    for some in (train, test):
+        np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 100, some.chosen[:, 0])
+        np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 200, some.rejected[:, 0])
+    train, test = (set(np.asarray(some.prompt.tokens[:, 0]).tolist()) for some in (train, test))
+    assert (len(train), len(test)) == (16, 4)
+    assert train | test == set(range(n))
+    with pytest.raises(UserError, match="equally many, not"):
+        recorded(prompt, number, number[:3], end=1)
+    with pytest.raises(UserError, match="Of 1 pairs"):
+        recorded(jax.tree.map(lambda x: x[:1], prompt), number[:1], number[:1], end=1)
+
+
+def test_held_out_accuracy_by_hand():
+    def pair(key):
+        """The chosen one is better in 3 of 4 cases and of the same worth in the others."""
+        better = jax.random.bernoulli(key, 0.75)
+        chosen = jnp.where(better, 3, 2)[None]
+        return PreferencePair(Prompt(jnp.ones(1, int), jnp.ones(1, bool)), chosen, jnp.array([2]))
+
+    worth = jnp.arange(float(V))
+    pairs = Pairs(draw=lambda key: 1 / 0, held_out=pair, end=1)
+    keys = jax.random.split(KEY, 64)
+    better = np.mean([bool(jax.random.bernoulli(k, 0.75)) for k in keys])
+    accuracy = held_out_accuracy(pairs, counting(), worth / 10, KEY, num_pairs=64)
+    np.testing.assert_allclose(accuracy, better + 0.5 * (1 - better), rtol=1e-6)
+
+
+# That they learn. Small transformers, seconds.
+
+SMALL = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1}
+
+
+def learned(learner, steps, state=None):
+    """The state and the metrics after so many steps, in one program."""
+
+    def run(state):
+        state, metrics = jax.lax.scan(learner.step, state, jax.random.split(KEY, steps))
+        return state, jax.tree.map(lambda x: x[-10:].mean(0), metrics)
+
+    return jax.jit(run)(initial(learner) if state is None else state)
+
+
+def test_fine_tuning_learns_to_copy_backwards():
+    task = reverse(length=3, letters=6, min_length=3)
+    policy, _ = transformer(text_env(task), **SMALL)
+    learner = sft(task, policy, batch_size=64, learning_rate=1e-2)
+    _, before = step(learner, initial(learner))
+    _, metrics = learned(learner, 250)
+    assert before["loss"] > 3
+    assert metrics["loss"] < 0.1  # chance among six letters, with a sure end, would be 1.3
+
+
+@pytest.fixture(scope="module")
+def summaries():
+    """A careless writer, so that few pairs are alike, and a judge who seldom errs."""
+    careless = {"length": 6, "max_tokens": 8, "drop": 0.5, "extra": 0.3, "slip": 0.1}
+    train, test = (summarise_toy(**careless, split=split) for split in ("train", "test"))
+    return text_env(train), labelled(train, test, true_reward, sharpness=50.0)
+
+
+def test_a_reward_model_tells_held_out_pairs_apart(summaries):
+    env, pairs = summaries
+    judge = scorer(env, **SMALL)
+    learner = reward_model(pairs, judge, batch_size=64, learning_rate=5e-3)
+    state, _ = learned(learner, 250)
+    accuracy = jax.jit(partial(held_out_accuracy, pairs, judge, num_pairs=512))(state.params.critic, KEY)
+    assert accuracy > 0.8
+
+
+def test_dpo_moves_towards_the_chosen_ones(summaries):
+    env, pairs = summaries
+    policy, _ = transformer(env, **SMALL)
+    learner = dpo(pairs, policy, batch_size=32, learning_rate=3e-3)
+    _, metrics = learned(learner, 100)
+    assert metrics["margin"] > 0.3
+    assert metrics["accuracy"] > 0.7
+    assert metrics["loss"] < 0.6 < math.log(2)
