@@ -72,11 +72,17 @@ def _read_line(raw: bytes, where: str, texts: Sequence[str], optional: Sequence[
     return Line(where, fields | asked)
 
 
-def _text(value: Any, name: str, where: str) -> str:
+def as_text(value: Any) -> str | None:
+    """What a field says, if it is a string or a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return json.dumps(value)
-    if not isinstance(value, str):
-        raise UserError(f"{where}: the field {name!r} must be a string, not {_shown(value)}.")
+    return value if isinstance(value, str) else None
+
+
+def _text(given: Any, name: str, where: str) -> str:
+    value = as_text(given)
+    if value is None:
+        raise UserError(f"{where}: the field {name!r} must be a string, not {_shown(given)}.")
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise UserError(f"{where}: the field {name!r} holds half of a surrogate pair, which is no character.")
     if not value.strip():
@@ -118,31 +124,40 @@ def without_tags(text: str) -> str:
 
 
 def token_rows(
-    lines: Sequence[Line], field: str, tokenizer: Tokenizer, *, limit: int | None, setting: str, end: bool = False
+    lines: Sequence[Line],
+    fields: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    limit: int | None,
+    setting: str,
+    end: bool = False,
 ) -> list[list[int]]:
-    """The texts of a field as tokens.
+    """A text of each line as tokens.
 
     Tags are encoded apart from what they enclose, so that an answer has the same tokens wherever it stands.
 
     Args:
         lines: where they stand.
-        field: which one.
+        fields: the first of them that a line has is its text.
         tokenizer: what encodes them.
         limit: the most tokens that a text may have, None for no limit.
         setting: how the limit is called.
         end: every text is followed by the end token, which counts.
 
     Raises:
-        UserError: a text without tokens, with parts that have none, or with too many.
+        UserError: a text without tokens, with parts that have none, with padding or an end in it, or with too many.
     """
     rows = []
     for line in lines:
+        field = next(name for name in fields if name in line.fields)
         try:
             ids = [i for piece in _TAG.split(line.fields[field]) if piece for i in tokenizer.encode(piece)]
         except UserError as error:
             raise UserError(f"{line.where}, field {field!r}: {error}") from error
         if not ids:
             raise UserError(f"{line.where}: the field {field!r} is empty, it has no tokens.")
+        if PAD in ids or tokenizer.end in ids:
+            raise UserError(f"{line.where}: the field {field!r} holds padding or an end, which no text can.")
         rows.append([*ids, tokenizer.end] if end else ids)
         if limit is not None and len(rows[-1]) > limit:
             counted = f"{len(rows[-1])} tokens" + (" with its end" if end else "")

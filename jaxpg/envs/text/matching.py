@@ -65,7 +65,7 @@ def verifier(
     """
     answers = [line.fields[answer_field] for line in lines]
     if match == "exact":
-        rows = token_rows(lines, answer_field, tokenizer, limit=max_tokens, setting="max_tokens", end=True)
+        rows = token_rows(lines, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
         return _exact(padded([row[:-1] for row in rows], max_tokens), tokenizer)
     if match == "numeric":
         for line, answer in zip(lines, answers, strict=True):

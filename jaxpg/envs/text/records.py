@@ -69,12 +69,14 @@ def json_lines(
     _check_limits(prompt_length=prompt_length, max_tokens=max_tokens)
     tokenizer = tokenizer_named(tokenizer, path)
     lines = read_lines(path, texts=[prompt_field, answer_field], optional=[completion_field])
-    lines = [line._replace(fields={completion_field: line.fields[answer_field], **line.fields}) for line in lines]
     prompts = padded(
-        token_rows(lines, prompt_field, tokenizer, limit=prompt_length, setting="prompt_length"), prompt_length
+        token_rows(lines, [prompt_field], tokenizer, limit=prompt_length, setting="prompt_length"), prompt_length
     )
     demonstrations = padded(
-        token_rows(lines, completion_field, tokenizer, limit=max_tokens, setting="max_tokens", end=True), max_tokens
+        token_rows(
+            lines, [completion_field, answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True
+        ),
+        max_tokens,
     )
     chosen = part(lines, prompt_field, split=split, held_out=held_out)
 
@@ -132,10 +134,10 @@ def preference_pairs(
     tokenizer = tokenizer_named(tokenizer, path)
     lines = read_lines(path, texts=[prompt_field, chosen_field, rejected_field])
     prompts = padded(
-        token_rows(lines, prompt_field, tokenizer, limit=prompt_length, setting="prompt_length"), prompt_length
+        token_rows(lines, [prompt_field], tokenizer, limit=prompt_length, setting="prompt_length"), prompt_length
     )
     chosen, rejected = (
-        token_rows(lines, field, tokenizer, limit=max_tokens, setting="max_tokens", end=True)
+        token_rows(lines, [field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
         for field in (chosen_field, rejected_field)
     )
     completions = padded([*chosen, *rejected], max_tokens).reshape(2, len(lines), -1)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpg.envs.text.lines import read_lines, without_tags
+from jaxpg.envs.text.lines import as_text, read_lines, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError
 
@@ -36,7 +36,10 @@ class FileTokenizer(NamedTuple):
         Raises:
             UserError: A part of the text has no token.
         """
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more special
+            raise UserError(f"The tokenizer cannot encode {text!r}: {error}.") from error
         if self.unknown is not None:
             lost = [text[slice(*where)] for i, where in _located(encoding) if i == self.unknown]
         else:
@@ -92,7 +95,7 @@ def characters_of(path: str | Path) -> Vocabulary:
     Raises:
         UserError: a line that cannot be read, see `lines.read_lines`.
     """
-    texts = [text for line in read_lines(path) for text in line.fields.values() if isinstance(text, str)]
+    texts = [as_text(value) or "" for line in read_lines(path) for value in line.fields.values()]
     return Vocabulary((*TAGS, *sorted(set("".join(map(without_tags, texts))))))
 
 

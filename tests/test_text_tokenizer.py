@@ -1,0 +1,160 @@
+"""The tokens of a tokenizer.json, made here with the library that writes such files."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import envs
+from jaxpg.envs.text import END, PAD, json_lines, preference_pairs, tokenizer_file
+from jaxpg.errors import UserError
+
+tokenizers = pytest.importorskip("tokenizers", reason="it is an optional dependency")
+
+WORDS = [
+    "add 14 and 28",
+    "the sum of 14 and 28 is 42",
+    "<answer>42</answer>",
+    "what is 3 times 14?",
+    "<think>so</think>",
+]
+RECORDS = [
+    {"prompt": "what is 3 times 14?", "answer": "42", "completion": "<think>the sum</think><answer>42</answer>"},
+    {"prompt": "add 14 and 28", "answer": "42"},
+]
+
+
+def trained(kind):
+    """A small tokenizer: of bytes, of characters with a token for unknown ones or without, or of whole words."""
+    if kind == "words":
+        words = sorted({*" ".join(WORDS).split(), "42", "<think>", "</think>", "<answer>", "</answer>", "3", "14?"})
+        vocabulary = {"[UNK]": 0, **{word: i for i, word in enumerate(words, start=1)}}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        return tokenizer
+    if kind == "unigram":
+        scores = [("<unk>", 0.0), *((c, -2.0) for c in sorted(set("".join(WORDS)))), ("42", -1.0)]
+        return tokenizers.Tokenizer(tokenizers.models.Unigram(scores, unk_id=0))
+    unknown = "[UNK]" if kind == "unknown" else None
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=unknown))
+    alphabet = []
+    if kind == "bytes":
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = [unknown] if unknown else []
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(WORDS, trainer)
+    return tokenizer
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def saved(kind, **changes):
+        tokenizer = trained(kind)
+        for method, arguments in changes.items():
+            getattr(tokenizer, method)(**arguments)
+        path = tmp_path / f"{kind}.json"
+        tokenizer.save(str(path))
+        return path
+
+    return saved
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+def test_text_becomes_tokens_and_text_again(saved):
+    theirs, ours = trained("bytes"), tokenizer_file(saved("bytes"))
+    for words in (*WORDS, "né 日本", " two  spaces\n"):
+        ids = ours.encode(words)
+        assert ids == [i + 2 for i in theirs.encode(words).ids]  # below are padding and the end
+        assert ours.decode(ids) == words
+        assert ours.decode([PAD, *ids, PAD, END, *ids]) == words
+        assert ours.decode(np.array([*ids, END])) == words
+        assert max(ids) < ours.size
+    assert ours.size == theirs.get_vocab_size() + 2
+    assert ours.end == END
+    assert ours.decode([]) == ours.decode([END]) == ""
+    assert ours.decode(range(2, ours.size))  # every id is a token
+
+
+def test_what_a_file_adds_and_cuts_by_itself_is_left_out(saved):
+    ours = tokenizer_file(saved("bytes", enable_truncation={"max_length": 2}, enable_padding={"length": 50}))
+    assert ours.decode(ours.encode(WORDS[1])) == WORDS[1]
+    assert len(ours.encode(WORDS[1])) < 50
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("unknown", "é"), ("dropping", "é"), ("words", "fourté"), ("unigram", "é")])
+def test_text_without_a_token_is_refused(saved, data, kind, lost):
+    tokenizer = tokenizer_file(saved(kind))
+    assert tokenizer.encode("add 14")
+    with pytest.raises(UserError, match=f"no token for '{lost}' in 'add fourté'"):
+        tokenizer.encode("add fourté")
+    with data.open("a") as file:
+        file.write('{"prompt": "add 14 and 28", "answer": "14 fourté"}\n')
+    with pytest.raises(UserError, match=rf"line 3, field 'answer': The tokenizer has no token for '{lost}'"):
+        json_lines(data, tokenizer, held_out=0)
+
+
+@pytest.mark.parametrize("match", ["exact", "numeric"])
+def test_a_task_speaks_in_these_tokens(saved, data, match):
+    path = saved("bytes")
+    task = json_lines(data, str(path), match=match, held_out=0)
+    ours = task.vocabulary
+    assert ours.size == tokenizer_file(path).size
+
+    def demonstrated(problem):
+        tokens = task.demonstration(problem, jax.random.key(0))
+        length = (tokens != PAD).sum()
+        return task.prompt(problem), tokens, task.verify(problem, tokens, length)
+
+    prompts, tokens, verdict = tiny.jit(jax.vmap(demonstrated))(jnp.arange(2))
+    assert [ours.decode(row) for row in np.asarray(prompts)] == [record["prompt"] for record in RECORDS]
+    assert [ours.decode(row) for row in np.asarray(tokens)] == [RECORDS[0]["completion"], "42"]
+    np.testing.assert_array_equal(verdict.accuracy, 1)
+    assert verdict.answer[0] == verdict.answer[1] >= 0  # the same answer, between tags and alone
+    wrong = jnp.array([*ours.encode("41"), END] + [PAD] * 30)[: task.max_tokens]
+    assert task.verify(jnp.int32(0), wrong, jnp.int32(len(ours.encode("41")) + 1)).accuracy == 0
+    env = envs.make("json_lines", path=str(data), tokenizer=str(path), match=match, held_out=0.0)
+    assert env.action_space.n == ours.size
+
+
+def test_pairs_are_made_of_these_tokens(saved, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "add 14", "chosen": "42", "rejected": "the sum"}')
+    tokenizer = tokenizer_file(saved("bytes"))
+    pairs = preference_pairs(path, tokenizer, held_out=0)
+    assert [tokenizer.decode(np.asarray(rows[0])) for rows in (pairs.chosen, pairs.rejected)] == ["42", "the sum"]
+    assert END in pairs.chosen[0]
+
+
+def test_files_that_are_no_tokenizers_are_refused(tmp_path, data):
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(UserError, match=r"The tokenizer .*tokenizer.json cannot be read: No such file"):
+        json_lines(data, str(path))
+    for content in ("{}", "[1, 2", '{"model": {}}', ""):
+        path.write_text(content)
+        with pytest.raises(UserError, match=r"tokenizer.json is not the file of a tokenizer: "):
+            tokenizer_file(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="is not the file of a tokenizer"):
+        tokenizer_file(path)
+
+
+def test_without_the_library_one_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r'pip install "jaxpg\[text\]"'):
+        tokenizer_file(tmp_path / "tokenizer.json")
