@@ -36,6 +36,7 @@ from rich.table import Table
 
 from jaxpg import config as configs
 from jaxpg import ladder, parallel, record, report
+from jaxpg.build import build, networks
 from jaxpg.errors import UserError
 from jaxpg.evaluate import scores
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
@@ -137,13 +138,12 @@ def resolve(cell: Cell) -> configs.Config:
     return configs.resolve(cell.task, cell.algorithm, {**cell.overrides, **own})
 
 
-def build(cell: Cell, config: configs.Config) -> tuple[Learner, Env]:
+def learner_of(cell: Cell, config: configs.Config) -> tuple[Learner, Env]:
     """The learner of a cell, its mistake included, and its environment."""
-    learner, env = configs.build(config)
+    learner, env, _ = build(config)
     if cell.change is None:
         return learner, env
-    network = dict(config.network)
-    policy, critic = configs.NETWORKS[network.pop("kind")](env, **network)
+    policy, critic = networks(config, env)
     algorithm = cell.change(ladder.ALGORITHMS[config.algorithm](**config.settings))
     return policy_gradient(env, policy, critic, algorithm, **config.learner), env
 
@@ -157,7 +157,7 @@ def fingerprint(cell: Cell, config: configs.Config) -> str:
 def measure(cell: Cell, console: Console) -> dict[str, Any]:
     """Train a cell and put down what came of it."""
     config = resolve(cell)
-    learner, env = build(cell, config)
+    learner, env = learner_of(cell, config)
     run_dir = RUNS / cell.name.replace(" ", "-")
     shutil.rmtree(run_dir, ignore_errors=True)
     devices = jax.devices()[: np.gcd(cell.seeds, len(jax.devices()))]
@@ -170,7 +170,9 @@ def measure(cell: Cell, console: Console) -> dict[str, Any]:
             run_dir=run_dir,
             mesh=parallel.make_mesh(cell.seeds, 1, devices),
             log_every=max(1, config.total_steps // 100),
-            evaluate=partial(scores, env, episodes=EPISODES, greedy=config.evaluation_greedy),
+            evaluate=lambda state, key: scores(
+                env, learner.actor(state), key, episodes=EPISODES, greedy=config.evaluation_greedy
+            ),
             evaluate_every=config.total_steps,
             checkpoint_seconds=600.0,
             config=configs.to_dict(config),

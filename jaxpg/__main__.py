@@ -21,6 +21,8 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
     training.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
     training.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
+    training.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
+    training.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
     training.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
     training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     training.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
@@ -42,6 +44,15 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
+
+    sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
+    sample.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
+    sample.add_argument("--number", type=int, default=8, metavar="N", help="of completions (default 8)")
+    sample.add_argument("--temperature", type=float, default=1.0, metavar="X", help="below 1 for likelier tokens")
+    sample.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens (0: all)")
+    sample.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="among the likeliest, of this probability"
+    )
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
     play.add_argument("--gif", type=Path, required=True, metavar="FILE", help="where to write")

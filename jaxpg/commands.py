@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,7 @@ def train(arguments: argparse.Namespace) -> int:
     _start_jax(arguments.devices)
     config = _resolve(arguments, arguments.task, arguments.algorithm, arguments.out)
     out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    finished = _train(config, out, arguments)
-    if not finished:
+    if not _train_with_what_it_needs(config, out, out, arguments):
         return _interrupted(out, f"train {arguments.task} {arguments.algorithm}")
     from jaxpg import report
 
@@ -45,7 +44,8 @@ def train(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     console.print(f"Learning curve: {curve}", highlight=False, soft_wrap=True)
-    console.print(f"See it play:    jaxpg play {out} --gif {config.task}.gif", highlight=False, soft_wrap=True)
+    more = f"jaxpg sample {out}" if (out / "samples").exists() else f"jaxpg play {out} --gif {config.task}.gif"
+    console.print(f"Look at it:     {more}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -53,14 +53,16 @@ def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
     _start_jax(arguments.devices)
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
+    from jaxpg.stages import build_stage
+
     algorithms = list(dict.fromkeys(arguments.algorithms))
     resolved = {name: _resolve(arguments, arguments.task, name, out / name) for name in algorithms}
     for config in resolved.values():
-        configs.build(config)  # whatever does not fit is refused before the first of them trains
+        build_stage(config)  # whatever does not fit is refused before the first of them trains
     for name, config in resolved.items():
-        if not _train(config, out / name, arguments):
+        if not _train_with_what_it_needs(config, out / name, out, arguments):
             return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
-    from jaxpg import report
+    from jaxpg import report, samples
 
     runs = {name: _measured(record.load_metrics(out / name)) for name in algorithms}
     first = resolved[algorithms[0]]
@@ -69,6 +71,8 @@ def compare(arguments: argparse.Namespace) -> int:
         "machine": record.machine(),
         "configs": {name: record.flatten(configs.to_dict(config)) for name, config in resolved.items()},
     }
+    written = {name: samples.as_text(samples.load(out / name)) for name in algorithms}
+    details |= {"completions": kept} if (kept := {name: text for name, text in written.items() if text}) else {}
     summaries = report.compare(runs, out, title=first.task, threshold=first.threshold, details=details)
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
@@ -80,14 +84,15 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
     if arguments.episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {arguments.episodes}.")
-    config, learner, env, state = _restored(arguments)
+    config, setup, state = _restored(arguments)
     import jax
 
     from jaxpg import report
     from jaxpg.evaluate import evaluate as whole_episodes
 
     def one_seed(state: Any, key: Any) -> Any:
-        return whole_episodes(env, learner.actor(state), key, episodes=arguments.episodes, greedy=arguments.greedy)
+        actor = setup.learner.actor(state)
+        return whole_episodes(setup.held_out, actor, key, episodes=arguments.episodes, greedy=arguments.greedy)
 
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
     result = jax.device_get(jax.jit(jax.vmap(one_seed))(state.learner, keys))
@@ -110,7 +115,9 @@ def play(arguments: argparse.Namespace) -> int:
     """Draw one episode of the seed that did best."""
     if arguments.gif.suffix != ".gif":
         raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
-    config, learner, env, state = _restored(arguments)
+    config, setup, state = _restored(arguments)
+    if setup.env.context:
+        raise UserError(f"{config.task} is a text. Look at what is written there with: jaxpg sample {arguments.run}")
     import jax
 
     from jaxpg import report
@@ -119,11 +126,38 @@ def play(arguments: argparse.Namespace) -> int:
     scores = _last(record.load_metrics(arguments.run).get("evaluation_return"), len(config.seeds))
     best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
     one = jax.tree.map(lambda x: x[best], state.learner)
-    playing = jax.jit(lambda state, key: one_episode(env, learner.actor(state), key, greedy=arguments.greedy))
-    episode = jax.device_get(playing(one, jax.random.key(arguments.seed)))
-    report.render_gif(env, episode, arguments.gif)
+    actor = setup.learner.actor(one)
+    playing = jax.jit(lambda key: one_episode(setup.env, actor, key, greedy=arguments.greedy))
+    episode = jax.device_get(playing(jax.random.key(arguments.seed)))
+    report.render_gif(setup.env, episode, arguments.gif)
     gained = float(episode.rewards[: int(episode.length)].sum())
     print(f"{arguments.gif}: seed {config.seeds[best]}, {int(episode.length)} steps, return {gained:.4g}")
+    return 0
+
+
+def sample(arguments: argparse.Namespace) -> int:
+    """Completions of a trained language model, of a prompt that is given or of held-out ones."""
+    if arguments.number < 1 or arguments.temperature <= 0 or arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
+        raise UserError(
+            "--number is at least 1, --temperature above 0, --top-k at least 0 and --top-p above 0 and at most 1; not "
+            f"{arguments.number}, {arguments.temperature}, {arguments.top_k} and {arguments.top_p}."
+        )
+    config, setup, state = _restored(arguments)
+    import jax
+
+    from jaxpg import samples
+
+    if setup.env.context is None or config.algorithm == "reward_model":
+        raise UserError(f"{arguments.run} is a run of {config.algorithm} on {config.task}, which writes no text.")
+    params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
+    key = jax.random.key(arguments.seed)
+    how = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
+    if arguments.prompt is None:
+        for line in samples.draw(config, setup, params, key, **how):
+            Console().print(line.line())
+    else:
+        for text in samples.complete(config, setup, params, arguments.prompt, key, **how):
+            print(text)
     return 0
 
 
@@ -150,6 +184,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": compare,
     "eval": evaluate,
     "play": play,
+    "sample": sample,
     "plot": plot,
     "list": listing.show,
 }
@@ -165,6 +200,7 @@ def _resolve(arguments: argparse.Namespace, task: str, algorithm: str, out: Path
         if seeds < 1 or arguments.seed < 0:
             raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {seeds} and {arguments.seed}.")
         overrides["seeds"] = list(range(arguments.seed, arguments.seed + seeds))
+    overrides |= {n: x for n in ("initial", "reward") if (x := getattr(arguments, n)) is not None}
     if not arguments.resume:
         return configs.resolve(task, algorithm, overrides)
     if out is None:
@@ -178,31 +214,63 @@ def _resolve(arguments: argparse.Namespace, task: str, algorithm: str, out: Path
     return configs.resolve(out / record.CONFIG, algorithm, overrides)
 
 
+def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, arguments: argparse.Namespace) -> bool:
+    """Train as the config says, after what it begins with or is judged by, where that is named as an algorithm.
+
+    These go to directories of their own in `shared`, and are not trained again where they are finished.
+    """
+    for stage in ("reward", "initial"):
+        name = getattr(config, stage)
+        if name not in configs.ALGORITHMS:
+            continue
+        directory = shared / name
+        earlier = configs.resolve(config.task, name, {"seeds": list(config.seeds)})
+        if not _is_finished(directory, earlier):
+            begun = argparse.Namespace(**{**vars(arguments), "resume": (directory / record.CONFIG).exists()})
+            if not _train_with_what_it_needs(earlier, directory, shared, begun):
+                return False
+        changed: dict[str, Any] = {stage: str(directory)}
+        config = dataclasses.replace(config, **changed)
+    return _train(config, out, arguments)
+
+
+def _is_finished(directory: Path, config: configs.Config) -> bool:
+    """Whether a run of this config has come to its end there."""
+    if not (directory / record.CONFIG).exists():
+        return False
+    steps = record.load_metrics(directory)["steps"]
+    return bool(steps[-1].min() >= config.total_steps)
+
+
 def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
     """Train as the config says; whether the end was reached."""
     console = Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
     import jax
 
     from jaxpg import parallel
-    from jaxpg.evaluate import scores
     from jaxpg.progress import Reporter, interruptible
+    from jaxpg.samples import Shown
+    from jaxpg.stages import build_stage, policy_of
     from jaxpg.train import train
 
     devices = _devices(arguments.devices, len(config.seeds))
-    mesh = parallel.make_mesh(len(config.seeds), config.settings["num_envs"], devices)
-    learner, env = configs.build(config, shards=mesh.shape[parallel.DATA])
+    mesh = parallel.make_mesh(len(config.seeds), config.batch, devices)
+    setup = build_stage(config, shards=mesh.shape[parallel.DATA])
+    initial = policy_of(config, setup)
     console.print(_header(config, out, devices))
     with interruptible(console) as should_stop, Reporter(console, config.total_steps) as reporter:
         state = train(
-            learner,
+            setup.learner,
             seeds=config.seeds,
             total_steps=config.total_steps,
             run_dir=out,
             mesh=mesh,
-            evaluate=partial(scores, env, episodes=config.evaluation_episodes, greedy=config.evaluation_greedy),
+            evaluate=setup.evaluate,
             evaluate_every=max(1, config.total_steps // config.evaluations),
             config=configs.to_dict(config),
             resume=arguments.resume,
+            initial=initial,
+            on_evaluation=Shown(config, setup, out, console),
             on_row=reporter if not arguments.quiet else lambda row: None,
             should_stop=should_stop,
         )
@@ -262,14 +330,15 @@ def _interrupted(out: Path, command: str) -> int:
     return INTERRUPTED
 
 
-def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any, Any]:
-    """Config, learner, environment and state of a run."""
+def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
+    """Config, setup and state of a run."""
     _start_jax(None)
     config = configs.load(arguments.run)
+    from jaxpg.stages import build_stage
     from jaxpg.train import restore
 
-    learner, env = configs.build(config)
-    return config, learner, env, restore(learner, arguments.run, config.seeds, arguments.checkpoint)
+    setup = build_stage(config)
+    return config, setup, restore(setup.learner, arguments.run, config.seeds, arguments.checkpoint)
 
 
 def _measured(metrics: Mapping[str, np.ndarray]) -> Any:
@@ -279,7 +348,7 @@ def _measured(metrics: Mapping[str, np.ndarray]) -> Any:
     new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
     return Run(
         steps=metrics["steps"],
-        returns=metrics["return"],
+        returns=metrics["return"] if "return" in metrics else metrics["evaluation_return"],
         final=_last(metrics.get("evaluation_return"), metrics["steps"].shape[1]),
         seconds=float(metrics["seconds"][-1]),
         steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"])),

@@ -25,13 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpg import ladder, networks
+from jaxpg import envs, ladder, language, networks, preferences
 from jaxpg.errors import UserError
 from jaxpg.options import REQUIRED, Option, check, options, refuse_unknown
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Env, Learner
+from jaxpg.types import Env
 
-NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent)}
+NETWORKS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language.transformer)
+}
+SUPERVISED: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)
+}
+ALGORITHMS: dict[str, Callable[..., Any]] = {**ladder.ALGORITHMS, **SUPERVISED}
 SHARES = ("gamma", "gae_lambda", "average_rate", "reference_rate")  # settings that lie between 0 and 1
 HOME = Path(__file__).parent / "configs"  # in an installed package; a source checkout has them beside the package
 TASKS = HOME if HOME.is_dir() else HOME.parent.parent / "configs"
@@ -47,13 +53,17 @@ class Config:
         environment: name of the environment.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
-        network: kind (mlp, cnn or recurrent) and its settings.
+        network: kind (mlp, cnn, recurrent or transformer) and its settings.
         total_steps: environment steps that each seed may consume.
         seeds: numbers of the seeds, which are trained side by side.
         threshold: return that counts as solved.
         evaluations: how often the policy is evaluated during training, evenly spaced.
         evaluation_episodes: whole episodes per evaluation and seed.
+        evaluation_samples: this many episodes of an evaluation begin alike; pass@k is told up to so many.
         evaluation_greedy: evaluate the mode of the policy instead of samples.
+        initial: the policy to begin with: directory of a run, or an algorithm that is trained first.
+        reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
+        pairs: settings of the preference pairs, see preferences.pairs_of.
         learner: settings of the learner around the algorithm.
         settings: settings of the algorithm.
     """
@@ -69,9 +79,18 @@ class Config:
     threshold: float | None = None
     evaluations: int = 10
     evaluation_episodes: int = 32
+    evaluation_samples: int = 1
     evaluation_greedy: bool = False
+    initial: str | None = None
+    reward: str | None = None
+    pairs: dict
     learner: dict
     settings: dict
+
+    @property
+    def batch(self) -> int:
+        """What devices share: environments, or examples."""
+        return self.settings["num_envs"] if "num_envs" in self.settings else self.settings["batch_size"]
 
 
 def tasks() -> list[str]:
@@ -89,12 +108,12 @@ def task_options() -> dict[str, Option]:
 
 def algorithm_options(algorithm: str) -> dict[str, Option]:
     """The settings of an algorithm."""
-    if algorithm not in ladder.ALGORITHMS:
-        refuse_unknown("algorithm", algorithm, ladder.ALGORITHMS)
+    if algorithm not in ALGORITHMS:
+        refuse_unknown("algorithm", algorithm, ALGORITHMS)
     lineage = [algorithm]
-    while (parent := ladder.PARENT[lineage[-1]]) is not None:
+    while (parent := ladder.PARENT.get(lineage[-1])) is not None:
         lineage.append(parent)
-    return options(ladder.ALGORITHMS[algorithm], [ladder.ALGORITHMS[name] for name in lineage[1:]])
+    return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
 
 
 def resolve(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -102,7 +121,7 @@ def resolve(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | Non
 
     Args:
         task: one of `tasks()`, or the path of a TOML file.
-        algorithm: a rung of the ladder.
+        algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
     Raises:
@@ -110,7 +129,7 @@ def resolve(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | Non
     """
     own = algorithm_options(algorithm)
     raw = _read(task)
-    merged = {key: value for key, value in raw.items() if key not in ladder.ALGORITHMS}
+    merged = {key: value for key, value in raw.items() if key not in ALGORITHMS}
     merged = _merge(merged, raw.get(algorithm, {}))
     merged = _merge(merged, _nested(overrides or {}))
     name = merged.pop("task", Path(task).stem)
@@ -130,31 +149,14 @@ def load(run_dir: Path) -> Config:
     return resolve(path, _parse(path)["algorithm"])
 
 
-def build(config: Config, shards: int = 1) -> tuple[Learner, Env]:
-    """The learner and the environment of a config.
-
-    Args:
-        config: what to build.
-        shards: devices over which the environments of one seed will be split.
-
-    Raises:
-        UserError: parts that do not fit together, such as minibatches that do not divide the batch.
-    """
-    env = make_env(config)
-    arguments = dict(config.network)
-    policy, critic = NETWORKS[arguments.pop("kind")](env, **arguments)
-    _check_division(config, env.time_limit, policy.sequential, shards)
-    algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
-    return policy_gradient(env, policy, critic, algorithm, **config.learner), env
-
-
-def make_env(config: Config) -> Env:
-    """The environment of a config, wrapped."""
-    from jaxpg import envs  # gymnax takes seconds to import, and most refusals need none of it
-
-    env = envs.make(config.environment, **config.environment_settings)
-    for name, settings in config.wrappers.items():
-        env = envs.wrap(env, name, **settings)
+def make_env(config: Config, split: str = "train") -> Env:
+    """The environment of a config, wrapped; `split` chooses between its train and test problems, where it has them."""
+    settings = config.environment_settings
+    if "split" in envs.default_settings(config.environment):
+        settings = {"split": split, **settings}
+    env = envs.make(config.environment, **settings)
+    for name, arguments in config.wrappers.items():
+        env = envs.wrap(env, name, **arguments)
     return env
 
 
@@ -192,9 +194,9 @@ def _read(task: str | Path) -> dict[str, Any]:
     raw = _parse(path)
     top = task_options()
     for key in raw:
-        if key not in top and key not in ladder.ALGORITHMS and key not in ("task", "algorithm"):
-            refuse_unknown("setting", key, [*top, *ladder.ALGORITHMS], f" of a task, as {path} says")
-    for algorithm in ladder.ALGORITHMS.keys() & raw.keys():
+        if key not in top and key not in ALGORITHMS and key not in ("task", "algorithm"):
+            refuse_unknown("setting", key, [*top, *ALGORITHMS], f" of a task, as {path} says")
+    for algorithm in ALGORITHMS.keys() & raw.keys():
         known = top | algorithm_options(algorithm)
         for key in raw[algorithm]:
             if key not in known:
@@ -237,7 +239,7 @@ def _dotted_names(merged: Mapping[str, Any], known: Mapping[str, Option]) -> lis
 
 def _assemble(task: str, algorithm: str, merged: dict[str, Any], own: dict[str, Option]) -> Config:
     """Check every value and sort the merged settings into a Config."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}} | merged
+    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | merged
     fields = options(Config)
     learner = options(policy_gradient)
     task_level = {name: fields[name] for name in fields if name in merged}
@@ -291,22 +293,3 @@ def _by_name(value: Any, option: Option, config: Config) -> Any:
         if value == "time_limit":
             return make_env(config).time_limit
     return value
-
-
-def _check_division(config: Config, time_limit: int, sequential: bool, shards: int) -> None:
-    """Refuse batches that cannot be cut into equal parts over groups, devices and minibatches."""
-    settings = config.settings
-    envs = settings["num_envs"]
-    group = settings.get("group_size", 1)
-    if envs % shards:
-        raise UserError(f"num_envs = {envs} cannot be split evenly over {shards} devices.")
-    local = envs // shards
-    if local % group:
-        where = f" on each of {shards} devices" if shards > 1 else ""
-        raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group}.")
-    steps = settings.get("num_steps") or time_limit
-    rows = local if sequential else local * steps
-    what = f"{local} environments" if sequential else f"{local} environments x {steps} steps = {rows} rows"
-    for name in ("num_minibatches", "value_minibatches"):
-        if rows % settings.get(name, 1):
-            raise UserError(f"{name} = {settings[name]} does not divide the batch of {what}.")

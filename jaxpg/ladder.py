@@ -2,8 +2,9 @@ r"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fie
 
     reinforce - reinforce_to_go - reinforce_baseline - actor_critic_mc - actor_critic_td - a2c - trpo
                                                                                            \- ppo - grpo - rloo
-                                                                                                       \- dr_grpo
-                                                                                                        \- dapo
+                                                                                                \     \- dr_grpo
+                                                                                                 \     \- dapo - cispo
+                                                                                                  \- rlhf
 
 A function of the ladder takes its own settings and those of its parents, all by keyword, and returns a PolicyGradient.
 Numbers may be traced, so learning rates, discounts and clip ranges can be a `vmap`; what fixes shapes is static.
@@ -319,6 +320,31 @@ def ppo(
     )
 
 
+@child_of(ppo, drops=("num_steps", "start_pool"))
+def rlhf(
+    *,
+    gamma: float = 1.0,
+    gae_lambda: float = 1.0,
+    kl: str = "reward_k1",
+    kl_coefficient: float = 0.05,
+    reference_rate: float = 0.0,
+    **inherited: Any,
+) -> PolicyGradient:
+    """PPO from human feedback (Ouyang et al. 2022, section 3.5, step 3): whole episodes, and a price on every change.
+
+        r_t - kl_coefficient log( pi(a_t | s_t) / ref(a_t | s_t) )
+
+    is what is credited: an episode is judged at its end, and every step pays for leaving the reference.
+
+    Args:
+        kl: where the KL to the reference stands: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
+        kl_coefficient: its weight.
+        reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
+    """
+    parent = ppo(num_steps=None, gamma=gamma, gae_lambda=gae_lambda, **inherited)
+    return parent._replace(reference_kl=reference_kl(kl, kl_coefficient), reference_rate=reference_rate)
+
+
 @child_of(ppo, drops=("num_steps", "start_pool", "gae_lambda", "value_clip", "value_coefficient"))
 def grpo(
     *,
@@ -406,6 +432,19 @@ def dapo(
     )
 
 
+@child_of(dapo)
+def cispo(*, clip: float = 1.0, clip_high: float = 0.28, **inherited: Any) -> PolicyGradient:
+    """Clipped importance sampling policy optimization (MiniMax 2025): clip the weight of a step, never its gradient.
+
+    loss_t = -sg[ clip(rho_t, 1 - clip, 1 + clip_high) ] psi_t log pi(a_t | s_t)
+
+    Rare words that turn an answer round soon leave PPO's clip, and then learn no more; here they go on. A `clip` of 1
+    means that a weight may fall to nothing.
+    """
+    surrogate = partial(surrogates.clipped_weight, clip_low=clip, clip_high=clip_high)
+    return dapo(clip=clip, clip_high=clip_high, **inherited)._replace(surrogate=surrogate)
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.__name__: algorithm
     for algorithm in (
@@ -417,10 +456,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         a2c,
         trpo,
         ppo,
+        rlhf,
         grpo,
         rloo,
         dr_grpo,
         dapo,
+        cispo,
     )
 }
 

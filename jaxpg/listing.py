@@ -39,8 +39,8 @@ def _tasks() -> Table:
 
 def _algorithms() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
-    for name, algorithm in ladder.ALGORITHMS.items():
-        table.add_row(name, ladder.PARENT[name] or "", (algorithm.__doc__ or "").strip().splitlines()[0])
+    for name, algorithm in configs.ALGORITHMS.items():
+        table.add_row(name, ladder.PARENT.get(name) or "", (algorithm.__doc__ or "").strip().splitlines()[0])
     return table
 
 

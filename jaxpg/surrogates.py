@@ -65,6 +65,17 @@ def clipped_ratio(
     return -objective
 
 
+def clipped_weight(
+    log_prob: Array, old_log_prob: Array, advantage: Array, *, clip_low: Scalar = 0.2, clip_high: Scalar = 0.2
+) -> Array:
+    """-clip(ρ, 1 - clip_low, 1 + clip_high) A log π, the clipped ratio a constant weight: no step loses its gradient.
+
+    Source: MiniMax 2025 (MiniMax-M1), equation 4, CISPO.
+    """
+    weight = jnp.clip(likelihood_ratio(log_prob, old_log_prob), 1 - clip_low, 1 + clip_high)
+    return -lax.stop_gradient(weight * advantage) * log_prob
+
+
 def squared_error(value: Array, old_value: Array, target: Array) -> Array:
     """(V - R)²/2; `old_value` is not read."""
     return 0.5 * (value - lax.stop_gradient(target)) ** 2

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from jaxpg import checkpoint, parallel, record
 from jaxpg.errors import UserError
 from jaxpg.record import Row
-from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
+from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 CHECKPOINTS = "checkpoints"
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_right": "right", "length_wrong": "wrong"}
@@ -113,7 +113,7 @@ def train(
     run_dir: Path,
     mesh: Mesh | None = None,
     log_every: int | None = None,
-    evaluate: Callable[[Actor, Key], Metrics] | None = None,
+    evaluate: Callable[[Any, Key], Metrics] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
     config: Mapping[str, Any] | None = None,
@@ -132,8 +132,8 @@ def train(
         run_dir: see record.py.
         mesh: of `parallel.make_mesh`; the first device alone by default.
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
-        evaluate: actor, key -> scalars by name, `return` among them (evaluate.scores); jitted and mapped over seeds
-            here, and recorded as `evaluation_...`.
+        evaluate: the learner's state, key -> scalars by name, `return` among them; jitted and mapped over seeds here,
+            and recorded as `evaluation_...`.
         evaluate_every: steps between evaluations; a tenth of the total by default. There is always one at the end.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and whenever this time has passed.
         config: what this run is, written to config.toml and compared when the run goes on.
@@ -228,7 +228,7 @@ def _shapes(learner: Learner, num_seeds: int) -> RunState:
 
 
 def _compiled(
-    learner: Learner, evaluate: Callable[[Actor, Key], Metrics] | None, state: RunState, mesh: Mesh
+    learner: Learner, evaluate: Callable[[Any, Key], Metrics] | None, state: RunState, mesh: Mesh
 ) -> tuple[RunState, Callable[..., Any], Callable[..., Any]]:
     """The state laid over the devices of the mesh, and the functions that advance and evaluate all of its seeds."""
     seeds, alike = parallel.PER_SEED, parallel.EVERYWHERE
@@ -236,7 +236,7 @@ def _compiled(
 
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
-        metrics = evaluate(learner.actor(state.learner), jax.random.fold_in(key, state.iteration))
+        metrics = evaluate(state.learner, jax.random.fold_in(key, state.iteration))
         return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(

@@ -21,6 +21,7 @@ from PIL import Image
 import jaxpg.train
 from jaxpg import config, record
 from jaxpg.__main__ import main
+from jaxpg.build import build
 
 SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
 
@@ -180,7 +181,7 @@ def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> N
     half = ["--steps", "1500", *SHORT[2:], "--set", "learning_rate=0.01"]
     assert main(["train", "catch", "a2c", "--seeds", "2", *half, *out]) == 0
     assert main(["train", "catch", "a2c", "--resume", "--steps", "3000", *out]) == 0
-    learner, _ = config.build(config.load(trained))
+    learner = build(config.load(trained)).learner
     whole, halves = (jaxpg.train.restore(learner, run, [0, 1], "last") for run in (trained, tmp_path))
     assert whole.steps.tolist() == [3008, 3008]
     jax.tree.map(np.testing.assert_array_equal, halves, whole)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxpg import config, envs, ladder, networks, record
+from jaxpg.build import build
 from jaxpg.errors import UserError
 from jaxpg.options import REQUIRED, check, options
 
@@ -33,7 +34,7 @@ def test_every_task_of_the_issue_has_a_config() -> None:
 def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its resolved form, written down and read again, is the same."""
     env = config.make_env(config.resolve(task, "ppo"))
-    monkeypatch.setattr(config, "make_env", lambda config: env)  # made once instead of once per algorithm
+    monkeypatch.setattr(config, "make_env", lambda config, split="train": env)  # made once instead of once per algorithm
     for algorithm in ladder.ALGORITHMS:
         resolved = config.resolve(task, algorithm)
         assert resolved.environment in envs.names()
@@ -45,7 +46,7 @@ def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monke
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
 def test_what_is_built_is_what_was_said(task: str) -> None:
     resolved = config.resolve(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
-    learner, env = config.build(resolved)
+    learner, env, _ = build(resolved)
     assert env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
@@ -101,7 +102,7 @@ def test_integers_by_name(tmp_path: Path) -> None:
 
 def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[wrappers.time_limit]\nsteps = 9\n[wrappers.frame_stack]\nnum = 3")
-    _, env = config.build(config.resolve(path, "reinforce"))
+    _, env, _ = build(config.resolve(path, "reinforce"))
     assert (env.time_limit, env.observation_space.shape) == (9, (12,))
 
 
@@ -168,7 +169,7 @@ REFUSED = [
 @pytest.mark.parametrize(("task", "algorithm", "overrides", "words"), REFUSED, ids=lambda x: str(x)[:40])
 def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
-        config.build(config.resolve(task, algorithm, overrides))
+        build(config.resolve(task, algorithm, overrides))
     assert words in str(error.value)
 
 
@@ -197,13 +198,13 @@ def test_a_file_must_name_its_environment(tmp_path: Path) -> None:
 
 def test_shares_of_devices_must_be_even() -> None:
     resolved = config.resolve("cartpole", "grpo", {"num_envs": 16})
-    config.build(resolved, shards=2)
+    build(resolved, shards=2)
     with pytest.raises(
         UserError, match="num_envs = 4 on each of 4 devices cannot be cut into groups of group_size = 8"
     ):
-        config.build(resolved, shards=4)
+        build(resolved, shards=4)
     with pytest.raises(UserError, match="num_envs = 16 cannot be split evenly over 3 devices"):
-        config.build(resolved, shards=3)
+        build(resolved, shards=3)
 
 
 def test_every_setting_has_a_meaning_and_a_default() -> None:

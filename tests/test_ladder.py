@@ -67,6 +67,12 @@ EDGES = {
         },
         (),
     ),
+    "rlhf": (
+        "ppo",
+        {"collect", "reference_kl"},
+        {"gamma": 1.0, "gae_lambda": 1.0, "kl": "reward_k1", "kl_coefficient": 0.05, "reference_rate": 0.0},
+        ("num_steps", "start_pool"),
+    ),
     "grpo": (
         "ppo",
         {"collect", "credit", "aggregate", "value_loss", "reference_kl"},
@@ -87,6 +93,7 @@ EDGES = {
         {"clip_high": 0.28, "max_rounds": 4, "drop_cut_off": False},
         ("kl", "kl_coefficient", "reference_rate"),
     ),
+    "cispo": ("dapo", {"surrogate"}, {"clip": 1.0}, ()),
 }
 
 # For settings whose default does not say what else they may be.
@@ -98,7 +105,7 @@ OTHER = {
     "target_kl": 0.02,
     "chunk_rows": 32,
     "average": "running",
-    "kl": "reward_k1",
+    "kl": "loss_k2",
 }
 NAMES = tuple(ladder.ALGORITHMS)
 SETTINGS = [(name, setting) for name in NAMES for setting in inspect.signature(ladder.ALGORITHMS[name]).parameters]

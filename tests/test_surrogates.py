@@ -16,6 +16,7 @@ POLICY_LOSSES: dict[str, Callable[..., jax.Array]] = {
     "score_function": surrogates.score_function,
     "importance_ratio": surrogates.importance_ratio,
     "clipped_ratio": surrogates.clipped_ratio,
+    "clipped_weight": partial(surrogates.clipped_weight, clip_low=0.1, clip_high=0.3),
     "clipped_ratio_asymmetric": partial(surrogates.clipped_ratio, clip_low=0.1, clip_high=0.3),
     "clipped_ratio_dual": partial(surrogates.clipped_ratio, dual_clip=3.0),
 }
@@ -83,6 +84,12 @@ def test_the_dual_clip_takes_the_gradient_of_far_ratios_of_bad_actions() -> None
     old_log_prob, a = np.full(5, -0.7), np.full(5, -1.5)
     got = gradient(POLICY_LOSSES["clipped_ratio_dual"], old_log_prob + np.log(RATIO), old_log_prob, a)
     np.testing.assert_allclose(got, -RATIO * a * np.array([0, 1, 1, 1, 0]), rtol=1e-12)
+
+
+def test_the_clipped_weight_leaves_every_step_its_gradient() -> None:
+    old_log_prob, a = np.full(5, -0.7), np.array([1.5, -1.5, 1.5, -1.5, 1.5])
+    got = gradient(POLICY_LOSSES["clipped_weight"], old_log_prob + np.log(RATIO), old_log_prob, a)
+    np.testing.assert_allclose(got, -np.clip(RATIO, 0.9, 1.3) * a, rtol=1e-12)
 
 
 @pytest.mark.parametrize("loss", POLICY_LOSSES)

@@ -58,10 +58,9 @@ def toy(
     return Learner(init, step, actor, adopt=lambda state, policy: state)
 
 
-def peak_at_ten(actor: Actor, key: jax.Array) -> Metrics:
+def peak_at_ten(state: Any, key: jax.Array) -> Metrics:
     """Best after ten iterations, for a learner that has got there."""
-    count, _ = actor.act(actor.start(0), 0, key, True)
-    return {"return": -jnp.abs(count - 10.0), "length": jnp.asarray(7.0)}
+    return {"return": -jnp.abs(state.count - 10.0), "length": jnp.asarray(7.0)}
 
 
 def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> RunState:

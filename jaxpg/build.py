@@ -1,0 +1,143 @@
+"""From a config to what trains: the environment, the networks, and the learner around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxpg import envs, ladder, language, preferences
+from jaxpg.config import NETWORKS, SUPERVISED, Config, make_env
+from jaxpg.errors import UserError
+from jaxpg.evaluate import scores
+from jaxpg.options import options
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
+
+
+class Setup(NamedTuple):
+    """What a config describes.
+
+    learner: what learns.
+    env: where it learns.
+    held_out: where it is evaluated: the same, but for what was kept from training.
+    evaluate(state, key): what an evaluation of the learner's state measures, `return` first of all.
+    """
+
+    learner: Learner
+    env: Env
+    held_out: Env
+    evaluate: Callable[[Any, Key], Metrics]
+
+
+def build(config: Config, shards: int = 1, reward: Tree = None) -> Setup:
+    """The learner and the environments of a config.
+
+    Args:
+        config: what to build.
+        shards: devices over which the environments of one seed will be split.
+        reward: parameters of the reward model that judges completions, for a config that names one.
+
+    Raises:
+        UserError: parts that do not fit together, such as minibatches that do not divide the batch.
+    """
+    env, held_out = (make_env(config, split) for split in ("train", "test"))
+    if config.reward:
+        env, held_out = (_judged(config, split, reward) for split in ("train", "test"))
+    if config.algorithm == "reward_model":
+        return _reward_model(config, env, held_out)
+    if config.algorithm in SUPERVISED:
+        learner = _supervised(config, env)
+    else:
+        policy, critic = networks(config, env)
+        _check_division(config, env.time_limit, policy.sequential, shards)
+        algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
+        learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+
+    def evaluate(state: Any, key: Key) -> Metrics:
+        return scores(
+            held_out,
+            learner.actor(state),
+            key,
+            episodes=config.evaluation_episodes,
+            greedy=config.evaluation_greedy,
+            group_size=config.evaluation_samples,
+        )
+
+    return Setup(learner, env, held_out, evaluate)
+
+
+def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
+    """The policy and the critic of a config."""
+    arguments = dict(config.network)
+    return NETWORKS[arguments.pop("kind")](env, **arguments)
+
+
+def task(config: Config, split: str) -> envs.text.Task:
+    """The text task of a config.
+
+    Raises:
+        UserError: its environment is none.
+    """
+    known = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
+    if config.environment not in known:
+        raise UserError(
+            f"{config.algorithm} learns from texts, and {config.environment} is none. There are: {', '.join(known)}."
+        )
+    payment = options(envs.text.text_env)
+    settings = {name: x for name, x in config.environment_settings.items() if name not in payment}
+    return known[config.environment](**{**settings, "split": split})
+
+
+def _supervised(config: Config, env: Env) -> Learner:
+    """The learner of a policy that learns from texts rather than from playing."""
+    policy, _ = networks(config, env)
+    if config.algorithm == "sft":
+        return preferences.sft(task(config, "train"), policy, **config.settings)
+    return preferences.dpo(_pairs(config), policy, **config.settings)
+
+
+def _reward_model(config: Config, env: Env, held_out: Env) -> Setup:
+    """A reward model, whose evaluation is how often it agrees with the judge on pairs it has not seen."""
+    pairs, scorer = _pairs(config), _scorer(config, env)
+
+    def evaluate(state: Any, key: Key) -> Metrics:
+        params, number = state.params.critic, config.evaluation_episodes
+        accuracy = preferences.held_out_accuracy(pairs, scorer, params, key, num_pairs=number)
+        return {"return": accuracy, "accuracy": accuracy}
+
+    return Setup(preferences.reward_model(pairs, scorer, **config.settings), env, held_out, evaluate)
+
+
+def _pairs(config: Config) -> preferences.Pairs:
+    return preferences.pairs_of(task(config, "train"), task(config, "test"), **config.pairs)
+
+
+def _judged(config: Config, split: str, reward: Tree) -> Env:
+    """The environment of RLHF: completions are worth what the reward model says."""
+    plain = make_env(config, split)
+    return preferences.rlhf_env(task(config, split), _scorer(config, plain), reward)
+
+
+def _scorer(config: Config, env: Env) -> language.Scorer:
+    """A reward model as large as the policy."""
+    sizes = {name: x for name, x in config.network.items() if name in options(language.scorer)}
+    return language.scorer(env, **sizes)
+
+
+def _check_division(config: Config, time_limit: int, sequential: bool, shards: int) -> None:
+    """Refuse batches that cannot be cut into equal parts over groups, devices and minibatches."""
+    settings = config.settings
+    envs = settings["num_envs"]
+    group = settings.get("group_size", 1)
+    if envs % shards:
+        raise UserError(f"num_envs = {envs} cannot be split evenly over {shards} devices.")
+    local = envs // shards
+    if local % group:
+        where = f" on each of {shards} devices" if shards > 1 else ""
+        raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group}.")
+    steps = settings.get("num_steps") or time_limit
+    rows = local if sequential else local * steps
+    what = f"{local} environments" if sequential else f"{local} environments x {steps} steps = {rows} rows"
+    for name in ("num_minibatches", "value_minibatches"):
+        if rows % settings.get(name, 1):
+            raise UserError(f"{name} = {settings[name]} does not divide the batch of {what}.")

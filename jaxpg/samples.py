@@ -1,0 +1,131 @@
+"""Completions to look at: of a trained model, and as training goes."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from jaxpg.build import Setup, networks, task
+from jaxpg.config import Config
+from jaxpg.envs.text import PAD, Tokenizer, Writing
+from jaxpg.errors import UserError
+from jaxpg.language import generate
+from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
+
+SAMPLES = "samples"
+NUMBER = 4  # per evaluation
+
+
+class Sample(NamedTuple):
+    """A prompt, what a model made of it, and what that is worth."""
+
+    prompt: str
+    completion: str
+    reward: float
+    accuracy: float
+
+    def line(self) -> Text:
+        """For a terminal."""
+        mark = ("✓", "green") if self.accuracy else ("✗", "red")
+        quiet = (f"  {self.reward:.2f} ", "dim")
+        return Text.assemble(quiet, mark, " ", self.prompt, (self.completion, "bold"))
+
+
+def held_out(
+    env: Env, policy: Policy, params: Tree, key: Key, *, end: int, **how: Any
+) -> tuple[Prompt, Array, Outcome]:
+    """A prompt that `env` draws, its completion `[T]`, and its outcome; `how` are settings of `language.generate`."""
+    assert env.context
+    assert env.outcome
+    reset_key, write_key = jax.random.split(key)
+    state, _ = env.reset(reset_key)
+    prompt = env.context(state)
+    tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **how)
+    ended = tokens == end
+    length = jnp.where(ended.any(), ended.argmax() + 1, len(tokens)).astype(jnp.int32)
+    written = jnp.where(jnp.arange(len(tokens)) < length, tokens, PAD)
+    return prompt, written, env.outcome(Writing(state.problem, written, length))
+
+
+def draw(config: Config, setup: Setup, params: Tree, key: Key, *, number: int, **how: Any) -> list[Sample]:
+    """So many completions of held-out prompts, by a policy with these parameters."""
+    policy, _ = networks(config, setup.held_out)
+    vocabulary = task(config, "test").vocabulary
+    one = partial(held_out, setup.held_out, policy, params, end=vocabulary.end, **how)
+    prompts, tokens, outcomes = jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(key, number)))
+    return [
+        Sample(
+            prompt=vocabulary.decode(prompts.tokens[i][prompts.mask[i]].tolist()),
+            completion=decoded(vocabulary, tokens[i]),
+            reward=float(outcomes.reward[i]),
+            accuracy=float(outcomes.parts["accuracy"][i]),
+        )
+        for i in range(number)
+    ]
+
+
+def complete(config: Config, setup: Setup, params: Tree, text: str, key: Key, *, number: int, **how: Any) -> list[str]:
+    """So many completions of one prompt.
+
+    Raises:
+        UserError: the prompt holds what the vocabulary lacks, nothing at all, or more than the model was made for.
+    """
+    policy, _ = networks(config, setup.held_out)
+    about = task(config, "test")
+    ids = about.vocabulary.encode(text)
+    if not 1 <= len(ids) <= about.prompt_length:
+        raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {about.prompt_length}.")
+    prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
+
+    write = partial(generate, policy, params, prompt, end=about.vocabulary.end, max_tokens=about.max_tokens, **how)
+    tokens = jax.device_get(jax.jit(jax.vmap(write))(jax.random.split(key, number)))
+    return [text + decoded(about.vocabulary, row) for row in tokens]
+
+
+def decoded(vocabulary: Tokenizer, tokens: np.ndarray) -> str:
+    """A completion as text; one that was cut off says so."""
+    cut_off = vocabulary.end not in tokens
+    return vocabulary.decode(tokens[tokens != PAD].tolist()) + (" ..." if cut_off else "")
+
+
+class Shown:
+    """Shows some completions of the first seed after every evaluation, and keeps them in the run's directory.
+
+    Does nothing where no text is written: in control, and for a reward model.
+    """
+
+    def __init__(self, config: Config, setup: Setup, run_dir: Path, console: Console) -> None:
+        self._config, self._setup, self._console = config, setup, console
+        self._directory = run_dir / SAMPLES
+        self._writes = setup.env.context is not None and config.algorithm != "reward_model"
+
+    def __call__(self, state: Any) -> None:
+        if not self._writes:
+            return
+        params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
+        steps = int(np.asarray(state.steps)[0])
+        samples = draw(self._config, self._setup, params, jax.random.key(steps), number=NUMBER)
+        self._directory.mkdir(exist_ok=True)
+        path = self._directory / f"{steps:012d}.json"
+        path.write_text(json.dumps([sample._asdict() for sample in samples], indent=1, ensure_ascii=False) + "\n")
+        for sample in samples:
+            self._console.print(sample.line())
+
+
+def load(run_dir: Path) -> dict[int, list[Sample]]:
+    """The completions that a run kept, by the steps after which they were written."""
+    files = sorted((run_dir / SAMPLES).glob("*.json"))
+    return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text())] for path in files}
+
+
+def as_text(samples: dict[int, list[Sample]]) -> dict[str, str]:
+    """Completions for a report: steps -> lines."""
+    return {f"after {steps:,} tokens": "\n".join(s.line().plain for s in lines) for steps, lines in samples.items()}
