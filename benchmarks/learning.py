@@ -140,12 +140,12 @@ def resolve(cell: Cell) -> configs.Config:
 
 def learner_of(cell: Cell, config: configs.Config) -> tuple[Learner, Env]:
     """The learner of a cell, its mistake included, and its environment."""
-    learner, env, _ = build(config)
+    setup = build(config)
     if cell.change is None:
-        return learner, env
-    policy, critic = networks(config, env)
+        return setup.learner, setup.env
+    policy, critic = networks(config, setup.env)
     algorithm = cell.change(ladder.ALGORITHMS[config.algorithm](**config.settings))
-    return policy_gradient(env, policy, critic, algorithm, **config.learner), env
+    return policy_gradient(setup.env, policy, critic, algorithm, **config.learner), setup.env
 
 
 def fingerprint(cell: Cell, config: configs.Config) -> str:

@@ -46,11 +46,11 @@ def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monke
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
 def test_what_is_built_is_what_was_said(task: str) -> None:
     resolved = config.resolve(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
-    learner, env, _ = build(resolved)
-    assert env.name == resolved.environment
+    setup = build(resolved)
+    assert setup.env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
-    assert set(learner._fields) == {"init", "step", "actor", "adopt"}
+    assert set(setup.learner._fields) == {"init", "step", "actor", "adopt"}
 
 
 def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_integers_by_name(tmp_path: Path) -> None:
 
 def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[wrappers.time_limit]\nsteps = 9\n[wrappers.frame_stack]\nnum = 3")
-    _, env, _ = build(config.resolve(path, "reinforce"))
+    env = build(config.resolve(path, "reinforce")).env
     assert (env.time_limit, env.observation_space.shape) == (9, (12,))
 
 
