@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import math
 from functools import partial
 from typing import NamedTuple
@@ -16,10 +18,9 @@ from test_parallel import by_shard_map, distance, on_one
 
 from jaxpg import checkpoint, ladder, options, parallel
 from jaxpg.distributions import Categorical
-from jaxpg.envs.text import PAD, Task, Verdict
+from jaxpg.envs.text import PAD, PairData, Task, Verdict
 from jaxpg.envs.text.environment import text_env
 from jaxpg.envs.text.problems import reverse
-from jaxpg.envs.text.summarise import summarise_toy, true_reward
 from jaxpg.errors import UserError
 from jaxpg.language import Scorer, completions, scorer, transformer
 from jaxpg.preferences import (
@@ -29,6 +30,7 @@ from jaxpg.preferences import (
     dpo,
     held_out_accuracy,
     labelled,
+    pairs_of,
     recorded,
     reward_model,
     sft,
@@ -90,10 +92,15 @@ def counting():
     return Scorer(init=lambda key: jax.random.normal(key, (V,)), score=score)
 
 
+def length(problem, completion, length):
+    """A true reward."""
+    return length / T
+
+
 def word_pairs(end=1, unique=False):
     """The pairs of `words`, longer ones preferred."""
     task = words(end, unique)
-    return labelled(task, task, lambda problem, completion, length: length / T, sharpness=2.0)
+    return labelled(task, task, length, sharpness=2.0)
 
 
 LEARNERS = {
@@ -390,10 +397,6 @@ def drawn(draw, n=256):
     return tiny.jit(jax.vmap(draw))(jax.random.split(KEY, n))
 
 
-def length(problem, completion, length):
-    return length / T
-
-
 def lengths(tokens):
     return np.array([[*row, 1].index(1) + 1 if 1 in row else T for row in np.asarray(tokens).tolist()])
 
@@ -438,22 +441,47 @@ def test_slips_happen_before_the_end_at_their_rate():
     assert abs((tokens[:, :3] != 2).mean() - 0.5 * (1 - 1 / V)) < 0.03
 
 
-def test_recorded_pairs_are_dealt_into_two_sets_of_which_each_pair_is_in_one():
-    n = 20
-    number = jnp.arange(n)[:, None]
-    prompt = Prompt(jnp.broadcast_to(number, (n, P)), jnp.ones((n, P), bool))
-    pairs = recorded(prompt, number + 100, number + 200, end=1, held_out_share=0.2)
-    train, test = (drawn(draw, 400) for draw in (pairs.draw, pairs.held_out))
-    for some in (train, test):
+def test_recorded_pairs_are_drawn_whole_and_each_from_its_split():
+    def numbered(numbers):
+        number = jnp.array(numbers)[:, None]
+        prompt = Prompt(jnp.broadcast_to(number, (len(numbers), P)), jnp.ones((len(numbers), P), bool))
+        return PairData(prompt, number + 100, number + 200)
+
+    pairs = recorded(numbered([1, 2, 3]), numbered([7, 8]), end=1)
+    for draw, numbers in ((pairs.draw, {1, 2, 3}), (pairs.held_out, {7, 8})):
+        some = drawn(draw, 100)
+        assert set(np.asarray(some.prompt.tokens[:, 0]).tolist()) == numbers
         np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 100, some.chosen[:, 0])
         np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 200, some.rejected[:, 0])
-    train, test = (set(np.asarray(some.prompt.tokens[:, 0]).tolist()) for some in (train, test))
-    assert (len(train), len(test)) == (16, 4)
-    assert train | test == set(range(n))
-    with pytest.raises(UserError, match="equally many, not"):
-        recorded(prompt, number, number[:3], end=1)
-    with pytest.raises(UserError, match="Of 1 pairs"):
-        recorded(jax.tree.map(lambda x: x[:1], prompt), number[:1], number[:1], end=1)
+    with pytest.raises(UserError, match="3 pairs to learn from and 0 held out"):
+        recorded(numbered([1, 2, 3]), jax.tree.map(lambda x: x[:0], numbered([1])), end=1)
+
+
+def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
+    train, test = (reverse(length=3, letters=6, min_length=3, split=split) for split in ("train", "test"))
+    with pytest.raises(UserError, match=r"All demonstrations of reverse are right.*slip_rate above 0"):
+        pairs_of(train, test)
+    with pytest.raises(UserError, match="slip_rate is a probability"):
+        pairs_of(train, test, slip_rate=1.5)
+    judged = pairs_of(train, test, slip_rate=0.3, sharpness=1e6)
+
+    some = drawn(judged.draw, 100)
+    backwards = np.asarray(some.prompt.tokens)[:, 2::-1]
+    accuracy = [(np.asarray(tokens)[:, :3] == backwards).all(1) for tokens in (some.chosen, some.rejected)]
+    assert (accuracy[0] >= accuracy[1]).all()
+    assert (accuracy[0] > accuracy[1]).mean() > 0.1
+
+    file = tmp_path / "pairs.jsonl"
+    words = ["".join(word) for word in itertools.product("abc", repeat=3)]
+    lines = [json.dumps({"prompt": word + "=", "chosen": word[::-1], "rejected": word}) for word in words]
+    file.write_text("\n".join(lines))
+    pairs = pairs_of(train, test, file=str(file))
+    some, others = drawn(pairs.draw), drawn(pairs.held_out)
+    assert not {row.tobytes() for row in np.asarray(some.prompt.tokens)} & {
+        row.tobytes() for row in np.asarray(others.prompt.tokens)
+    }
+    np.testing.assert_array_equal(some.chosen[:, :3], some.rejected[:, 2::-1])
+    np.testing.assert_array_equal(some.chosen[:, 3], train.vocabulary.end)
 
 
 def test_held_out_accuracy_by_hand():
@@ -496,28 +524,27 @@ def test_fine_tuning_learns_to_copy_backwards():
     assert metrics["loss"] < 0.1  # chance among six letters, with a sure end, would be 1.3
 
 
-@pytest.fixture(scope="module")
-def summaries():
-    """A careless writer, so that few pairs are alike, and a judge who seldom errs."""
-    careless = {"length": 6, "max_tokens": 8, "drop": 0.5, "extra": 0.3, "slip": 0.1}
-    train, test = (summarise_toy(**careless, split=split) for split in ("train", "test"))
-    return text_env(train), labelled(train, test, true_reward, sharpness=50.0)
+def worth(problem, completion, length):
+    """A true reward that is rarely the same twice: later letters of the alphabet are better, long words dilute them."""
+    written = jnp.arange(T) < length
+    return (written * (completion - V / 2)).sum() / jnp.sqrt(length)
 
 
-def test_a_reward_model_tells_held_out_pairs_apart(summaries):
-    env, pairs = summaries
-    judge = scorer(env, **SMALL)
-    learner = reward_model(pairs, judge, batch_size=64, learning_rate=5e-3)
-    state, _ = learned(learner, 250)
+def test_a_reward_model_tells_held_out_pairs_apart():
+    task = words()
+    pairs = labelled(task, task, worth, sharpness=20.0)
+    judge = scorer(text_env(task), **SMALL)
+    state, metrics = learned(reward_model(pairs, judge, batch_size=64, learning_rate=5e-3), 100)
     accuracy = jax.jit(partial(held_out_accuracy, pairs, judge, num_pairs=512))(state.params.critic, KEY)
-    assert accuracy > 0.8
+    assert accuracy > 0.85
+    assert metrics["reward_chosen"] > metrics["reward_rejected"]
 
 
-def test_dpo_moves_towards_the_chosen_ones(summaries):
-    env, pairs = summaries
-    policy, _ = transformer(env, **SMALL)
-    learner = dpo(pairs, policy, batch_size=32, learning_rate=3e-3)
-    _, metrics = learned(learner, 100)
+def test_dpo_moves_towards_the_chosen_ones():
+    task = words()
+    policy, _ = transformer(text_env(task), **SMALL)
+    pairs = labelled(task, task, worth, sharpness=20.0)
+    _, metrics = learned(dpo(pairs, policy, batch_size=32, learning_rate=3e-3), 100)
     assert metrics["margin"] > 0.3
     assert metrics["accuracy"] > 0.7
     assert metrics["loss"] < 0.6 < math.log(2)

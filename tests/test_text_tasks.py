@@ -72,6 +72,7 @@ SMALL = {
     "parity": ({"length": 7, "min_length": 3}, 248),
     "permutations": ({"length": 3, "min_length": 1, "objects": 4}, 258),
     "countdown": ({"numbers": 2, "largest": 14, "largest_target": 28}, None),
+    "summarise_toy": ({"length": 3}, None),
 }
 
 

@@ -5,6 +5,7 @@ from jaxpg.preferences.pairs import Pairs, PreferencePair, corrupted, labelled, 
 from jaxpg.preferences.reward_model import held_out_accuracy, reward_model
 from jaxpg.preferences.rlhf import rlhf_env
 from jaxpg.preferences.sft import sft
+from jaxpg.preferences.sources import pairs_of
 
 __all__ = [
     "Pairs",
@@ -13,6 +14,7 @@ __all__ = [
     "dpo",
     "held_out_accuracy",
     "labelled",
+    "pairs_of",
     "recorded",
     "reward_model",
     "rlhf_env",

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxpg.envs.text import PAD, Task
+from jaxpg.envs.text import PAD, PairData, Task
 from jaxpg.errors import UserError
 from jaxpg.language import completions
 from jaxpg.types import Array, Key, Prompt, Rollout, Tree
@@ -101,36 +100,23 @@ def corrupted(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
     return generate
 
 
-def recorded(prompt: Prompt, chosen: Array, rejected: Array, *, end: int, held_out_share: float = 0.1) -> Pairs:
-    """Pairs from arrays, such as `envs.text.records.preference_pairs` reads from a file, each as likely as any other.
-
-    Args:
-        prompt: leaves `[N, P]`.
-        chosen: [N, T] int32.
-        rejected: [N, T] int32.
-        end: the token that ends a completion.
-        held_out_share: of the pairs, drawn by chance, the same ones every time.
+def recorded(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
+    """Pairs that lie in arrays, leaves `[N, ...]`, each as likely to be drawn as any other.
 
     Raises:
-        UserError: arrays that do not belong together, or too few pairs to hold some out.
+        UserError: nothing to learn from, or nothing held out.
     """
-    pairs = PreferencePair(prompt, chosen, rejected)
-    counts = sorted({len(x) for x in jax.tree.leaves(pairs)})
-    if len(counts) > 1:
-        raise UserError(f"Prompts, chosen and rejected completions must be equally many, not {counts}.")
-    num_held_out = max(1, round(held_out_share * counts[0]))
-    if not 0 <= held_out_share < 1 or num_held_out >= counts[0]:
+    if not len(pairs.chosen) or not len(held_out.chosen):
         raise UserError(
-            f"Of {counts[0]} pairs a share of {held_out_share} cannot be held out with some left to learn from: "
-            "give more pairs, or a share above 0 and below 1."
+            f"There are {len(pairs.chosen)} pairs to learn from and {len(held_out.chosen)} held out, and both are "
+            "needed: give more pairs, of more prompts."
         )
-    order = np.random.default_rng(0).permutation(counts[0])
 
-    def one_of(members: np.ndarray, key: Key) -> PreferencePair:
-        i = jnp.asarray(members)[jax.random.randint(key, (), 0, len(members))]
-        return jax.tree.map(lambda x: jnp.asarray(x)[i], pairs)
+    def one_of(data: PairData, key: Key) -> PreferencePair:
+        i = jax.random.randint(key, (), 0, len(data.chosen))
+        return PreferencePair(*jax.tree.map(lambda x: jnp.asarray(x)[i], data))
 
-    return Pairs(partial(one_of, order[num_held_out:]), partial(one_of, order[:num_held_out]), end)
+    return Pairs(partial(one_of, pairs), partial(one_of, held_out), end)
 
 
 def side_by_side(pairs: PreferencePair, *, end: int) -> Rollout:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
-import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
 from jaxpg.envs.text.environment import Writing, text_env
 from jaxpg.language import Scorer, completions
-from jaxpg.types import Array, Env, Outcome, Tree
+from jaxpg.types import Env, Outcome, Tree
 
 OF_THE_VERDICT = ("accuracy", "format", "cut_off")
 
 
-def rlhf_env(
-    task: Task, scorer: Scorer, scorer_params: Tree, true_reward: Callable[[Tree, Array, Array], Array] | None = None
-) -> Env:
+def rlhf_env(task: Task, scorer: Scorer, scorer_params: Tree) -> Env:
     """The environment of a text task in which a completion is worth what a reward model says.
 
     With a policy-gradient algorithm and a KL to the policy that it begins with, in the reward, this is RLHF (Ouyang et
     al. 2022, section 3.5, step 3). What is paid is logged as "return"; what the task makes of a completion is only
-    logged, and so is its "true_reward" where that is known. Where the return grows and the true reward falls, the
+    logged, and so is its "true_reward" where the task knows one. Where the return grows and the true reward falls, the
     reward model is being exploited (Gao et al. 2023, "Scaling Laws for Reward Model Overoptimization").
 
     Args:
         task: what is asked.
         scorer: the reward model.
         scorer_params: its parameters, such as `state.params.critic` of `reward_model`; they stay as they are.
-        true_reward: problem, completion [T], length [] -> [].
     """
     env = text_env(task)
     assert env.context is not None
@@ -41,8 +35,8 @@ def rlhf_env(
         score = scorer.score(scorer_params, completions(prompt, tokens, end=task.vocabulary.end))[0]
         judged = judge(state)
         parts = {name: judged.parts[name] for name in OF_THE_VERDICT}
-        if true_reward:
-            parts["true_reward"] = true_reward(state.problem, state.tokens, state.length).astype(jnp.float32)
+        if task.true_reward:
+            parts["true_reward"] = task.true_reward(state.problem, state.tokens, state.length)
         return Outcome(score, parts, judged.answer)
 
     return env._replace(outcome=outcome)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jaxpg.envs.text.countdown import countdown
 from jaxpg.envs.text.problems import addition, modular_chain, reverse, sort
+from jaxpg.envs.text.summarise import summarise_toy
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.tracking import parity, permutations
 
@@ -17,5 +18,6 @@ TASKS: dict[str, Callable[..., Task]] = {
     "parity": parity,
     "permutations": permutations,
     "countdown": countdown,
+    "summarise_toy": summarise_toy,
 }
-"""Factories of tasks; all take `split`, `think` and `max_tokens` besides settings of their own."""
+"""Factories of tasks; all take `split` and `max_tokens` besides settings of their own."""

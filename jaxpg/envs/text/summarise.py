@@ -37,9 +37,9 @@ def summarise_toy(
     """Summarise a text: "xacxaubs=" has the perfect summary "acb", its important letters once each, in their order.
 
     `verify` asks for just that; how good other summaries are says `true_reward`. Demonstrations are by an imperfect
-    writer, who forgets some letters, adds unimportant ones and now and then mistakes one for another. Since this writer forgets
-    more than they add and hardly ever repeats anything, longer is better among what they write, and a reward model that
-    learned from it has seen no reason why that should end: there is more room than a summary needs.
+    writer, who forgets some letters, adds unimportant ones and now and then mistakes one for another. Since this writer
+    forgets more than they add and hardly ever repeats anything, longer is better among what they write, and a reward
+    model that learned from it has seen no reason why that should end: there is more room than a summary needs.
 
     Args:
         length: letters of a text.
@@ -89,7 +89,7 @@ def summarise_toy(
         written = jnp.where(slips, other, text.letters)
         return pack(jnp.where(kept, written, PAD), "<eos>", size=task.max_tokens)
 
-    return task._replace(demonstration=demonstration)
+    return task._replace(demonstration=demonstration, true_reward=true_reward)
 
 
 def true_reward(

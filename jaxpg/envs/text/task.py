@@ -32,6 +32,8 @@ class Task(NamedTuple):
     demonstration(problem, key): [T], a right completion with its end, padded behind it.
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end counted
         where there is one. What lies behind them is not read.
+    true_reward(problem, completion, length): how good a completion really is, [] float32, where there is more to say
+        than right or wrong; None where there is not.
     """
 
     name: str
@@ -42,3 +44,4 @@ class Task(NamedTuple):
     prompt: Callable[[Tree], Array]
     demonstration: Callable[[Tree, Key], Array]
     verify: Callable[[Tree, Array, Array], Verdict]
+    true_reward: Callable[[Tree, Array, Array], Array] | None = None

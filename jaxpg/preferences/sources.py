@@ -1,0 +1,61 @@
+"""Where preference pairs come from, as a config says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxpg.envs.text import Task, preference_pairs
+from jaxpg.errors import UserError
+from jaxpg.preferences.pairs import Pairs, corrupted, labelled, recorded
+from jaxpg.types import Array, Tree
+
+
+def pairs_of(
+    task: Task,
+    held_out: Task,
+    *,
+    file: str | None = None,
+    num_pairs: int | None = None,
+    sharpness: float = 10.0,
+    slip_rate: float = 0.0,
+) -> Pairs:
+    """Preference pairs on a task: those of a file, or those of a judge who knows the true reward.
+
+    Args:
+        task: where the prompts come from.
+        held_out: the same task on its held-out prompts.
+        file: JSON lines, each with a prompt, a chosen and a rejected completion.
+        num_pairs: learn from so many judged pairs, again and again; from ever new ones if not given.
+        sharpness: how well the judge tells rewards apart.
+        slip_rate: the judged completions are demonstrations in which each token may slip, with this probability.
+
+    Raises:
+        UserError: a file that cannot be used, or a judge who could never see two different completions.
+    """
+    if file is not None:
+        train, test = (
+            preference_pairs(
+                file, task.vocabulary, prompt_length=task.prompt_length, max_tokens=task.max_tokens, split=split
+            )
+            for split in ("train", "test")
+        )
+        return recorded(train, test, end=task.vocabulary.end)
+    if not 0 <= slip_rate <= 1:
+        raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
+    if task.true_reward is None and not slip_rate:
+        raise UserError(
+            f"All demonstrations of {task.name} are right, so a judge has nothing to prefer: set pairs.slip_rate above "
+            "0, or name a file of pairs."
+        )
+    return labelled(
+        task,
+        held_out,
+        task.true_reward or _accuracy(task),
+        generate=corrupted(task, rate=slip_rate),
+        num_pairs=num_pairs,
+        sharpness=sharpness,
+    )
+
+
+def _accuracy(task: Task) -> Callable[[Tree, Array, Array], Array]:
+    return lambda problem, completion, length: task.verify(problem, completion, length).accuracy
