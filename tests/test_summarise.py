@@ -128,19 +128,20 @@ def loves(letter):
     )
 
 
-def test_what_is_paid_is_what_the_reward_model_says():
+@pytest.mark.parametrize(("summary", "paid", "right"), [("abb", 4.0, 0), ("acb", 2.0, 1)])
+def test_what_is_paid_is_what_the_reward_model_says(summary, paid, right):
     task = summarise_toy(length=8, max_tokens=T)
     env = rlhf_env(task, loves("b"), jnp.float32(2.0))
-    text, summary = "xacxaubs", "abb"
+    text = "xacxaubs"
     state = env.reset(jax.random.key(0))[0]._replace(problem=Text(tokens(text)))
     for letter in [*tokens(summary).tolist(), CHARACTERS.end]:
         state, timestep = env.step(jax.random.key(1), state, jnp.int32(letter))
         assert timestep.reward == 0
     outcome = env.outcome(state)
     assert timestep.last
-    assert outcome.reward == 4.0
+    assert outcome.reward == paid
     np.testing.assert_allclose(outcome.parts["true_reward"], slow_reward(text, summary), atol=1e-6)
-    assert outcome.parts["accuracy"] == 0
+    assert outcome.parts["accuracy"] == right
     assert outcome.parts.keys() == {"true_reward", "accuracy", "format", "cut_off"}
     assert outcome.answer == text_env(task).outcome(state).answer
 
