@@ -4,10 +4,11 @@
 
 A cell is one algorithm on one task, trained with several seeds; the score of a seed is the mean return of a hundred
 whole episodes on fresh environments, played by the policy as it stands at the end of the budget. Cells are written to
-results/learning.json one by one, and those whose settings have not changed since are not trained again. `--controls`
-trains the negative controls: runs with one deliberate mistake in the algorithm's record, which must fall behind the
-same run without it, else this table would not notice such a mistake. results/learning.md is the table, and
-results/cartpole_ladder.png shows how the algorithms came to their scores on CartPole.
+results/learning.json one by one; those whose settings have not changed since are not trained again, and one that was
+interrupted goes on where it stood. `--controls` trains the negative controls: runs with one deliberate mistake in the
+algorithm's record, which must fall behind the same run without it, else this table would not notice such a mistake.
+results/learning.md is the table, and results/cartpole_ladder.png shows how the algorithms came to their scores on
+CartPole.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Cell(NamedTuple):
 
     seeds: how many.
     target: the mean over seeds that is to be reached, or None where it is only reported.
+    solved: (n, score), where at least n seeds are to reach that score too.
     published: best published scores for the same budget.
     variant: name of what differs from the config, "" for the config as it is.
     overrides: settings that win over the config's.
@@ -67,6 +69,7 @@ class Cell(NamedTuple):
     algorithm: str
     seeds: int
     target: float | None = None
+    solved: tuple[int, float] | None = None
     published: str = ""
     variant: str = ""
     overrides: Mapping[str, Any] = {}
@@ -94,26 +97,29 @@ def ladder_on_cartpole() -> list[Cell]:
         "dapo": 450.0,
     }
     published = {"ppo": "490 ± 6 (CleanRL)", "a2c": "497 (CleanRL)"}
-    return [Cell("cartpole", name, 20, target, published.get(name, "")) for name, target in targets.items()]
+    return [
+        Cell("cartpole", name, 20, target, (18, 475.0) if name == "ppo" else None, published.get(name, ""))
+        for name, target in targets.items()
+    ]
 
 
 CELLS = [
     *ladder_on_cartpole(),
-    Cell("acrobot", "ppo", 10, -88.0, "-82"),
-    Cell("acrobot", "a2c", 10, -95.0, "-82"),
-    Cell("acrobot", "trpo", 10, -95.0, "-82"),
-    Cell("pendulum", "ppo", 10, -200.0, "-172"),
-    Cell("pendulum", "trpo", 10, -250.0, "-172"),
-    Cell("mountain_car", "ppo", 10, -120.0, "-110"),
+    Cell("acrobot", "ppo", 10, -88.0, published="-82"),
+    Cell("acrobot", "a2c", 10, -95.0, published="-82"),
+    Cell("acrobot", "trpo", 10, -95.0, published="-82"),
+    Cell("pendulum", "ppo", 10, -200.0, published="-172"),
+    Cell("pendulum", "trpo", 10, -250.0, published="-172"),
+    Cell("mountain_car", "ppo", 10, -120.0, published="-110"),
     Cell("mountain_car_continuous", "ppo", 10, 90.0),
-    Cell("frozen_lake", "ppo", 10, 0.70, "0.740 (optimum)"),
+    Cell("frozen_lake", "ppo", 10, 0.70, published="0.740 (optimum)"),
     Cell("memory_chain", "ppo", 10, 0.95),
-    Cell("memory_chain", "ppo", 10, None, "0 (chance)", variant="mlp", overrides={"network": {"kind": "mlp"}}),
+    Cell("memory_chain", "ppo", 10, published="0 (chance)", variant="mlp", overrides={"network": {"kind": "mlp"}}),
     Cell("catch", "ppo", 10, 0.95),
-    Cell("breakout", "ppo", 5, 40.0, "43 (gymnax-baselines), 50 (others' plots)"),
-    Cell("asterix", "ppo", 5, 15.0, "18 (gymnax-baselines), 25 (others' plots)"),
-    Cell("freeway", "ppo", 5, 57.0, "58 (gymnax-baselines), 63 (others' plots)"),
-    Cell("space_invaders", "ppo", 5, 130.0, "130 (gymnax-baselines), 165 (others' plots)"),
+    Cell("breakout", "ppo", 5, 40.0, published="43 (gymnax-baselines), 50 (others' plots)"),
+    Cell("asterix", "ppo", 5, 15.0, published="18 (gymnax-baselines), 25 (others' plots)"),
+    Cell("freeway", "ppo", 5, 57.0, published="58 (gymnax-baselines), 63 (others' plots)"),
+    Cell("space_invaders", "ppo", 5, 130.0, published="130 (gymnax-baselines), 165 (others' plots)"),
 ]
 
 
@@ -154,12 +160,18 @@ def fingerprint(cell: Cell, config: configs.Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def measure(cell: Cell, console: Console) -> dict[str, Any]:
-    """Train a cell and put down what came of it."""
+def run_directory(cell: Cell) -> Path:
+    """Where a cell is trained: another one for other settings."""
+    return RUNS / f"{cell.name.replace(' ', '-')}-{fingerprint(cell, resolve(cell))}"
+
+
+def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
+    """Train a cell, from where an interrupted run of it stands unless `fresh`, and put down what came of it."""
     config = resolve(cell)
     learner, env = learner_of(cell, config)
-    run_dir = RUNS / cell.name.replace(" ", "-")
-    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir = run_directory(cell)
+    if fresh:
+        shutil.rmtree(run_dir, ignore_errors=True)
     devices = jax.devices()[: np.gcd(cell.seeds, len(jax.devices()))]
     began = time.monotonic()
     with console.status(f"{cell.name}, {cell.seeds} seeds") as status:
@@ -176,6 +188,7 @@ def measure(cell: Cell, console: Console) -> dict[str, Any]:
             evaluate_every=config.total_steps,
             checkpoint_seconds=600.0,
             config=configs.to_dict(config),
+            resume=True,
             on_row=lambda row: status.update(f"{cell.name}: {int(row['steps'].min()):,} of {config.total_steps:,}"),
         )
     final = record.load_metrics(run_dir)["evaluation_return"][-1]
@@ -213,13 +226,23 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
 
     def line(cell: Cell, result: Mapping[str, Any]) -> Row:
         target = "" if cell.target is None else f"{cell.target:g}"
-        reached = "" if cell.target is None else ("yes" if result["mean"]["value"] >= cell.target else "no")
+        if cell.solved:
+            target += f", {cell.solved[0]} seeds ≥ {cell.solved[1]:g}"
+        reached = "" if cell.target is None else ("yes" if is_reached(cell, result) else "no")
         algorithm = f"{cell.algorithm} ({cell.variant})" if cell.variant else cell.algorithm
         steps, seeds = quantity(result["total_steps"]), str(len(result["final"]))
         mean, iqm = interval(result["mean"]), interval(result["iqm"])
         return cell.task, algorithm, steps, seeds, mean, iqm, target, reached, cell.published
 
     return [line(cell, results[cell.name]) for cell in CELLS if cell.name in results]
+
+
+def is_reached(cell: Cell, result: Mapping[str, Any]) -> bool:
+    """Whether the mean over seeds, and as many seeds as the cell asks for, are where they are to be."""
+    if result["mean"]["value"] < cell.target:
+        return False
+    number_of_seeds, score = cell.solved or (0, 0.0)
+    return sum(seed >= score for seed in result["final"]) >= number_of_seeds
 
 
 def interval(estimate: Mapping[str, float]) -> str:
@@ -267,10 +290,10 @@ def publish(results: Mapping[str, Any], console: Console) -> None:
 
 def draw_ladder() -> None:
     """The learning curves of all rungs on CartPole, if their runs are at hand."""
-    names = [cell.name.replace(" ", "-") for cell in ladder_on_cartpole()]
-    if not all((RUNS / name / record.METRICS).exists() for name in names):
+    runs = {cell.algorithm: run_directory(cell) for cell in ladder_on_cartpole()}
+    if not all((run / record.METRICS).exists() for run in runs.values()):
         return
-    metrics = {name.split("-")[1]: record.load_metrics(RUNS / name) for name in names}
+    metrics = {name: record.load_metrics(run) for name, run in runs.items()}
     curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
     report.learning_curve(curves, RESULTS / "cartpole_ladder.png", title="CartPole-v1, the ladder", threshold=475.0)
 
@@ -305,7 +328,7 @@ def main() -> None:
         known = results.get(cell.name, {}).get("fingerprint")
         if known == fingerprint(cell, resolve(cell)) and not arguments.fresh:
             continue
-        measured = plain(measure(cell, console))
+        measured = plain(measure(cell, console, fresh=arguments.fresh))
         results = {**read(arguments.results), cell.name: measured}  # read again: other cells may have been finished
         write(arguments.results, results)
         console.print(f"{cell.name}: {interval(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s")

@@ -236,7 +236,7 @@ def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, a
 
 def _is_finished(directory: Path, config: configs.Config) -> bool:
     """Whether a run of this config has come to its end there."""
-    if not (directory / record.CONFIG).exists():
+    if not (directory / record.METRICS).exists():
         return False
     steps = record.load_metrics(directory)["steps"]
     return bool(steps[-1].min() >= config.total_steps)

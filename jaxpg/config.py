@@ -12,6 +12,8 @@ wants different from its defaults, and may override the top level too:
     anneal_steps = "total_steps"
     network.hidden = [32, 32]
 
+A section may say `like = "grpo"`: it begins with what that section says, as far as the algorithm has such settings.
+
 Later wins: defaults, top level, section, command line. A table is merged key by key, but one that says `kind` replaces
 what stood before. An integer may be given by the name of what it shall equal, `total_steps` or `time_limit`. The
 resolved config that a run writes down is such a file again, with everything spelled out.
@@ -130,7 +132,7 @@ def resolve(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | Non
     own = algorithm_options(algorithm)
     raw = _read(task)
     merged = {key: value for key, value in raw.items() if key not in ALGORITHMS}
-    merged = _merge(merged, raw.get(algorithm, {}))
+    merged = _merge(merged, _section(raw, algorithm))
     merged = _merge(merged, _nested(overrides or {}))
     name = merged.pop("task", Path(task).stem)
     merged.pop("algorithm", None)
@@ -198,10 +200,23 @@ def _read(task: str | Path) -> dict[str, Any]:
             refuse_unknown("setting", key, [*top, *ALGORITHMS], f" of a task, as {path} says")
     for algorithm in ALGORITHMS.keys() & raw.keys():
         known = top | algorithm_options(algorithm)
-        for key in raw[algorithm]:
+        models = [name for name in ALGORITHMS.keys() & raw.keys() if "like" not in raw[name]]
+        if "like" in raw[algorithm] and raw[algorithm]["like"] not in models:
+            refuse_unknown("section", raw[algorithm]["like"], models, f" that {algorithm} could be like, in {path}")
+        for key in raw[algorithm].keys() - {"like"}:
             if key not in known:
                 refuse_unknown("setting", key, known, f" of {algorithm}, as {path} says")
     return raw
+
+
+def _section(raw: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """What a file says of an algorithm, after the section that it is like."""
+    own = dict(raw.get(algorithm, {}))
+    model = own.pop("like", None)
+    if model is None:
+        return own
+    known = task_options() | algorithm_options(algorithm)
+    return _merge({name: value for name, value in raw[model].items() if name in known}, own)
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from jaxpg import checkpoint, parallel, record
+from jaxpg import checkpoint, host, parallel, record
 from jaxpg.errors import UserError
 from jaxpg.record import Row
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
@@ -147,7 +147,7 @@ def train(
         The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if it was stopped.
 
     Raises:
-        UserError: the directory cannot be used, or something became infinite or not a number.
+        UserError: the directory cannot be used, something became infinite or not a number, a step on the host failed.
     """
     if not 0 < total_steps < 2**31:
         raise UserError(f"total_steps must lie between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
@@ -159,6 +159,7 @@ def train(
     state, origin = _begin(learner, keys.init, run_dir, config, resume, initial)
     state, chunk, evaluation = _compiled(learner, evaluate, state, mesh)
     clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
+    host.forget_failures()
 
     with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
         while (done := int(np.min(state.steps))) < total_steps:
@@ -166,12 +167,14 @@ def train(
             began = time.monotonic()
             state, metrics = chunk(keys.run, state, np.int32(target))
             row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
+            host.refuse_failure()
             _refuse_non_finite(_bad_metrics(row), row, seeds, run_dir)
             reached = int(row["steps"].min())
             finished, stop = reached >= total_steps, should_stop()
             evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
             if evaluated:
                 row |= jax.device_get(evaluation(keys.evaluation, state))
+                host.refuse_failure()
             row["seconds"] = time.monotonic() - clock
             recorder.write(row)
             on_row(row)

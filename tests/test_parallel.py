@@ -15,7 +15,7 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxpg import ladder, networks, parallel
+from jaxpg import envs, ladder, language, networks, parallel
 from jaxpg.errors import UserError
 from jaxpg.policy_gradient import policy_gradient
 
@@ -30,6 +30,8 @@ SCALED = {"normalize_observations": True, "scale_rewards": True}
 mlp = partial(networks.mlp, hidden=(4,))
 gru = partial(networks.recurrent, hidden=(4,), width=4)
 counter, target = tiny.counter(), tiny.target()
+text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
+decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
 
 # name: (algorithm, its settings, environment, networks, settings of the learner)
 TABLE = {
@@ -48,6 +50,11 @@ TABLE = {
     "dr_grpo": ("dr_grpo", GROUPS | {"max_length": 4}, counter, mlp, {}),
     # With real actions no two returns are equal. Groups without signal are refilled by each device for itself.
     "dapo": ("dapo", GROUPS, target, mlp, {}),
+    "cispo": ("cispo", GROUPS, target, mlp, {}),
+    "rlhf": ("rlhf", EPISODES | WHOLE_BATCH, counter, mlp, {}),
+    "rlhf, text": ("rlhf", EPISODES | WHOLE_BATCH, text, decoder, {}),
+    "grpo, text": ("grpo", GROUPS, text, decoder, {}),
+    "dapo, text": ("dapo", GROUPS | {"drop_cut_off": True}, text, decoder, {}),
 }
 KEYS = jax.random.split(jax.random.key(1), UPDATES)
 
