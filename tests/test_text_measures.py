@@ -76,6 +76,7 @@ def elect(answer, correct):
         ([7, 6, 3, 4], [0, 1, 0, 0], 1 / 4),
         ([-1, -1, -1, 3], [0, 0, 0, 1], 1.0),  # no answer does not vote
         ([-1, -1, -1, -1], [0, 0, 0, 0], 0.0),
+        ([-1, -1], [1, 0], 0.0),
         ([0, 0, -1, -1], [1, 1, 0, 0], 1.0),  # zero is a fingerprint like any other
     ],
 )
@@ -190,7 +191,7 @@ def on_four(outcome, length):
 
 def test_four_devices_measure_what_one_does():
     outcome, length = batch()
-    length = length.at[2].set(77)
+    length = length.at[30].set(77)  # on the last device
     one, four = measure(outcome, length, 4), on_four(outcome, length)
     assert one.keys() == four.keys()
     assert one["length_max"] == 77

@@ -434,6 +434,16 @@ def test_any_real_number_is_a_reward(write, value):
     host.refuse_failure()
 
 
+def test_the_first_failure_is_told():
+    def fail(rows, number):
+        raise UserError(f"number {number}")
+
+    for i in (3, 4):
+        host.call(fail, (jax.ShapeDtypeStruct((), jnp.float32),), jnp.zeros(2), jnp.int32(i))
+    with pytest.raises(UserError, match="number 3"):
+        host.refuse_failure()
+
+
 def test_a_failure_reaches_the_metrics_so_that_training_stops(write):
     task = json_lines(write(SUMS), "standard", match=broken("raises"), max_tokens=4, held_out=0)
     env = text_env(task, rewards={"format": 1.0})

@@ -96,11 +96,10 @@ def _exact(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
         place = jnp.arange(len(completion))
-        tokens = jnp.where(place < length, completion, PAD)
-        stop = jnp.min(jnp.where(tokens == tokenizer.end, place, length))
+        stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # an end behind the length is none
         ended = stop < length
-        start, stop = _answer(jnp.where(place < stop, tokens, PAD), stop, opening, closing)
-        answer = jnp.where(place < stop - start, tokens.at[start + place].get(mode="fill", fill_value=PAD), PAD)
+        start, stop = _answer(jnp.where(place < stop, completion, PAD), stop, opening, closing)
+        answer = jnp.where(place < stop - start, completion.at[start + place].get(mode="fill", fill_value=PAD), PAD)
         found = ended & (stop > start) & ((answer != PAD) == (place < stop - start)).all()
         right = found & (answer == jnp.asarray(answers)[problem]).all()
         fingerprints = jnp.where(found, positive(fingerprint(answer)), -1)
