@@ -24,6 +24,12 @@ from jaxpg import listing, record
 from jaxpg.errors import UserError
 
 INTERRUPTED = 130
+SHARED = (
+    "environment",
+    "environment_settings",
+    "network",
+    "pairs",
+)  # what a run has in common with what it begins with
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -224,7 +230,9 @@ def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, a
         if name not in configs.ALGORITHMS:
             continue
         directory = shared / name
-        earlier = configs.resolve(config.task, name, {"seeds": list(config.seeds)})
+        said = configs.parse_overrides(arguments.set)
+        shared_settings = {key: x for key, x in said.items() if key.split(".")[0] in SHARED}
+        earlier = configs.resolve(arguments.task, name, {**shared_settings, "seeds": list(config.seeds)})
         if not _is_finished(directory, earlier):
             begun = argparse.Namespace(**{**vars(arguments), "resume": (directory / record.CONFIG).exists()})
             if not _train_with_what_it_needs(earlier, directory, shared, begun):
