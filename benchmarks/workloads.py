@@ -15,7 +15,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from importlib import metadata
 from itertools import pairwise
@@ -35,11 +35,13 @@ class Workload(NamedTuple):
     init(key) -> state: compiled by itself.
     run(state) -> state, output: to be compiled.
     work: what one run does, in environment steps (of `matmul`: in FLOPs).
+    compiler_options: what the program is compiled with by those who run it, XLA's defaults if nothing else.
     """
 
     init: Callable[[jax.Array], Any]
     run: Callable[[Any], tuple[Any, Any]]
     work: int
+    compiler_options: Mapping[str, Any] = {}
 
 
 def over_agents(agents: int, function: Callable) -> Callable:
@@ -86,6 +88,7 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
         init=lambda key: parallel.place((start(seeds(key)), seeds(key)), (specs, per_seed), mesh),
         run=lambda state: spread(*state),
         work=agents * per_agent,
+        compiler_options=train.compiler_options(),
     )
 
 
@@ -276,7 +279,7 @@ def serve(workload: Workload) -> None:
     def build() -> tuple[Any, Any]:
         jax.clear_caches()
         state = workload.init(key)
-        return state, jax.jit(workload.run, donate_argnums=0).lower(state).compile()
+        return state, jax.jit(workload.run, donate_argnums=0).lower(state).compile(dict(workload.compiler_options))
 
     (state, run), _ = timed(build)
     print(json.dumps({"work": workload.work, "versions": versions()}), flush=True)

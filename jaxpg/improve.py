@@ -267,13 +267,14 @@ def summed_gradient(
     if chunks == 1:
         return parallel.psum(differentiate(params, batch))
 
-    def of_chunk(i: Array | int) -> tuple[Tree, Metrics]:
+    @jax.jit  # traced once, for its shapes and for its code
+    def of_chunk(i: Array) -> tuple[Tree, Metrics]:
         return differentiate(params, part(batch, i, chunks))
 
     def add(total: tuple[Tree, Metrics], i: Array) -> tuple[tuple[Tree, Metrics], None]:
         return jax.tree.map(jnp.add, total, of_chunk(i)), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, 0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
     return parallel.psum(lax.scan(add, zeros, jnp.arange(chunks))[0])
 
 

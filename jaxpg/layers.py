@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -30,21 +31,22 @@ def orthogonal(gain: float) -> Callable[..., Array]:
     decomposition gives the same, but several of jaxlib's at once, as `vmap` over seeds makes them, can wait for each
     other for ever on a CPU: each holds a thread of the pool that it wants to share its work with.
     """
+    return lambda key, shape, dtype=jnp.float32: gain * _orthonormal(key, tuple(shape), dtype)
 
-    def initialise(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        rows, columns = math.prod(shape[:-1]), shape[-1]
-        normal = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
 
-        def add_column(i: Array, q: Array) -> Array:
-            column = normal[:, i]
-            for _ in range(2):
-                column -= q @ (q.T @ column)
-            return q.at[:, i].set(column / jnp.linalg.norm(column))
+@partial(jax.jit, static_argnums=(1, 2))  # traced once per shape: flax asks for the shape at every call of a layer
+def _orthonormal(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    normal = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
 
-        q = lax.fori_loop(0, normal.shape[1], add_column, jnp.zeros_like(normal))
-        return gain * (q if rows >= columns else q.T).reshape(shape)
+    def add_column(i: Array, q: Array) -> Array:
+        column = normal[:, i]
+        for _ in range(2):
+            column -= q @ (q.T @ column)
+        return q.at[:, i].set(column / jnp.linalg.norm(column))
 
-    return initialise
+    q = lax.fori_loop(0, normal.shape[1], add_column, jnp.zeros_like(normal))
+    return (q if rows >= columns else q.T).reshape(shape)
 
 
 def dense(features: int, gain: float) -> nn.Dense:

@@ -64,8 +64,15 @@ def start(learner: Learner, keys: Key) -> RunState:
 
 def compiled_start(learner: Learner) -> Callable[[Key], RunState]:
     """`start` as a program that runs once: on a CPU, half of the time to compile it would go into optimising it."""
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
-    return jax.jit(partial(start, learner), compiler_options=options)
+    return jax.jit(partial(start, learner), compiler_options=compiler_options(0))
+
+
+def compiler_options(level: int = 1) -> dict[str, int]:
+    """How far XLA lets LLVM optimise what it compiles for a CPU.
+
+    Level 1 takes a fifth less time to compile than XLA's own 3 and gives programs as fast (benchmarks/LOG.md).
+    """
+    return {"xla_backend_optimization_level": level} if jax.default_backend() == "cpu" else {}
 
 
 def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
@@ -247,7 +254,12 @@ def _compiled(
     )
     evaluate_all = parallel.spread(parallel.each_seed(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
     state = parallel.place(state, specs, mesh)
-    return state, jax.jit(advance_all, donate_argnums=1), jax.jit(evaluate_all)
+    options = compiler_options()
+    return (
+        state,
+        jax.jit(advance_all, donate_argnums=1, compiler_options=options),
+        jax.jit(evaluate_all, compiler_options=options),
+    )
 
 
 def _weighted(metrics: Metrics) -> Metrics:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -97,11 +98,12 @@ def test_no_seed_waits_for_another(tmp_path: Path) -> None:
 
 
 def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an accelerator does with the seeds, and what a CPU does."""
+    """What an accelerator does with the seeds, and what a CPU does; two programs, which may round differently."""
     one_by_one = run(tmp_path / "map", evaluate=peak_at_ten)
     monkeypatch.setattr(parallel, "each_seed", jax.vmap)
-    assert_same(run(tmp_path / "vmap", evaluate=peak_at_ten), one_by_one)
-    assert_same(rows(tmp_path / "vmap"), rows(tmp_path / "map"))
+    close = partial(np.testing.assert_allclose, rtol=1e-6)
+    jax.tree.map(close, jax.device_get(run(tmp_path / "vmap", evaluate=peak_at_ten)), jax.device_get(one_by_one))
+    jax.tree.map(close, rows(tmp_path / "vmap"), rows(tmp_path / "map"))
 
 
 def test_stopping_and_resuming_is_exact(tmp_path: Path) -> None:

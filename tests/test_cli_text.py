@@ -1,0 +1,148 @@
+"""The command line with language models: what a run needs is trained first, completions are shown, mistakes refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpg import config, record, samples
+from jaxpg.__main__ import main
+from jaxpg.build import build
+from jaxpg.train import restore
+
+SMALL = """
+environment = "sort"
+environment_settings = { length = 3, letters = 6 }
+total_steps = 1_500
+evaluations = 2
+evaluation_episodes = 8
+evaluation_samples = 4
+network = { kind = "transformer", width = 8, layers = 1, heads = 2, kv_heads = 1 }
+
+[sft]
+total_steps = 200
+batch_size = 8
+
+[grpo]
+initial = "sft"
+num_envs = 16
+gamma = 1.0
+num_minibatches = 2
+
+[rloo]
+like = "grpo"
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("task") / "sorting.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(task: Path) -> Path:
+    """Two seeds of GRPO, after the fine-tuning that it begins with."""
+    out = task.parent / "run"
+    assert main(["train", str(task), "grpo", "--seeds", "2", "--out", str(out)]) == 0
+    return out
+
+
+def test_what_a_run_begins_with_is_trained_first(trained: Path) -> None:
+    assert config.load(trained).initial == str(trained / "sft")
+    tuned, begun = config.load(trained / "sft"), config.load(trained)
+    assert (tuned.algorithm, tuned.total_steps, tuned.seeds) == ("sft", 200, (0, 1))
+    metrics = record.load_metrics(trained)
+    assert {"accuracy", "pass@8", "cons@8", "no_signal", "reward_std", "cut_off"} <= metrics.keys()
+    assert {"evaluation_accuracy", "evaluation_greedy_accuracy", "evaluation_pass@4"} <= metrics.keys()
+    # The reference of GRPO's penalty is the policy that it began with, seed by seed.
+    learned, taught = (
+        restore(build(c).learner, d, [0, 1], "last") for c, d in ((begun, trained), (tuned, trained / "sft"))
+    )
+    jax.tree.map(np.testing.assert_array_equal, learned.learner.reference, taught.learner.params.policy)
+    moved = jax.tree.map(lambda x, y: (x != y).any(), learned.learner.params.policy, taught.learner.params.policy)
+    assert any(jax.tree.leaves(moved))
+
+
+def test_completions_are_kept_as_training_goes(trained: Path) -> None:
+    kept = samples.load(trained)
+    metrics = record.load_metrics(trained)
+    evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
+    assert sorted(kept) == metrics["steps"][evaluated][:, 0].astype(int).tolist()
+    for sample in kept[max(kept)]:
+        asked, written = sample.prompt.rstrip("="), sample.completion.removesuffix(" ...")
+        right = written == "".join(sorted(asked)) and not sample.completion.endswith(" ...")
+        assert sample.accuracy == sample.reward == float(right)
+
+
+def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(trained), "--number", "3"]) == 0
+    assert len(re.findall(r"^ +[01]\.00 [✓✗] [a-f]{1,3}=.*$", capsys.readouterr().out, re.MULTILINE)) == 3
+    asked = ["sample", str(trained), "--prompt", "cab=", "--number", "4"]
+    assert main([*asked, "--greedy"]) == 0
+    greedy = capsys.readouterr().out.splitlines()
+    assert len(greedy) == 4
+    assert len(set(greedy)) == 1
+    assert greedy[0].startswith("cab=")
+    assert main([*asked, "--top-k", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == greedy
+
+
+def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> None:
+    arguments = [
+        "compare",
+        str(task),
+        "grpo",
+        "rloo",
+        "--seeds",
+        "1",
+        "--steps",
+        "400",
+        "--out",
+        str(tmp_path),
+        "--quiet",
+    ]
+    assert main(arguments) == 0
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"sft", "grpo", "rloo"}
+    page = (tmp_path / "comparison.html").read_text()
+    assert "completions" in page
+    assert samples.load(tmp_path / "rloo")[max(samples.load(tmp_path / "rloo"))][0].prompt in page
+    assert set(json.loads((tmp_path / "comparison.json").read_text())["algorithms"]) == {"grpo", "rloo"}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    return capsys.readouterr().err
+
+
+def test_mistakes_are_refused_with_a_sentence(
+    trained: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(trained), ["--out", str(tmp_path / "new")]
+    assert "has no symbol" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
+    assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
+    assert "--temperature above 0" in refused(capsys, "sample", run, "--temperature", "0")
+    assert "jaxpg sample" in refused(capsys, "play", run, "--gif", "x.gif")
+    begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "3"]
+    assert "has the seeds [0, 1], this run also [2]" in refused(capsys, *begin)
+    begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "2", "--set", "network.width=16"]
+    assert "another network" in refused(capsys, *begin)
+    assert "no config.toml" in refused(capsys, "train", str(task), "grpo", *out, "--from", str(tmp_path))
+    assert "reward takes one of reward_model" in refused(capsys, "train", str(task), "rlhf", *out, "--reward", run)
+    assert "learns from texts" in refused(capsys, "train", "cartpole", "sft", *out)
+    assert "completes prompts" in refused(
+        capsys, "train", "cartpole", "grpo", *out, "--set", "network.kind=transformer"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_section_that_is_like_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "task.toml"
+    path.write_text(SMALL.replace('like = "grpo"', 'like = "grp"'))
+    assert "that rloo could be like" in refused(capsys, "train", str(path), "rloo")
