@@ -230,6 +230,8 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
             "clipped_high": batch.share * (cut & raised),
             "clipped_low": batch.share * (cut & ~raised),
         }
+        if algorithm.reference_kl:
+            metrics["reference_kl"] = batch.share * k3(log_prob, batch.reference_log_prob)
         total = (weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
         return total, lax.stop_gradient({name: value.sum() for name, value in metrics.items()})
 

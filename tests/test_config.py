@@ -34,7 +34,8 @@ def test_every_task_of_the_issue_has_a_config() -> None:
 def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its resolved form, written down and read again, is the same."""
     env = config.make_env(config.resolve(task, "ppo"))
-    monkeypatch.setattr(config, "make_env", lambda config, split="train": env)  # made once instead of once per algorithm
+    # Made once instead of once per algorithm.
+    monkeypatch.setattr(config, "make_env", lambda config, split="train": env)
     for algorithm in ladder.ALGORITHMS:
         resolved = config.resolve(task, algorithm)
         assert resolved.environment in envs.names()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.text import PAD, PairData, Task
+from jaxpg.envs.text import PairData, Task
 from jaxpg.errors import UserError
 from jaxpg.language import completions
 from jaxpg.types import Array, Key, Prompt, Rollout, Tree
@@ -72,7 +72,7 @@ def labelled(
         a, b = (write(problem, write_key) for write_key in write_keys)
         r_a, r_b = (true_reward(problem, tokens, completion_length(tokens, end)) for tokens in (a, b))
         prefers_a = jax.random.bernoulli(judge_key, jax.nn.sigmoid(sharpness * (r_a - r_b)))
-        return PreferencePair(shown(task, problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
+        return PreferencePair(task.shown(problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
 
     def draw(key: Key) -> PreferencePair:
         # A pair is a function of its key, so few keys are few pairs: nothing needs to be stored.
@@ -130,12 +130,6 @@ def apart(x: Array) -> tuple[Array, Array]:
     """What belongs to the chosen and to the rejected ones, `[B]` each, of `[2B]` as `side_by_side` lays them."""
     both = x.reshape(-1, 2)
     return both[:, 0], both[:, 1]
-
-
-def shown(task: Task, problem: Tree) -> Prompt:
-    """The prompt of a problem."""
-    tokens = task.prompt(problem)
-    return Prompt(tokens, tokens != PAD)
 
 
 def completion_length(tokens: Array, end: int) -> Array:

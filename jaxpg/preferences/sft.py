@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxpg.envs.text import Task
 from jaxpg.language import completions
 from jaxpg.policy_gradient import playing
-from jaxpg.preferences.pairs import shown
 from jaxpg.preferences.supervised import Examples, supervised
 from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Tree
 
@@ -46,7 +45,7 @@ def sft(
     def example(key: Key) -> tuple[Prompt, Array]:
         draw_key, demonstration_key = jax.random.split(key)
         problem = task.draw(draw_key)
-        return shown(task, problem), task.demonstration(problem, demonstration_key)
+        return task.shown(problem), task.demonstration(problem, demonstration_key)
 
     def draw(keys: Array) -> Rollout:
         return completions(*jax.vmap(example)(keys), end=task.vocabulary.end)

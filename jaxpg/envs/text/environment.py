@@ -14,7 +14,7 @@ from jaxpg.envs.text.vocabulary import PAD
 from jaxpg.errors import UserError
 from jaxpg.options import refuse_unknown
 from jaxpg.penalties import overlong_penalty
-from jaxpg.types import Array, Discrete, Env, Key, Outcome, Prompt, TimeStep, Tree
+from jaxpg.types import Array, Discrete, Env, Key, Outcome, TimeStep, Tree
 
 ACCURACY = {"accuracy": 1.0}
 """The reward of an answer: 1 for a right one, else 0."""
@@ -72,13 +72,9 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
     _check_rewards(task, rewards, overlong_cache)
     vocabulary = task.vocabulary
 
-    def shown(problem: Tree) -> Prompt:
-        tokens = task.prompt(problem)
-        return Prompt(tokens, tokens != PAD)
-
     def reset(key: Key) -> tuple[Writing, Array]:
         problem = task.draw(key)
-        prompt = shown(problem)
+        prompt = task.shown(problem)
         state = Writing(problem, jnp.full(task.max_tokens, PAD, jnp.int32), jnp.zeros((), jnp.int32))
         return state, prompt.tokens[prompt.mask.sum() - 1]
 
@@ -111,7 +107,7 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         observation_space=space,
         action_space=space,
         time_limit=task.max_tokens,
-        context=lambda state: shown(state.problem),
+        context=lambda state: task.shown(state.problem),
         outcome=outcome,
         measure=measure,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxpg.envs.text.vocabulary import Tokenizer
-from jaxpg.types import Array, Key, Tree
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer
+from jaxpg.types import Array, Key, Prompt, Tree
 
 
 class Verdict(NamedTuple):
@@ -45,3 +45,8 @@ class Task(NamedTuple):
     demonstration: Callable[[Tree, Key], Array]
     verify: Callable[[Tree, Array, Array], Verdict]
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
+
+    def shown(self, problem: Tree) -> Prompt:
+        """The prompt of a problem, with what of it is real."""
+        tokens = self.prompt(problem)
+        return Prompt(tokens, tokens != PAD)

@@ -1,0 +1,245 @@
+"""How fast a language model writes and learns, beside what the machine allows; and what a learner needs of memory.
+
+    python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 5]
+
+Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
+slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one gradient
+of GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy) and matmul rate are measured in the same
+process. The whole step: one compiled program, beside the same work driven from the host by separately compiled parts,
+a call per token; they take turns. Memory: what XLA's own analysis says of one step of GRPO and of PPO with a critic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg import ladder, language, rollout
+from jaxpg.advantages import group_relative
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.record import machine
+from jaxpg.types import Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
+
+HERE = Path(__file__).resolve().parent
+PROMPT, TOKENS, VOCABULARY, GROUP = 16, 48, 64, 8
+SIZES: dict[str, dict[str, int]] = {
+    "0.1M": {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2},
+    "1M": {"width": 160, "layers": 4, "heads": 8, "kv_heads": 4},
+    "10M": {"width": 384, "layers": 7, "heads": 8, "kv_heads": 4},
+    "100M": {"width": 896, "layers": 12, "heads": 14, "kv_heads": 2},
+}
+
+
+class Limits(NamedTuple):
+    """What the machine gives: bytes per second of a copy, read and write counted, and FLOPs per second of a matmul."""
+
+    bandwidth: float
+    flops: float
+
+
+def endless() -> Env:
+    """Prompts and completions of full length, paid for their even tokens: all of the work, none of the luck."""
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        tokens = jax.random.randint(key, (PROMPT,), 2, VOCABULARY)
+        state = Prompt(tokens, jnp.ones(PROMPT, bool)), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        return state, tokens[-1]
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        prompt, time_, even = state
+        last = time_ + 1 >= TOKENS
+        state = prompt, time_ + 1, even + (action % 2 == 0)
+        return state, TimeStep(action.astype(jnp.int32), jnp.zeros(()), 1.0 - last, last)
+
+    def outcome(state: Any) -> Outcome:
+        return Outcome(state[2] / TOKENS, {})
+
+    space = Discrete(VOCABULARY)
+    return Env("endless", reset, step, space, space, TOKENS, context=lambda state: state[0], outcome=outcome)
+
+
+def seconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> float:
+    """The median time of a call, after one that is not counted."""
+    jax.block_until_ready(function(*arguments))
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        jax.block_until_ready(function(*arguments))
+        times.append(time.perf_counter() - begin)
+    return median(times)
+
+
+def measured_limits(rounds: int) -> Limits:
+    """Of this machine, now."""
+    accelerator = jax.default_backend() != "cpu"
+    many, side = (2**28, 8192) if accelerator else (2**25, 1024)
+    x, a = jnp.ones(many, jnp.float32), jnp.ones((side, side), jnp.float32)
+    copy = seconds(jax.jit(lambda x: x + 1), x, rounds=rounds)
+    matmul = seconds(jax.jit(lambda a: a @ a), a, rounds=rounds)
+    return Limits(2 * x.nbytes / copy, 2 * side**3 / matmul)
+
+
+def learner_of(policy: Policy, critic: Any, env: Env, columns: int, algorithm: str = "grpo") -> Learner:
+    """One update per batch, so that a step is one rollout and one gradient."""
+    settings: dict[str, Any] = {"num_envs": columns, "epochs": 1, "num_minibatches": 1, "gamma": 1.0}
+    settings |= {"kl": None, "group_size": GROUP} if algorithm == "grpo" else {"num_steps": None}
+    return policy_gradient(env, policy, critic, ladder.ALGORITHMS[algorithm](**settings))
+
+
+def driven_by_the_host(env: Env, policy: Policy, learner: Learner, columns: int) -> Callable[[Any, jax.Array], Any]:
+    """The same step as separately compiled parts: prefill, one call per token, verify, update."""
+    algorithm = ladder.grpo(num_envs=columns, epochs=1, num_minibatches=1, gamma=1.0, kl=None, group_size=GROUP)
+    from jaxpg.improve import Batch
+    from jaxpg.policy_gradient import make_objective
+
+    objective, optimizer = make_objective(policy, None, algorithm), algorithm.optimizer()
+
+    @jax.jit
+    def begin(params: Any, key: jax.Array) -> Any:
+        states, obs = jax.vmap(env.reset)(rollout.column_keys(key, columns, GROUP))
+        assert env.context is not None
+        prompts = jax.vmap(env.context)(states)
+        return states, obs, jax.vmap(partial(policy.start, params))(prompts), prompts
+
+    @partial(jax.jit, donate_argnums=(1, 3))
+    def one_token(params: Any, states: Any, obs: jax.Array, cache: Any, key: jax.Array) -> Any:
+        def column(state: Any, obs: jax.Array, cache: Any, key: jax.Array) -> Any:
+            distribution, cache = policy.act(params, cache, obs)
+            action = distribution.sample(key)
+            state, timestep = env.step(key, state, action)
+            return state, timestep.obs, cache, action, distribution.log_prob(action)
+
+        return jax.vmap(column)(states, obs, cache, jax.random.split(key, columns))
+
+    @jax.jit
+    def judge(states: Any, prompts: Prompt, actions: list[jax.Array], log_probs: list[jax.Array]) -> Batch:
+        assert env.outcome is not None
+        part = language.completions(prompts, jnp.stack(actions, 1), end=-1)
+        reward = part.steps.reward.at[-1].set(jax.vmap(env.outcome)(states).reward)
+        steps = part.steps._replace(reward=reward, log_prob=jnp.stack(log_probs))
+        zeros = jnp.zeros_like(reward)
+        credit = group_relative(steps, zeros, zeros, jnp.zeros(()), gamma=1.0, group_size=GROUP)
+        weight = algorithm.aggregate(part.trains)
+        return Batch(part._replace(steps=steps), credit.advantage, credit.target, zeros, weight, (), ())
+
+    @jax.jit
+    def update(params: Any, opt_state: Any, batch: Batch, key: jax.Array) -> Any:
+        return algorithm.improve(objective, optimizer, jnp.float32(1e-4), params, opt_state, batch, key)
+
+    def step(state: Any, key: jax.Array) -> Any:
+        params = state.params.policy
+        states, obs, cache, prompts = begin(params, key)
+        actions, log_probs = [], []
+        for t in range(TOKENS):
+            states, obs, cache, action, log_prob = one_token(params, states, obs, cache, jax.random.fold_in(key, t))
+            actions.append(action)
+            log_probs.append(log_prob)
+        return update(state.params, state.opt_state, judge(states, prompts, actions, log_probs), key)
+
+    return step
+
+
+def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, Any]:
+    """Everything about one size of model."""
+    env, key = endless(), jax.random.key(0)
+    policy, critic = language.transformer(env, **SIZES[size])
+    grpo = learner_of(policy, critic, env, columns)
+    state = jax.jit(grpo.init)(key)
+    params = state.params.policy
+    weights = sum(x.size for x in jax.tree.leaves(params))
+    collect = jax.jit(
+        lambda params, key: rollout.episodic(num_envs=columns, group_size=GROUP).collect(env, policy, params, (), key)[
+            1
+        ]
+    )
+    part = collect(params, key)
+
+    def loss(params: Any) -> jax.Array:
+        return policy.evaluate(params, part).log_prob(part.steps.action).mean()
+
+    tokens = columns * TOKENS
+    writing = tokens / seconds(collect, params, key, rounds=rounds)
+    learning = columns * (PROMPT + TOKENS) / seconds(jax.jit(jax.grad(loss)), params, rounds=rounds)
+    shape = SIZES[size]
+    cache = 2 * shape["layers"] * (PROMPT + TOKENS) * shape["kv_heads"] * (shape["width"] // shape["heads"]) * 4
+    per_token_bytes = 4 * weights / columns + cache
+    write_bound = 1 / max(per_token_bytes / limits.bandwidth, 2 * weights / limits.flops)
+    learn_bound = limits.flops / (6 * weights)
+
+    whole, by_host = jax.jit(grpo.step), driven_by_the_host(env, policy, grpo, columns)
+    turns: dict[str, list[float]] = {"one program": [], "host loop": []}
+    for _ in range(rounds):
+        turns["one program"].append(seconds(whole, state, key, rounds=1))
+        turns["host loop"].append(seconds(by_host, state, key, rounds=1))
+    return {
+        "weights": weights,
+        "columns": columns,
+        "writing": {"tokens per second": writing, "bound": write_bound, "share": writing / write_bound},
+        "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
+        "grpo step, seconds": {name: median(times) for name, times in turns.items()},
+        "memory, bytes": {name: memory_of(name, env, policy, critic, columns) for name in ("grpo", "ppo")},
+    }
+
+
+def memory_of(algorithm: str, env: Env, policy: Policy, critic: Any, columns: int) -> dict[str, int]:
+    """What XLA's analysis of one compiled step says: arguments (the state, donated), and what is alive beside it."""
+    learner = learner_of(policy, critic, env, columns, algorithm)
+    shapes = jax.eval_shape(learner.init, jax.random.key(0)), jax.eval_shape(lambda: jax.random.key(0))
+    analysis = jax.jit(learner.step, donate_argnums=0).lower(*shapes).compile().memory_analysis()
+    return {"state": analysis.argument_size_in_bytes, "temporary": analysis.temp_size_in_bytes}
+
+
+def main() -> None:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.1M", "1M", "10M"])
+    parser.add_argument(
+        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="calls of which the median is taken (default 5)")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "language_speed.json")
+    args = parser.parse_args()
+    limits = measured_limits(args.rounds)
+    results = {size: measure(size, args.columns, args.rounds, limits) for size in args.sizes}
+
+    speed = Table(
+        "weights",
+        "writing, tokens/s",
+        "of the bound",
+        "learning, tokens/s",
+        "of the bound",
+        "whole step",
+        "by host",
+        "×",
+    )
+    memory = Table("weights", "GRPO, state", "beside it", "PPO, state", "beside it", title="memory, MiB")
+    for size, r in results.items():
+        whole, host = r["grpo step, seconds"].values()
+        rates = [
+            cell
+            for kind in ("writing", "learning")
+            for cell in (f"{r[kind]['tokens per second']:,.0f}", f"{r[kind]['share']:.0%}")
+        ]
+        speed.add_row(size, *rates, f"{whole:.3f} s", f"{host:.3f} s", f"{host / whole:.2f}")
+        memory.add_row(size, *(f"{x / 2**20:.1f}" for kind in r["memory, bytes"].values() for x in kind.values()))
+    console = Console()
+    console.print(speed, memory)
+    console.print(f"bandwidth {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
+    written = {"machine": machine(), "limits": limits._asdict(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
