@@ -1,0 +1,261 @@
+"""What papers say of language models under policy gradients, tried in small: one figure and one table per claim.
+
+    python benchmarks/claims.py [scratchpad] [lengths] [sampling] [overoptimization] [--seeds 5]
+
+Every run is a command of `jaxpg`, which stands beside its figure in results/claims.md; runs that are finished are not
+trained again.
+
+scratchpad: a model that seldom thinks learns to think, because it pays; without the tokens to think with it cannot.
+lengths: GRPO divides by a completion's length, which makes long wrong answers cheap; Dr. GRPO does not.
+sampling: DAPO's wider clip keeps entropy up; its dynamic sampling learns more per update, at a price in prompts.
+overoptimization: the reward model's score goes on rising when the true reward has long begun to fall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxpg import config, record, report, samples
+from jaxpg.__main__ import main as jaxpg
+from jaxpg.build import networks
+from jaxpg.report.figures import STYLE, color
+from jaxpg.rollout import episodic
+from jaxpg.stages import build_stage, policy_of
+from jaxpg.train import restore
+
+HERE = Path(__file__).resolve().parent
+RUNS, RESULTS = HERE.parent / "runs" / "claims", HERE / "results"
+
+Metrics = Mapping[str, np.ndarray]
+
+
+class Trained(NamedTuple):
+    """A run, what it was told, and what it measured: name -> [N, S]."""
+
+    directory: Path
+    command: str
+    metrics: Metrics
+
+
+class Finding(NamedTuple):
+    """What a claim comes to: its figure, and lines of Markdown."""
+
+    figure: Figure
+    lines: list[str]
+    runs: list[Trained]
+
+
+def trained(name: str, seeds: int, *arguments: str) -> Trained:
+    """A run of `jaxpg train`, from where an earlier one stands."""
+    out = RUNS / f"{name}-{seeds}"
+    command = ["train", *arguments, "--seeds", str(seeds), "--out", str(out), "--resume", "--quiet"]
+    if jaxpg(command):
+        raise SystemExit(f"jaxpg {shlex.join(command)} failed")
+    return Trained(out, f"jaxpg train {shlex.join(arguments)} --seeds {seeds}", record.load_metrics(out))
+
+
+def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
+    """The mean over seeds of y [N, S], with its range over seeds, over x [N]."""
+    known = np.isfinite(y).any(1)
+    x, y = x[known], y[known]
+    axes.plot(x, np.nanmean(y, 1), color=color(index), label=label, **look)
+    axes.fill_between(x, np.nanmin(y, 1), np.nanmax(y, 1), color=color(index), alpha=0.15, linewidth=0)
+
+
+def panels(number: int, *titles: str) -> tuple[Figure, list[Axes]]:
+    """A row of empty panels."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.2 * number, 3.4), layout="constrained")
+        axes = list(np.atleast_1d(figure.subplots(1, number)))
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, loc="left", fontsize=10, fontweight="bold")
+        panel.grid(axis="y")
+    return figure, axes
+
+
+def tokens(run: Trained) -> np.ndarray:
+    """Tokens that a seed has written, [N], in thousands."""
+    return run.metrics["steps"].mean(1) / 1e3
+
+
+def final(values: np.ndarray) -> str:
+    """The last known value of every seed: interquartile mean and interval."""
+    last = values[np.isfinite(values).all(1)][-1]
+    value, low, high = report.bootstrap(last)
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def scratchpad(seeds: int) -> Finding:
+    """Length and accuracy rise together; without a scratchpad neither does."""
+    thinking = trained("thinking", seeds, "parity", "grpo")
+    bare = ["--set", "environment_settings.think=false", "--set", "environment_settings.thinking=1.0"]
+    without = trained("without", seeds, "parity", "grpo", *bare)
+    figure, (accuracy, length) = panels(2, "held-out accuracy, sampled", "tokens per completion")
+    for index, (label, run) in enumerate({"with a scratchpad": thinking, "without": without}.items()):
+        curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, label)
+        curve(length, tokens(run), run.metrics["length"], index, label)
+    for panel in (accuracy, length):
+        panel.set_xlabel("thousand tokens written")
+    accuracy.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
+    accuracy.set_ylim(0, 1.03)
+    accuracy.legend(frameon=False)
+    written = samples.as_text(samples.load(thinking.directory))
+    shown = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
+    before = {
+        name: record.load_metrics(run.directory / "sft") for name, run in (("with", thinking), ("without", without))
+    }
+    lines = [
+        "| | accuracy before | accuracy after | tokens before | tokens after |\n|---|---|---|---|---|",
+        *(
+            f"| {name} a scratchpad | {final(before[name]['evaluation_accuracy'])} | "
+            f"{final(run.metrics['evaluation_accuracy'])} | {final(before[name]['evaluation_length'])} | "
+            f"{final(run.metrics['evaluation_length'])} |"
+            for name, run in (("with", thinking), ("without", without))
+        ),
+        "",
+        *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in shown),
+    ]
+    return Finding(figure, lines, [thinking, without])
+
+
+def lengths(seeds: int) -> Finding:
+    """The length of wrong answers under both."""
+    figure, (wrong, accuracy) = panels(2, "tokens of a wrong completion", "held-out accuracy, sampled")
+    runs, lines = [], ["| | tokens, wrong | tokens, right | accuracy |\n|---|---|---|---|"]
+    for index, name in enumerate(("grpo", "dr_grpo")):
+        run = trained(f"lengths-{name}", seeds, "modular_chain", name)
+        curve(wrong, tokens(run), run.metrics["length_wrong"], index, name)
+        curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, name)
+        m = run.metrics
+        lines.append(
+            f"| {name} | {final(m['length_wrong'])} | {final(m['length_right'])} | {final(m['evaluation_accuracy'])} |"
+        )
+        runs.append(run)
+    wrong.legend(frameon=False)
+    return Finding(figure, lines, runs)
+
+
+def sampling(seeds: int) -> Finding:
+    """Entropy under both clips; learning per update and per completion drawn, with refilling and without."""
+    several = ["--set", "epochs=4", "--set", "max_rounds=1"]
+    variants = {
+        "clip 0.2": [*several, "--set", "clip_high=0.2"],
+        "clip 0.2 / 0.28": several,
+        "and groups refilled": ["--set", "epochs=4", "--set", "max_rounds=4"],
+    }
+    figure, (entropy, per_update, per_prompt) = panels(
+        3, "entropy, nats", "accuracy per update", "accuracy per completion"
+    )
+    runs, lines = [], ["| | entropy | accuracy | updates | completions drawn |\n|---|---|---|---|---|"]
+    for index, (label, settings) in enumerate(variants.items()):
+        run = trained(f"sampling-{index}", seeds, "sort", "dapo", *settings)
+        m = run.metrics
+        iterations, drawn = m["iteration"].mean(1), np.nancumsum(m["episodes"], 0).mean(1)
+        curve(entropy, iterations, m["entropy"], index, label)
+        curve(per_update, iterations, m["evaluation_accuracy"], index, label)
+        curve(per_prompt, drawn, m["evaluation_accuracy"], index, label)
+        lines.append(
+            f"| {label} | {final(m['entropy'])} | {final(m['evaluation_accuracy'])} | {iterations[-1]:.0f} | {drawn[-1]:.0f} |"
+        )
+        runs.append(run)
+    entropy.legend(frameon=False)
+    return Finding(figure, lines, runs)
+
+
+KL_COEFFICIENTS, BETAS = (0.0, 0.01, 0.03, 0.1, 0.3), (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def overoptimization(seeds: int) -> Finding:
+    """True and proxy reward over the KL to the policy that both began with."""
+    figure, (ppo, dpo) = panels(2, "PPO, one line per KL coefficient", "DPO, one point per β")
+    runs, lines = [], ["| | KL, nats | proxy reward | true reward |\n|---|---|---|---|"]
+    for index, coefficient in enumerate(KL_COEFFICIENTS):
+        run = trained(f"rlhf-{coefficient}", seeds, "summarise_toy", "rlhf", "--set", f"kl_coefficient={coefficient}")
+        m = run.metrics
+        moved = (m["reference_kl"] * m["length"]).mean(1)
+        for name, dash in (("return", "--"), ("true_reward", "-")):
+            ppo.plot(
+                moved, m[name].mean(1), dash, color=color(index), label=f"{coefficient:g}" if dash == "-" else None
+            )
+        lines.append(_line(f"PPO {coefficient:g}", run))
+        runs.append(run)
+    for index, beta in enumerate(BETAS):
+        run = trained(
+            f"dpo-{beta}", seeds, "summarise_toy", "dpo", "--set", f"beta={beta}", "--set", "reward=reward_model"
+        )
+        kl = divergence(run)
+        for name, mark in (("return", "x"), ("true_reward", "o")):
+            values = run.metrics[f"evaluation_{name}"]
+            last = values[np.isfinite(values).all(1)][-1]
+            dpo.plot(kl.mean(), last.mean(), mark, color=color(index), label=f"{beta:g}" if mark == "o" else None)
+        lines.append(_line(f"DPO {beta:g}", run))
+        runs.append(run)
+    for panel in (ppo, dpo):
+        panel.set_xlabel("KL to the initial policy, nats per completion")
+        panel.legend(frameon=False, fontsize=8)
+    ppo.set_ylabel("reward: true (solid, o), proxy (dashed, x)")
+    reward = record.load_metrics(runs[0].directory / "reward_model")["evaluation_accuracy"]
+    return Finding(figure, [f"Reward model, held-out pairs: {final(reward)}.\n", *lines], runs)
+
+
+def _line(label: str, run: Trained) -> str:
+    m = run.metrics
+    return f"| {label} | {final(divergence(run)[None])} | {final(m['evaluation_return'])} | {final(m['evaluation_true_reward'])} |"
+
+
+def divergence(run: Trained, columns: int = 512) -> np.ndarray:
+    """KL of a run's policies to those they began with, in nats per completion, estimated by k1 on samples: [S]."""
+    settings = config.load(run.directory)
+    setup = build_stage(settings)
+    policy, _ = networks(settings, setup.held_out)
+    learned = restore(setup.learner, run.directory, settings.seeds, "last").learner.params.policy
+
+    def one(params: Any, began: Any, key: jax.Array) -> jax.Array:
+        part = episodic(num_envs=columns).collect(setup.held_out, policy, params, (), key)[1]
+        reference = policy.evaluate(began, part).log_prob(part.steps.action)
+        return ((part.steps.log_prob - reference) * part.steps.mask).sum(0).mean()
+
+    keys = jax.random.split(jax.random.key(0), len(settings.seeds))
+    return np.asarray(jax.lax.map(lambda x: one(*x), (learned, policy_of(settings, setup), keys)))
+
+
+CLAIMS: dict[str, Callable[[int], Finding]] = {f.__name__: f for f in (scratchpad, lengths, sampling, overoptimization)}
+
+
+def main() -> None:
+    """Train what is missing, draw, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("claims", nargs="*", default=list(CLAIMS), help="which (default all)")
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    known = RESULTS / "claims.json"
+    sections: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
+    for name in args.claims:
+        finding = CLAIMS[name](args.seeds)
+        picture = RESULTS / f"claim_{name}.png"
+        finding.figure.savefig(picture, dpi=150)
+        commands = "\n".join(run.command for run in finding.runs)
+        about = (CLAIMS[name].__doc__ or "").strip()
+        body = "\n".join(finding.lines)
+        sections[name] = (
+            f"## {name}\n\n{about} {args.seeds} seeds.\n\n![{name}]({picture.name})\n\n{body}\n\n```bash\n{commands}\n```\n"
+        )
+        known.write_text(json.dumps(sections, indent=1) + "\n")
+    page = "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their range; tables give interquartile means and 95% intervals.\n\n"
+    (RESULTS / "claims.md").write_text(page + "\n".join(sections[name] for name in CLAIMS if name in sections))
+
+
+if __name__ == "__main__":
+    main()
