@@ -97,6 +97,11 @@ def final(values: np.ndarray) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def row(label: str, metrics: Metrics, *names: str) -> str:
+    """A line of a Markdown table."""
+    return f"| {label} | " + " | ".join(final(metrics[name]) for name in names) + " |"
+
+
 def scratchpad(seeds: int) -> Finding:
     """Length and accuracy rise together; without a scratchpad neither does."""
     thinking = trained("thinking", seeds, "parity", "grpo")
@@ -113,16 +118,12 @@ def scratchpad(seeds: int) -> Finding:
     accuracy.legend(frameon=False)
     written = samples.as_text(samples.load(thinking.directory))
     shown = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
-    before = {
-        name: record.load_metrics(run.directory / "sft") for name, run in (("with", thinking), ("without", without))
-    }
     lines = [
-        "| | accuracy before | accuracy after | tokens before | tokens after |\n|---|---|---|---|---|",
+        "| | accuracy | tokens |\n|---|---|---|",
         *(
-            f"| {name} a scratchpad | {final(before[name]['evaluation_accuracy'])} | "
-            f"{final(run.metrics['evaluation_accuracy'])} | {final(before[name]['evaluation_length'])} | "
-            f"{final(run.metrics['evaluation_length'])} |"
+            row(f"{name} a scratchpad, {when}", metrics, "evaluation_accuracy", "evaluation_length")
             for name, run in (("with", thinking), ("without", without))
+            for when, metrics in (("before", record.load_metrics(run.directory / "sft")), ("after", run.metrics))
         ),
         "",
         *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in shown),
@@ -138,10 +139,7 @@ def lengths(seeds: int) -> Finding:
         run = trained(f"lengths-{name}", seeds, "modular_chain", name)
         curve(wrong, tokens(run), run.metrics["length_wrong"], index, name)
         curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, name)
-        m = run.metrics
-        lines.append(
-            f"| {name} | {final(m['length_wrong'])} | {final(m['length_right'])} | {final(m['evaluation_accuracy'])} |"
-        )
+        lines.append(row(name, run.metrics, "length_wrong", "length_right", "evaluation_accuracy"))
         runs.append(run)
     wrong.legend(frameon=False)
     return Finding(figure, lines, runs)
@@ -166,9 +164,7 @@ def sampling(seeds: int) -> Finding:
         curve(entropy, iterations, m["entropy"], index, label)
         curve(per_update, iterations, m["evaluation_accuracy"], index, label)
         curve(per_prompt, drawn, m["evaluation_accuracy"], index, label)
-        lines.append(
-            f"| {label} | {final(m['entropy'])} | {final(m['evaluation_accuracy'])} | {iterations[-1]:.0f} | {drawn[-1]:.0f} |"
-        )
+        lines.append(row(label, m, "entropy", "evaluation_accuracy") + f" {iterations[-1]:.0f} | {drawn[-1]:.0f} |")
         runs.append(run)
     entropy.legend(frameon=False)
     return Finding(figure, lines, runs)
@@ -211,8 +207,8 @@ def overoptimization(seeds: int) -> Finding:
 
 
 def _line(label: str, run: Trained) -> str:
-    m = run.metrics
-    return f"| {label} | {final(divergence(run)[None])} | {final(m['evaluation_return'])} | {final(m['evaluation_true_reward'])} |"
+    metrics = {**run.metrics, "moved": divergence(run)[None]}
+    return row(label, metrics, "moved", "evaluation_return", "evaluation_true_reward")
 
 
 def divergence(run: Trained, columns: int = 512) -> np.ndarray:
@@ -249,11 +245,13 @@ def main() -> None:
         commands = "\n".join(run.command for run in finding.runs)
         about = (CLAIMS[name].__doc__ or "").strip()
         body = "\n".join(finding.lines)
-        sections[name] = (
-            f"## {name}\n\n{about} {args.seeds} seeds.\n\n![{name}]({picture.name})\n\n{body}\n\n```bash\n{commands}\n```\n"
-        )
+        parts = f"## {name}", f"{about} {args.seeds} seeds.", f"![{name}]({picture.name})", body
+        sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])
         known.write_text(json.dumps(sections, indent=1) + "\n")
-    page = "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their range; tables give interquartile means and 95% intervals.\n\n"
+    page = (
+        "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their range; "
+        "tables give interquartile means and 95% intervals.\n\n"
+    )
     (RESULTS / "claims.md").write_text(page + "\n".join(sections[name] for name in CLAIMS if name in sections))
 
 
