@@ -249,8 +249,8 @@ def main() -> None:
         sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])
         known.write_text(json.dumps(sections, indent=1) + "\n")
     page = (
-        "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their range; "
-        "tables give interquartile means and 95% intervals.\n\n"
+        "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their "
+        "range; tables give interquartile means and 95% intervals.\n\n"
     )
     (RESULTS / "claims.md").write_text(page + "\n".join(sections[name] for name in CLAIMS if name in sections))
 
