@@ -44,7 +44,7 @@ def test_commands_work_in_order(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_command_is_shown() -> None:
-    assert {command[1] for command in commands()} == {"train", "eval", "play", "compare", "plot", "list"}
+    assert {command[1] for command in commands()} == {"train", "eval", "play", "sample", "compare", "plot", "list"}
 
 
 def test_two_set_up_commands_on_one_line_each() -> None:
@@ -61,7 +61,7 @@ def test_file_tree_is_the_package() -> None:
     tree = blocks("")[0].splitlines()
     shown = {line.split()[0] for line in tree if line.startswith("  ")}
     there = {path.name for path in (ROOT / "jaxpg").glob("[!_]*.py")} | {"__main__.py"}
-    there |= {f"{path.parent.name}/" for path in (ROOT / "jaxpg").glob("*/__init__.py")}
+    there |= {f"{path.parent.relative_to(ROOT / 'jaxpg')}/" for path in (ROOT / "jaxpg").glob("*/**/__init__.py")}
     assert shown == there
     for line in tree:
         if not line.startswith("  "):
