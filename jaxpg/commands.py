@@ -98,7 +98,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     def one_seed(state: Any, key: Any) -> Any:
         actor = setup.learner.actor(state)
-        return whole_episodes(setup.held_out, actor, key, episodes=arguments.episodes, greedy=arguments.greedy)
+        return whole_episodes(
+            setup.held_out,
+            actor,
+            key,
+            episodes=arguments.episodes,
+            greedy=arguments.greedy,
+            group_size=config.evaluation_samples,
+        )
 
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
     result = jax.device_get(jax.jit(jax.vmap(one_seed))(state.learner, keys))
@@ -114,6 +121,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
         value, low, high = report.bootstrap(returns, statistic=statistic)
         interval = f", 95% interval [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
         console.print(f"{word} {value:.4g}{interval}", highlight=False, markup=False)
+    for name, values in sorted(result.metrics.items()):
+        console.print(f"{name} {np.nanmean(values) if np.isfinite(values).any() else math.nan:.4g}", highlight=False)
     return 0
 
 
