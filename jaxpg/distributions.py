@@ -42,17 +42,15 @@ class Categorical(NamedTuple):
         return jnp.where(above, category, above.shape[-1] - 1).min(-1)
 
     def log_prob(self, action: Array) -> Array:
-        log_p = jax.nn.log_softmax(self.logits)
-        return jnp.take_along_axis(log_p, action[..., None], -1).squeeze(-1)
+        return _pick(jax.nn.log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
         """-Σ p log p, in nats; a category of probability 0 adds nothing."""
-        log_p = jax.nn.log_softmax(self.logits)
-        p = jnp.exp(log_p)
-        return -(p * jnp.where(p > 0, log_p, 0)).sum(-1)
+        return _entropy(jax.nn.log_softmax(self.logits))
 
     def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
-        return self.log_prob(action), self.entropy()
+        log_p = jax.nn.log_softmax(self.logits)
+        return _pick(log_p, action), _entropy(log_p)
 
     def kl(self, other: Categorical) -> Array:
         """Σ p (log p - log q), infinite where q forbids what p does not."""
@@ -80,6 +78,17 @@ class Categorical(NamedTuple):
 
     def mode(self) -> Array:
         return lax.argmax(self.logits, self.logits.ndim - 1, jnp.int32)
+
+
+def _pick(log_p: Array, action: Array) -> Array:
+    """log p(action) by a sum over all categories: the derivative of a gather would be a scatter."""
+    category = lax.broadcasted_iota(action.dtype, log_p.shape, log_p.ndim - 1)
+    return jnp.where(category == action[..., None], log_p, 0).sum(-1)
+
+
+def _entropy(log_p: Array) -> Array:
+    p = jnp.exp(log_p)
+    return -(p * jnp.where(p > 0, log_p, 0)).sum(-1)
 
 
 class DiagonalGaussian(NamedTuple):

@@ -309,7 +309,7 @@ def apply(
     """One step of the optimizer, whose updates point uphill; also the norm of the gradient."""
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, optax.tree.norm(gradient)
+    return params, opt_state, jnp.linalg.norm(ravel_pytree(gradient)[0])
 
 
 def _as_steps(batch: Batch) -> Batch:

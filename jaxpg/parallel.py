@@ -23,18 +23,17 @@ DATA = "data"  # environments are split over it, gradients are summed over it
 SEED = "seed"  # independent runs are split over it, nothing is communicated
 
 
-def data_axis_bound() -> bool:
-    """Whether the code being traced runs once per device of the data axis."""
+def num_shards() -> int:
+    """How many devices share the batch: those of the data axis, where the code being traced runs once on each."""
     try:
-        lax.axis_size(DATA)
+        return lax.axis_size(DATA)
     except NameError:
-        return False
-    return True
+        return 1
 
 
 def psum(tree: Tree) -> Tree:
-    """Sum over the devices of the data axis; the identity where no such axis is bound."""
-    return lax.psum(tree, DATA) if data_axis_bound() else tree
+    """Sum over the devices of the data axis; the identity on one device, where XLA would not see that."""
+    return lax.psum(tree, DATA) if num_shards() > 1 else tree
 
 
 def mean(x: jax.Array) -> jax.Array:
@@ -44,22 +43,17 @@ def mean(x: jax.Array) -> jax.Array:
 
 def maximum(x: jax.Array) -> jax.Array:
     """The largest entry on all devices of the data axis."""
-    return lax.pmax(x.max(), DATA) if data_axis_bound() else x.max()
+    return lax.pmax(x.max(), DATA) if num_shards() > 1 else x.max()
 
 
 def own_key(key: Key) -> Key:
     """A key of this device's own, where several share a batch."""
-    return jax.random.fold_in(key, lax.axis_index(DATA)) if data_axis_bound() else key
-
-
-def num_shards() -> int:
-    """How many devices share the batch."""
-    return lax.axis_size(DATA) if data_axis_bound() else 1
+    return jax.random.fold_in(key, lax.axis_index(DATA)) if num_shards() > 1 else key
 
 
 def shard_index() -> jax.Array | int:
     """Which share of the batch this device holds."""
-    return lax.axis_index(DATA) if data_axis_bound() else 0
+    return lax.axis_index(DATA) if num_shards() > 1 else 0
 
 
 def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device]) -> Mesh:

@@ -8,6 +8,7 @@ laid over devices changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -104,10 +105,15 @@ def refilled(collector: Collector, *, max_rounds: int) -> Collector:
     )
 
 
-def column_keys(key: Key, num_columns: int, group_size: int = 1) -> Array:
-    """One key per column of this device, `[B]`, or the same key for every column of a group."""
+def column_keys(key: Key, num_columns: int, group_size: int = 1, *, each: tuple[int, ...] = ()) -> Array:
+    """Keys `[B, *each]` for every column of this device, the same for all columns of a group.
+
+    All in one call, by their number: random-number code is a large part of what there is to compile.
+    """
     columns = parallel.shard_index() * num_columns + jnp.arange(num_columns)
-    return jax.vmap(partial(jax.random.fold_in, key))(columns // group_size)
+    per_column = math.prod(each)
+    numbers = (columns // group_size * per_column)[:, None] + jnp.arange(per_column)[None]
+    return jax.vmap(partial(jax.random.fold_in, key))(numbers.ravel()).reshape(num_columns, *each)
 
 
 def _begin(env: Env, policy: Policy, params: Tree, key: Key) -> Runner:
@@ -207,12 +213,8 @@ def _collect_segment(
     pool: Tree = ()
     if start_pool:
         key, pool_key = jax.random.split(key)
-        pool_keys = jax.vmap(lambda k: jax.random.split(k, start_pool))(column_keys(pool_key, num_columns))
-        pool = jax.vmap(jax.vmap(begin))(pool_keys)
-    # All keys of the segment in one call: random-number code is a large part of what there is to compile.
-    keys_per_step = 2 if start_pool else 3
-    column_key = column_keys(key, num_columns)
-    keys = jax.vmap(lambda k: jax.random.split(k, (num_steps, keys_per_step)), out_axes=1)(column_key)
+        pool = jax.vmap(jax.vmap(begin))(column_keys(pool_key, num_columns, each=(start_pool,)))
+    keys = column_keys(key, num_columns, each=(num_steps, 2 if start_pool else 3)).swapaxes(0, 1)
     tally = Tally(*(jnp.zeros(num_columns, jnp.float32) for _ in Tally._fields))
     (after, tally), steps = lax.scan(step, (runner, tally), keys)
     return after, Rollout(steps, runner.memory, trains=steps.mask), _total(tally)
@@ -229,7 +231,7 @@ def _collect_episodes(
         )
     start_key, step_key = jax.random.split(key)
     start = jax.vmap(partial(_begin, env, policy, params))(column_keys(start_key, num_columns, group_size))
-    keys = jax.vmap(lambda k: jax.random.split(k, (env.time_limit, 2)), out_axes=1)(column_keys(step_key, num_columns))
+    keys = column_keys(step_key, num_columns, each=(env.time_limit, 2)).swapaxes(0, 1)
 
     def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:
         moved, transition = _advance(env, policy, params, runner, keys[0], keys[1])

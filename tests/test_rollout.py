@@ -84,7 +84,7 @@ def collected(collector, env, policy, calls=1, seed=0):
     @tiny.jit
     def run(key):
         params = policy.init(key)
-        runner, results = collector.init(env, policy, params, key), []
+        runner, results = collector.init(env, policy, params, jax.random.fold_in(key, calls)), []
         for i in range(calls):
             after, steps, tally = collector.collect(env, policy, params, runner, jax.random.fold_in(key, i))
             results.append((runner, steps, tally))
@@ -219,6 +219,14 @@ def test_columns_draw_the_same_however_they_are_laid_out(group_size):
     shards = jax.vmap(lambda _: rollout.column_keys(jax.random.key(0), 2, group_size), axis_name=parallel.DATA)
     np.testing.assert_array_equal(jax.random.key_data(shards(jnp.arange(4))).reshape(8, -1), jax.random.key_data(keys))
     assert len({tuple(k) for k in jax.random.key_data(keys).tolist()}) == 8 // group_size
+
+
+def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
+    each = partial(rollout.column_keys, jax.random.key(0), group_size=2, each=(5, 3))
+    keys = np.asarray(jax.random.key_data(each(8)))
+    shards = jax.vmap(lambda _: each(2), axis_name=parallel.DATA)(jnp.arange(4))
+    np.testing.assert_array_equal(jax.random.key_data(shards).reshape(keys.shape), keys)
+    assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 8 // 2 * 5 * 3
 
 
 def test_columns_that_do_not_divide_into_groups_are_refused():
