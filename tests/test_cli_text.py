@@ -125,7 +125,7 @@ def test_mistakes_are_refused_with_a_sentence(
     trained: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = str(trained), ["--out", str(tmp_path / "new")]
-    assert "has no symbol" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
+    assert "There is no token" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
     assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
     assert "--temperature above 0" in refused(capsys, "sample", run, "--temperature", "0")
     assert "jaxpg sample" in refused(capsys, "play", run, "--gif", "x.gif")
