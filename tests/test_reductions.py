@@ -146,7 +146,7 @@ def test_dapo_with_signal_everywhere_is_grpo_weighing_all_steps_alike():
 def test_refilling_where_every_group_has_signal_changes_nothing():
     policy = tiny.softmax_policy(jnp.zeros((2, 3)))
     plain = rollout.episodic(num_envs=8, group_size=4)
-    refilled = rollout.refilled(plain, group_size=4, max_rounds=3)
+    refilled = rollout.refilled(plain, max_rounds=3)
     args = ENV, policy, jnp.zeros((2, 3)), (), jax.random.key(1)
     _, expected, tally = first_round(plain).collect(*args)
     _, got, more = refilled.collect(*args)
