@@ -63,16 +63,20 @@ def start(learner: Learner, keys: Key) -> RunState:
 
 
 def compiled_start(learner: Learner) -> Callable[[Key], RunState]:
-    """`start` as a program that runs once: on a CPU, half of the time to compile it would go into optimising it."""
-    return jax.jit(partial(start, learner), compiler_options=compiler_options(0))
+    """`start` as a program that runs once: on a CPU, most of the time to compile it would go into making it fast."""
+    return jax.jit(partial(start, learner), compiler_options=compiler_options(runs_once=True))
 
 
-def compiler_options(level: int = 1) -> dict[str, int]:
-    """How far XLA lets LLVM optimise what it compiles for a CPU.
+def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
+    """What XLA may spend on a program for a CPU: no more than pays (benchmarks/LOG.md).
 
-    Level 1 takes a fifth less time to compile than XLA's own 3 and gives programs as fast (benchmarks/LOG.md).
+    LLVM's optimisation at level 1 takes a fifth less time than at XLA's own 3 and gives programs as fast; at level 0 it
+    takes least and gives slow ones. jax 0.10 can also do without fused kernels, which later versions can not.
     """
-    return {"xla_backend_optimization_level": level} if jax.default_backend() == "cpu" else {}
+    if jax.default_backend() != "cpu":
+        return {}
+    unfused = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+    return {"xla_backend_optimization_level": 0, **unfused} if runs_once else {"xla_backend_optimization_level": 1}
 
 
 def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
