@@ -7,6 +7,7 @@ are summed over devices here and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from jaxpg import parallel
 from jaxpg.shuffle import permutations
 from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
 
-CPU_CHUNK_ROWS = 256  # benchmarks/LOG.md says what it was chosen from
+CPU_CHUNK_ROWS = 512  # benchmarks/LOG.md says what it was chosen from
+WIDE = 64  # numbers in an observation, from which on gathering it chunk by chunk is the cheaper way
 
 
 class Batch(NamedTuple):
@@ -126,10 +128,9 @@ def minibatches(
 
     def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
         params, opt_state, going = carry
-        chosen = objective.prepared(
-            _columns(batch, lambda axis, x: jnp.take(x, columns, axis, unique_indices=True, mode="clip"))
-        )
-        gradient, metrics = summed_gradient(objective.loss, params, chosen, chunks)
+        chosen = objective.prepared(_columns(batch, partial(_take, columns)))
+        part = partial(_gathered_part, batch._replace(share=chosen.share), columns)
+        gradient, metrics = summed_gradient(objective.loss, params, chosen, chunks, part)
         if target_kl is not None:
             going = going & (metrics["approx_kl"] <= 1.5 * target_kl)
         new_params, new_opt_state, norm = apply(optimizer, learning_rate, gradient, params, opt_state)
@@ -238,17 +239,42 @@ def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -
     return x
 
 
-def _columns(batch: Batch, pick: Callable[[int, Array], Array]) -> Batch:
-    """Some columns of a batch: `pick(axis, leaf)` of every leaf."""
-    rollout = batch.rollout.map_columns(pick)
-    by_step = {n: jax.tree.map(partial(pick, 1), x) for n, x in batch._asdict().items() if n != "rollout"}
-    return Batch(rollout=rollout, **by_step)
+def _columns(batch: Batch, pick: Callable[..., Array], *others: Batch) -> Batch:
+    """Some columns of a batch: `pick(axis, leaf)` of every leaf, with the like leaves of other batches behind it."""
+    rollout = batch.rollout.map_columns(pick, *(other.rollout for other in others))
+    names = [name for name in batch._fields if name != "rollout"]
+    trees = {name: [getattr(each, name) for each in (batch, *others)] for name in names}
+    return Batch(rollout=rollout, **{name: jax.tree.map(partial(pick, 1), *trees[name]) for name in names})
+
+
+def _take(columns: Array, axis: int, x: Array) -> Array:
+    """The columns of these numbers, none of them twice."""
+    return jnp.take(x, columns, axis, unique_indices=True, mode="clip")
+
+
+def _slice(i: Array | int, chunks: int, axis: int, x: Array) -> Array:
+    """The i-th of so many equal runs along an axis."""
+    size = x.shape[axis] // chunks
+    return lax.dynamic_slice_in_dim(x, i * size, size, axis)
 
 
 def _part(batch: Batch, i: Array | int, chunks: int) -> Batch:
     """The i-th of so many runs of neighbouring columns."""
-    size = batch.weight.shape[1] // chunks
-    return _columns(batch, lambda axis, x: lax.dynamic_slice_in_dim(x, i * size, size, axis))
+    return _columns(batch, partial(_slice, i, chunks))
+
+
+def _gathered_part(whole: Batch, columns: Array, batch: Batch, i: Array | int, chunks: int) -> Batch:
+    """The i-th run of a `batch` that are the `columns` of `whole`; what is wide is gathered only now.
+
+    Gathered all at once, the large observations of a minibatch would be written to memory and read again.
+    """
+
+    def pick(axis: int, gathered: Array, source: Array) -> Array:
+        if math.prod(source.shape[2:]) < WIDE:
+            return _slice(i, chunks, axis, gathered)
+        return _take(_slice(i, chunks, 0, columns), axis, source)
+
+    return _columns(batch, pick, whole)
 
 
 def summed_gradient(

@@ -119,7 +119,7 @@ def test_a_learner_scales_rewards_by_the_spread_of_discounted_sums_across_rollou
 
 
 def test_a_learner_acts_and_learns_on_the_same_scale_of_observations():
-    """The moments are those of the rollouts before, so the first ratio of an update is exactly one."""
+    """The moments are those of the rollouts before, so the first ratio of an update is one, to rounding."""
     env = tiny.counter()
     algorithm = ladder.ppo(num_envs=4, num_steps=6, epochs=1, num_minibatches=1, learning_rate=0.0)
     policy = tiny.softmax_policy(jnp.ones((2, 3)) * jnp.array([0.0, 0.2, -0.3])[None])
@@ -128,6 +128,6 @@ def test_a_learner_acts_and_learns_on_the_same_scale_of_observations():
     for i in range(3):
         before = state.scales.observation
         state, metrics = step(state, jax.random.key(i))
-        assert metrics["approx_kl"] == 0
+        assert metrics["approx_kl"] < 1e-12
         assert state.scales.observation.samples == before.samples + 24
         assert (state.scales.observation.mean != before.mean).all()
