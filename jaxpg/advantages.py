@@ -1,8 +1,8 @@
 """Credit: how much better than expected each step turned out, the Ψ_t of the policy gradient E[Σ Ψ_t ∇log π(a_t|s_t)].
 
 All credits share one signature, `credit(steps, v_tm1, v_t, baseline, *, gamma, ...) -> Credit`. `v_tm1` and `v_t` are
-V(obs) and V(next_obs), `[T, B]`, zeros where there is no critic; where there is one, it stands in for what a time-out
-or the end of the segment cut off. `baseline` is a scalar that a learner carries from batch to batch.
+V(obs) and V of the successors, `[T, B]`, zeros where there is no critic; where there is one, it stands in for what a
+time-out or the end of the segment cut off. `baseline` is a scalar that a learner carries from batch to batch.
 
 Below, G_t is `returns.discounted_returns`. Episodes may follow each other in a column, or each column may hold one,
 padded behind its end; padding gets 0 and reaches nothing. Only the credits by groups need one episode per column. A

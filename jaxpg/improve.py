@@ -340,5 +340,5 @@ def apply(
 
 def _as_steps(batch: Batch) -> Batch:
     """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
-    rollout = batch.rollout._replace(context=(), outcome=())
+    rollout = batch.rollout._replace(context=(), outcome=(), endings=())
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))

@@ -193,7 +193,6 @@ def completions(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
         reward=jnp.zeros_like(mask),
         discount=mask * (action != end),
         last=(ended > 0).at[-1].set(True),
-        next_obs=action,
         mask=mask,
     )
     return Rollout(steps, memory=(), trains=mask, context=prompt)

@@ -14,11 +14,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpg.errors import UserError
 from jaxpg.layers import ACTIVATIONS, GRU, CNNTorso, MinGRU, MLPTorso, PolicyHead, ValueHead
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Transition, Tree
+from jaxpg.rollout import break_steps, breaks
+from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree
 
 
 def mlp(
@@ -158,7 +158,7 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
             return _apply(value_head, params.critic["head"], _apply(torso, torso_params, obs))
 
         v_tm1 = value(rollout.steps.obs)
-        return v_tm1, successor_values(value, rollout.steps, v_tm1)
+        return v_tm1, successor_values(rollout, v_tm1, value)
 
     policy = Policy(
         init=policy_init,
@@ -169,23 +169,18 @@ def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> 
     return policy, Critic(critic_init, values)
 
 
-def successor_values(value: Callable[[Array], Array], steps: Transition, v_tm1: Array) -> Array:
-    """V(next_obs) `[T, B]` wherever the discount is not 0, for little more than the V(obs) that is known.
+def successor_values(rollout: Rollout, v_tm1: Array, at_endings: Callable[[Tree], Array]) -> Array:
+    """V of the successors, `[T, B]`, wherever the discount is not 0, for little more than the V(obs) that is known.
 
-    Between two steps of an episode, next_obs is the obs of the step after. What is left to evaluate is the end of the
-    segment and the time-outs inside it, of which a column seldom has two; if one does, all of next_obs is evaluated.
+    Between two steps of an episode it is V(obs) one step on. What is left is where columns break off:
+    `at_endings(rollout.endings)`, `[K, B]`. Without endings V is 0 there.
     """
-    cut = (steps.last & (steps.discount > 0)).at[-1].set(False)
-    first_cut = cut.argmax(0)
-
-    def at_ends(_: None) -> Array:
-        columns = jnp.arange(cut.shape[1])
-        obs = jnp.stack([steps.next_obs[first_cut, columns], steps.next_obs[-1]])
-        v_cut, v_end = value(obs)
-        following = jnp.concatenate([v_tm1[1:], v_end[None]])
-        return jnp.where(cut, v_cut[None], following)
-
-    return lax.cond((cut.sum(0) > 1).any(), lambda _: value(steps.next_obs), at_ends, None)
+    if not jax.tree.leaves(rollout.endings):
+        return jnp.concatenate([v_tm1[1:], jnp.zeros_like(v_tm1[:1])])
+    broken, v_end = breaks(rollout.steps), at_endings(rollout.endings)
+    number = jnp.clip(jnp.cumsum(broken, 0) - 1, 0, v_end.shape[0] - 1)
+    following = jnp.concatenate([v_tm1[1:], v_tm1[-1:]])
+    return jnp.where(broken, jnp.take_along_axis(v_end, number, 0), following)
 
 
 def _remembering(
@@ -216,10 +211,15 @@ def _remembering(
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         memory = memories(params.policy, rollout)
-        x = _apply(encoder, params.policy["encoder"], rollout.steps.next_obs)
-        successor = _apply(cell, params.policy["cell"], memory, x)
         value = partial(_apply, value_head, params.critic["head"])
-        return value(memory), value(successor)
+
+        def at_endings(endings: Array) -> Array:
+            before = memory[break_steps(rollout.steps, endings.shape[0]), jnp.arange(endings.shape[1])]
+            x = _apply(encoder, params.policy["encoder"], endings)
+            return value(_apply(cell, params.policy["cell"], before, x))
+
+        v_tm1 = value(memory)
+        return v_tm1, successor_values(rollout, v_tm1, at_endings)
 
     policy = Policy(
         init=policy_init,

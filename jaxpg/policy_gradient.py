@@ -298,9 +298,9 @@ def _rescale(rollout: Rollout, trace: Tree, scales: Scales, gamma: Array | float
     """The rollout on the scales that acting saw, and the scales after it."""
     steps, (observation, returns) = rollout.steps, scales
     if isinstance(observation, Moments):
-        obs, next_obs = (standardized(observation, x) for x in (steps.obs, steps.next_obs))
+        obs, endings = (standardized(observation, x) for x in (steps.obs, rollout.endings))
         observation = update_moments(observation, steps.obs, steps.mask)
-        steps = steps._replace(obs=obs, next_obs=next_obs)
+        steps, rollout = steps._replace(obs=obs), rollout._replace(endings=endings)
     if isinstance(returns, Moments):
         trace, sums = forward_returns(trace, steps.reward, steps.last, gamma)
         returns = update_moments(returns, sums, steps.mask)

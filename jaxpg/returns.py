@@ -3,11 +3,12 @@
 Everything is `[T, B]`, time-major; `gamma` and `lambda_` are scalars and may be traced. Three things are told apart:
 
 - termination, `discount_t` = 0: nothing follows, nothing is bootstrapped;
-- a time-out, `last_t` with `discount_t` = 1: the trace is cut and V(next_obs_t) stands for what would have followed;
+- a time-out, `last_t` with `discount_t` = 1: the trace is cut and V of the true successor stands for what would have
+  followed;
 - the end of the segment, row T-1: as a time-out.
 
 So the steps of several episodes may follow each other in a column, and what stands behind the `last` of an episode does
-not reach its steps. `v_tm1` is V(obs_t) and `v_t` is V(next_obs_t), where next_obs_t is the true successor.
+not reach its steps. `v_tm1` is V(obs_t) and `v_t` is V of the true successor of obs_t.
 """
 
 from __future__ import annotations

@@ -147,7 +147,6 @@ def _advance(
         reward=timestep.reward,
         discount=timestep.discount,
         last=timestep.last,
-        next_obs=timestep.obs,
         mask=jnp.ones_like(timestep.reward),
     )
     runner = Runner(
@@ -194,9 +193,10 @@ def _collect_segment(
     env: Env, policy: Policy, params: Tree, runner: Runner, key: Key, *, num_steps: int, start_pool: int
 ) -> tuple[Runner, Rollout, Tally]:
     num_columns = runner.episode_length.shape[0]
+    slots = 1 + -(-(num_steps - 1) // env.earliest_cut)
     begin = partial(_begin, env, policy, params)
 
-    def column(runner: Runner, tally: Tally, keys: Array, pool: Tree) -> tuple[Runner, Tally, Transition]:
+    def column(runner: Runner, tally: Tally, keys: Array, pool: Tree) -> tuple[Runner, Tally, Transition, Tree]:
         runner, transition = _advance(env, policy, params, runner, keys[0], keys[1])
         if start_pool:
             turn = tally.episodes.astype(jnp.int32) % start_pool
@@ -204,11 +204,15 @@ def _collect_segment(
         else:
             start = begin(keys[2])
         tally = jax.tree.map(jnp.add, tally, _ended(runner, transition.last))
-        return select(transition.last, start, runner), tally, transition
+        return select(transition.last, start, runner), tally, transition, runner.obs
 
-    def step(carry: tuple[Runner, Tally], keys: Array) -> tuple[tuple[Runner, Tally], Transition]:
-        runner, tally, transition = jax.vmap(column)(*carry, keys, pool)
-        return (runner, tally), transition
+    def step(carry: tuple[Runner, Tally, Tree, Array], inputs: tuple[Array, Array]) -> tuple[tuple, Transition]:
+        runner, tally, endings, used = carry
+        t, keys = inputs
+        runner, tally, transition, seen = jax.vmap(column)(runner, tally, keys, pool)
+        broken = _timed_out(transition) | (t == num_steps - 1)
+        endings = _keep_endings(endings, seen, broken, used)
+        return (runner, tally, endings, used + broken), transition
 
     pool: Tree = ()
     if start_pool:
@@ -216,8 +220,43 @@ def _collect_segment(
         pool = jax.vmap(jax.vmap(begin))(column_keys(pool_key, num_columns, each=(start_pool,)))
     keys = column_keys(key, num_columns, each=(num_steps, 2 if start_pool else 3)).swapaxes(0, 1)
     tally = Tally(*(jnp.zeros(num_columns, jnp.float32) for _ in Tally._fields))
-    (after, tally), steps = lax.scan(step, (runner, tally), keys)
-    return after, Rollout(steps, runner.memory, trains=steps.mask), _total(tally)
+    endings = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), runner.obs)
+    carry = (runner, tally, endings, jnp.zeros(num_columns, jnp.int32))
+    (after, tally, endings, _), steps = lax.scan(step, carry, (jnp.arange(num_steps), keys))
+    return after, Rollout(steps, runner.memory, trains=steps.mask, endings=endings), _total(tally)
+
+
+def _timed_out(steps: Transition) -> Array:
+    return steps.last & (steps.discount > 0)
+
+
+def breaks(steps: Transition) -> Array:
+    """[T, B], where a column breaks off: at a time-out, and at the end of the segment.
+
+    Everywhere else the successor of an observation is the one below it, or the episode has terminated.
+    """
+    return _timed_out(steps).at[-1].set(True)
+
+
+def break_steps(steps: Transition, number: int) -> Array:
+    """[number, B], the step at which each column breaks off for the k-th time; 0 where it does not."""
+    broken = breaks(steps)
+    nth = jnp.where(broken, jnp.cumsum(broken, 0) - 1, number)
+    t, columns = jnp.indices(broken.shape)
+    return jnp.zeros((number, broken.shape[1]), jnp.int32).at[nth, columns].set(t, mode="drop")
+
+
+def _keep_endings(endings: Tree, seen: Tree, broken: Array, used: Array) -> Tree:
+    """Put what was `seen`, `[B, ...]`, into the next free slot of the columns that are `broken`."""
+
+    def write(endings: Tree) -> Tree:
+        slot = jnp.where(broken, used, jax.tree.leaves(endings)[0].shape[0])
+        columns = jnp.arange(broken.shape[0])
+        return jax.tree.map(lambda kept, x: kept.at[slot, columns].set(x, mode="drop"), endings, seen)
+
+    if jax.default_backend() != "cpu":
+        return write(endings)  # deciding costs an accelerator more than writing nothing
+    return lax.cond(anyone(broken), write, lambda endings: endings, endings)
 
 
 def _collect_episodes(
@@ -262,6 +301,7 @@ def _collect_episodes(
         memory=() if policy.rereads else start.memory,
         trains=steps.mask,
         context=jax.vmap(env.context)(start.env_state) if env.context else (),
+        endings=jax.tree.map(lambda x: x[None], after.obs),
     )
     if env.outcome:
         outcome = jax.vmap(env.outcome)(after.env_state)
@@ -291,7 +331,7 @@ def _collect_without_cut_off(
 
 def cut_off(steps: Transition) -> Array:
     """[B], whether the time limit ended the episode of a column, rather than a termination."""
-    return (steps.last & (steps.discount > 0) & (steps.mask > 0)).any(0)
+    return (_timed_out(steps) & (steps.mask > 0)).any(0)
 
 
 def mean_parts(outcome: Outcome | tuple[()]) -> Metrics:

@@ -60,7 +60,7 @@ class TimeStep(NamedTuple):
 class Transition(NamedTuple):
     """Steps as they were collected, every leaf `[T, B, ...]`.
 
-    obs, next_obs: the observation acted on and its true successor.
+    obs: the observation acted on. Its successor is the next step's, or one of `Rollout.endings`.
     action, log_prob: what was done, and its log-probability under the policy that did it.
     reward, discount, last: as in TimeStep.
     mask: 1 where the step is real, 0 on padding behind the end of an episode.
@@ -72,7 +72,6 @@ class Transition(NamedTuple):
     reward: Array
     discount: Array
     last: Array
-    next_obs: Tree
     mask: Array
 
 
@@ -95,6 +94,9 @@ class Rollout(NamedTuple):
         no signal, or a completion that was cut off, is real and yet left out.
     context: what `Env.context` showed of each column's episode, [B, ...]; `()` where there is none.
     outcome: Outcome of each column's episode, [B]; `()` where rewards come step by step.
+    endings: the true successors where a column breaks off, [K, B, ...]: at its time-outs, in order, and at the end of
+        the segment (`rollout.breaks`). Nothing needs the successor of a termination. `()` where none is known, as of
+        steps that were taken out of their order.
     """
 
     steps: Transition
@@ -102,6 +104,7 @@ class Rollout(NamedTuple):
     trains: Array
     context: Tree = ()
     outcome: Tree = ()
+    endings: Tree = ()
 
     def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
         """`function(axis, x, *others)` of every array and its likes, where `axis` is the one that columns lie on."""
@@ -109,7 +112,7 @@ class Rollout(NamedTuple):
         def over(axis: int, *trees: Tree) -> Tree:
             return jax.tree.map(lambda *leaves: function(axis, *leaves), *trees)
 
-        fields = {name: 1 if name in ("steps", "trains") else 0 for name in self._fields}
+        fields = {name: 1 if name in ("steps", "trains", "endings") else 0 for name in self._fields}
         return Rollout(**{n: over(axis, *(getattr(r, n) for r in (self, *others))) for n, axis in fields.items()})
 
 
@@ -139,6 +142,7 @@ class Env(NamedTuple):
         the steps are all there is.
     measure(outcome, length, group_size): further metrics of a batch of whole episodes, `[B]`, groups of neighbours
         having begun alike: for all devices together. None for none.
+    earliest_cut: no episode times out before this many steps; a rollout has room for as many successors as this allows.
     """
 
     name: str
@@ -150,6 +154,7 @@ class Env(NamedTuple):
     context: Callable[[Tree], Tree] | None = None
     outcome: Callable[[Tree], Outcome] | None = None
     measure: Callable[[Outcome, Array, int], Metrics] | None = None
+    earliest_cut: int = 1
 
     def first_sight(self, state: Tree, obs: Tree) -> Tree:
         """What a policy is shown when an episode begins: the context, or the first observation where there is none."""
@@ -186,9 +191,9 @@ class Critic(NamedTuple):
     """A state-value function.
 
     init(key) -> params
-    values(params, rollout) -> v_tm1, v_t: V(obs) and V(next_obs), both `[T, B]`; the latter is read only where the
-        discount is not 0. `params` is the whole Params, so a critic that shares the policy's torso reads
-        `params.policy`.
+    values(params, rollout) -> v_tm1, v_t: V(obs) and V of the successors, both `[T, B]`; the latter is read only where
+        the discount is not 0 (see `networks.successor_values`). `params` is the whole Params, so a critic that shares
+        the policy's torso reads `params.policy`.
     """
 
     init: Callable[[Key], Tree]

@@ -44,7 +44,7 @@ def batch(seed: int, *, episodic: bool, padding: float = 0.0) -> Batch:
     discount = np.where(last & (rng.random(shape) < 0.5), 0.0, 1.0)
     real = mask == 1
     reward, v_tm1, v_t, discount = (np.where(real, x, padding) for x in (reward, v_tm1, v_t, discount))
-    return Transition((), (), np.zeros(shape), reward, discount, last, (), mask), v_tm1, v_t
+    return Transition((), (), np.zeros(shape), reward, discount, last, mask), v_tm1, v_t
 
 
 def episodes(steps: Transition) -> Iterator[tuple[int, int, int]]:
@@ -213,7 +213,7 @@ def test_an_unknown_average_is_refused() -> None:
 def one_step_episodes(returns: NDArray) -> Transition:
     reward = returns[None]
     ends = np.ones_like(reward, bool)
-    return Transition((), (), reward, reward, np.zeros_like(reward), ends, (), np.ones_like(reward))
+    return Transition((), (), reward, reward, np.zeros_like(reward), ends, np.ones_like(reward))
 
 
 @pytest.mark.parametrize("divide_by_std", [True, False])

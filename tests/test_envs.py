@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.environments import spaces
+from gymnax.environments.classic_control.cartpole import CartPole
 
 from jaxpg import envs
 from jaxpg.envs import adapter, by_name, text
@@ -94,8 +95,10 @@ def test_every_environment_plays(name):
     assert ended[terminated].all()
     assert (np.asarray(time)[ended & ~terminated] == env.time_limit).all()  # a time-out happens at the limit only
     assert ended[np.asarray(time) == env.time_limit].all()  # and always there
+    assert 1 <= env.earliest_cut <= max(env.time_limit, LIMIT)
     if limited:
         assert env.time_limit == min(LIMIT, FIXED_LENGTH.get(name, LIMIT))
+        assert env.earliest_cut == LIMIT
     if name in FIXED_LENGTH:
         assert (np.asarray(time)[ended] == FIXED_LENGTH[name]).all()
         assert terminated[ended].all()
@@ -285,6 +288,16 @@ def test_mnist_plays_where_its_files_are(monkeypatch, tmp_path):
     np.testing.assert_array_equal(time, 1)
     np.testing.assert_array_equal(steps.discount, 0.0)
     assert set(np.unique(steps.reward)) == {-1.0, 1.0}
+
+
+def test_an_environment_that_cuts_by_a_rule_of_its_own_may_cut_at_any_step():
+    class Whimsical(CartPole):
+        def is_truncated(self, state, params):
+            return state.x > 1
+
+    env = Whimsical()
+    assert adapter.from_gymnax(env, env.default_params, name="whimsical").earliest_cut == 1
+    assert adapter.from_gymnax(CartPole(), env.default_params, name="usual").earliest_cut == 500
 
 
 def test_a_registered_environment_is_made_by_name(monkeypatch):

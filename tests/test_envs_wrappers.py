@@ -83,6 +83,8 @@ def test_time_limit(limit, last, discount):
     np.testing.assert_array_equal(steps.discount, discount)
     assert env.time_limit == limit
     assert envs.time_limit(env, 1000).time_limit == limit
+    late = envs.time_limit(counter()._replace(earliest_cut=9), limit)  # from whichever cuts first
+    assert (late.earliest_cut, envs.time_limit(late, 2).earliest_cut) == (limit, 2)
 
 
 def test_frame_stack_holds_the_last_observations_oldest_first():

@@ -24,7 +24,7 @@ def blank_batch(weight=None):
     """Steps numbered in `obs`, columns in `memory`; both also in `target`."""
     number = jnp.arange(float(T * B)).reshape(T, B)
     ones = jnp.ones((T, B))
-    steps = Transition(number, ones, ones, ones, ones, ones == 0, number, ones)
+    steps = Transition(number, ones, ones, ones, ones, ones == 0, ones)
     weight = ones / (T * B) if weight is None else weight
     return improve.Batch(
         rollout=Rollout(steps, memory=(), trains=ones),

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpg.distributions import Categorical
 from jaxpg.improve import Batch, Objective
+from jaxpg.networks import successor_values
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 
@@ -30,10 +31,12 @@ def softmax_policy(logits: Array) -> Policy:
 
 def value_table(values: Array) -> Critic:
     """A value per state `[S]`, for one-hot observations."""
-    return Critic(
-        init=lambda key: values,
-        values=lambda params, rollout: (rollout.steps.obs @ params.critic, rollout.steps.next_obs @ params.critic),
-    )
+
+    def both(params: Params, rollout: Rollout) -> tuple[Array, Array]:
+        v_tm1 = rollout.steps.obs @ params.critic
+        return v_tm1, successor_values(rollout, v_tm1, lambda endings: endings @ params.critic)
+
+    return Critic(init=lambda key: values, values=both)
 
 
 class Count(NamedTuple):
@@ -64,7 +67,7 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
         return after, TimeStep(obs(after), reward.astype(jnp.float32), 1.0 - terminated.astype(jnp.float32), last)
 
     space = Box(np.zeros(2, np.float32), np.full(2, max(longest, time_limit), np.float32))
-    return Env("counter", reset, step, space, Discrete(actions), time_limit)
+    return Env("counter", reset, step, space, Discrete(actions), time_limit, earliest_cut=time_limit)
 
 
 def target(*, time_limit: int = 4) -> Env:
@@ -107,7 +110,20 @@ def resting(obs: Array) -> Rollout:
         reward=zeros,
         discount=ones,
         last=zeros.astype(bool),
-        next_obs=obs[None],
         mask=ones,
     )
-    return Rollout(steps, memory=(), trains=ones)
+    return Rollout(steps, memory=(), trains=ones, endings=obs[None])
+
+
+def next_obs(part: Rollout) -> np.ndarray:
+    """The true successors `[T, B, ...]` that a rollout knows of, by a slow loop; NaN behind a termination."""
+    obs, endings = np.asarray(part.steps.obs, np.float64), np.asarray(part.endings)
+    last, discount = np.asarray(part.steps.last), np.asarray(part.steps.discount)
+    found = np.full_like(obs, np.nan)
+    for b in range(obs.shape[1]):
+        kept = iter(endings[:, b])
+        for t in range(len(obs)):
+            if last[t, b] and discount[t, b] == 0:
+                continue
+            found[t, b] = next(kept) if last[t, b] or t == len(obs) - 1 else obs[t + 1, b]
+    return found

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
+from gymnax.environments.environment import Environment
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
@@ -121,7 +122,11 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
     time_limit = int(params.max_steps_in_episode)
     if name in _LENGTHS:
         time_limit = min(time_limit, _LENGTHS[name](env, params))
-    return Env(name, reset, step, observation_space, action_space, time_limit)
+    own_cut = type(env).is_truncated is not Environment.is_truncated
+    return Env(
+        name, reset, step, observation_space, action_space, time_limit,
+        earliest_cut=1 if own_cut else int(params.max_steps_in_episode),
+    )  # fmt: skip
 
 
 @jax.numpy_rank_promotion("allow")

@@ -160,7 +160,7 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
         )
 
     space = Box(np.zeros(num_states, np.float32), np.ones(num_states, np.float32))
-    return Env(name, reset, step, space, Discrete(num_actions), time_limit)
+    return Env(name, reset, step, space, Discrete(num_actions), time_limit, earliest_cut=time_limit)
 
 
 @partial(jax.jit, static_argnames="horizon")

@@ -88,7 +88,12 @@ def time_limit(env: Env, steps: int) -> Env:
         time = state.memory + 1
         return Wrapped(inner, time), timestep._replace(last=timestep.last | (time >= steps))
 
-    return env._replace(reset=reset, step=step, time_limit=min(env.time_limit, steps))
+    return env._replace(
+        reset=reset,
+        step=step,
+        time_limit=min(env.time_limit, steps),
+        earliest_cut=min(env.earliest_cut, steps),
+    )
 
 
 def frame_stack(env: Env, num: int = 4) -> Env:
