@@ -6,7 +6,9 @@ Writing: tokens per second of decoding with the KV cache, all columns to the ful
 slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one gradient
 of GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy) and matmul rate are measured in the same
 process. The whole step: one compiled program, beside the same work driven from the host by separately compiled parts,
-a call per token; they take turns. Memory: what XLA's own analysis says of one step of GRPO and of PPO with a critic.
+a call per token; they take turns. Ending: a while loop that ends with the longest completion beside a scan over the
+whole budget, where completions need all of it, and where none needs more than a quarter. Memory: what XLA's own
+analysis says of one step of GRPO and of PPO with a critic.
 """
 
 from __future__ import annotations
@@ -150,6 +152,41 @@ def driven_by_the_host(env: Env, policy: Policy, learner: Learner, columns: int)
     return step
 
 
+def decoding(policy: Policy, early: bool) -> Callable[..., jax.Array]:
+    """(params, prompts, lengths, key) -> the last tokens, by a loop that ends with the longest or by a scan."""
+
+    def decode(params: Any, prompts: Prompt, lengths: jax.Array, key: jax.Array) -> jax.Array:
+        def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
+            cache, token = carry
+            distribution, cache = jax.vmap(partial(policy.act, params))(cache, token)
+            return (cache, distribution.sample(jax.random.fold_in(key, t))), None
+
+        start = jax.vmap(partial(policy.start, params))(prompts), prompts.tokens[:, -1]
+        if not early:
+            return jax.lax.scan(step, start, jnp.arange(TOKENS))[0][1]
+        return jax.lax.while_loop(
+            lambda carry: (carry[1] < TOKENS) & rollout.anyone(carry[1] < lengths),
+            lambda carry: (step(*carry)[0], carry[1] + 1),
+            (start, jnp.zeros((), jnp.int32)),
+        )[0][1]
+
+    return jax.jit(decode)
+
+
+def endings(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of decoding a batch, by loop and by scan, in turns: completions that need the budget, or a quarter."""
+    columns = len(prompts.tokens)
+    loops = {"while": decoding(policy, early=True), "scan": decoding(policy, early=False)}
+    found: dict[str, dict[str, float]] = {}
+    for label, longest in (("whole budget", TOKENS), ("a quarter", TOKENS // 4)):
+        lengths, key = jnp.linspace(1, longest, columns).astype(jnp.int32), jax.random.key(0)
+        turns = [
+            {n: seconds(f, params, prompts, lengths, key, rounds=1) for n, f in loops.items()} for _ in range(rounds)
+        ]
+        found[label] = {name: median(turn[name] for turn in turns) for name in loops}
+    return found
+
+
 def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, Any]:
     """Everything about one size of model."""
     env, key = endless(), jax.random.key(0)
@@ -187,6 +224,7 @@ def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, A
         "columns": columns,
         "writing": {"tokens per second": writing, "bound": write_bound, "share": writing / write_bound},
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
+        "ending, seconds": endings(policy, params, part.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
         "memory, bytes": {name: memory_of(name, env, policy, critic, columns) for name in ("grpo", "ppo")},
     }
@@ -223,6 +261,7 @@ def main() -> None:
         "by host",
         "×",
     )
+    ending = Table("weights", "budget, while", "scan", "a quarter, while", "scan", title="ending, seconds")
     memory = Table("weights", "GRPO, state", "beside it", "PPO, state", "beside it", title="memory, MiB")
     for size, r in results.items():
         whole, host = r["grpo step, seconds"].values()
@@ -232,9 +271,10 @@ def main() -> None:
             for cell in (f"{r[kind]['tokens per second']:,.0f}", f"{r[kind]['share']:.0%}")
         ]
         speed.add_row(size, *rates, f"{whole:.3f} s", f"{host:.3f} s", f"{host / whole:.2f}")
+        ending.add_row(size, *(f"{x:.3f}" for case in r["ending, seconds"].values() for x in case.values()))
         memory.add_row(size, *(f"{x / 2**20:.1f}" for kind in r["memory, bytes"].values() for x in kind.values()))
     console = Console()
-    console.print(speed, memory)
+    console.print(speed, ending, memory)
     console.print(f"bandwidth {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
     written = {"machine": machine(), "limits": limits._asdict(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -168,7 +168,7 @@ def sample(arguments: argparse.Namespace) -> int:
     key = jax.random.key(arguments.seed)
     how = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
     if arguments.prompt is None:
-        for line in samples.draw(config, setup, params, key, **how):
+        for line in samples.drawing(config, setup, **how)(params, key):
             Console().print(line.line())
     else:
         for text in samples.complete(config, setup, params, arguments.prompt, key, **how):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,21 +56,31 @@ def held_out(
     return prompt, written, env.outcome(Writing(state.problem, written, length))
 
 
-def draw(config: Config, setup: Setup, params: Tree, key: Key, *, number: int, **how: Any) -> list[Sample]:
-    """So many completions of held-out prompts, by a policy with these parameters."""
+def drawing(config: Config, setup: Setup, *, number: int, **how: Any) -> Callable[[Tree, Key], list[Sample]]:
+    """A program that writes so many completions of held-out prompts: (parameters of the policy, key) -> samples."""
     policy, _ = networks(config, setup.held_out)
     vocabulary = task(config, "test").vocabulary
-    one = partial(held_out, setup.held_out, policy, params, end=vocabulary.end, **how)
-    prompts, tokens, outcomes = jax.device_get(jax.jit(jax.vmap(one))(jax.random.split(key, number)))
-    return [
-        Sample(
-            prompt=vocabulary.decode(prompts.tokens[i][prompts.mask[i]].tolist()),
-            completion=decoded(vocabulary, tokens[i]),
-            reward=float(outcomes.reward[i]),
-            accuracy=float(outcomes.parts["accuracy"][i]),
-        )
-        for i in range(number)
-    ]
+
+    @jax.jit
+    def write(params: Tree, key: Key) -> tuple[Prompt, Array, Outcome]:
+        def one(key: Key) -> tuple[Prompt, Array, Outcome]:
+            return held_out(setup.held_out, policy, params, key, end=vocabulary.end, **how)
+
+        return jax.vmap(one)(jax.random.split(key, number))
+
+    def draw(params: Tree, key: Key) -> list[Sample]:
+        prompts, tokens, outcomes = jax.device_get(write(params, key))
+        return [
+            Sample(
+                prompt=vocabulary.decode(prompts.tokens[i][prompts.mask[i]].tolist()),
+                completion=decoded(vocabulary, tokens[i]),
+                reward=float(outcomes.reward[i]),
+                accuracy=float(outcomes.parts["accuracy"][i]),
+            )
+            for i in range(number)
+        ]
+
+    return draw
 
 
 def complete(config: Config, setup: Setup, params: Tree, text: str, key: Key, *, number: int, **how: Any) -> list[str]:
@@ -103,16 +114,16 @@ class Shown:
     """
 
     def __init__(self, config: Config, setup: Setup, run_dir: Path, console: Console) -> None:
-        self._config, self._setup, self._console = config, setup, console
-        self._directory = run_dir / SAMPLES
-        self._writes = setup.env.context is not None and config.algorithm != "reward_model"
+        self._console, self._directory = console, run_dir / SAMPLES
+        writes = setup.env.context is not None and config.algorithm != "reward_model"
+        self._draw = drawing(config, setup, number=NUMBER) if writes else None
 
     def __call__(self, state: Any) -> None:
-        if not self._writes:
+        if self._draw is None:
             return
         params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
         steps = int(np.asarray(state.steps)[0])
-        samples = draw(self._config, self._setup, params, jax.random.key(steps), number=NUMBER)
+        samples = self._draw(params, jax.random.key(steps))
         self._directory.mkdir(exist_ok=True)
         path = self._directory / f"{steps:012d}.json"
         path.write_text(json.dumps([sample._asdict() for sample in samples], indent=1, ensure_ascii=False) + "\n")

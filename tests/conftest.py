@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -25,3 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAXPG_CACHE"] = str(config.cache.mkdir(f"xla-{worker}-commands"))
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"xla-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most programs here run once, for a few steps, so compiling them well would take longer than running them."""
+    jax.config.update("jax_disable_most_optimizations", not request.node.get_closest_marker("learning"))
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

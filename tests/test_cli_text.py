@@ -70,6 +70,18 @@ def test_what_a_run_begins_with_is_trained_first(trained: Path) -> None:
     assert any(jax.tree.leaves(moved))
 
 
+def test_stopping_and_going_on_is_exact(trained: Path, task: Path, tmp_path: Path) -> None:
+    out = tmp_path / "parts"
+    arguments = ["train", str(task), "grpo", "--seeds", "2", "--from", str(trained / "sft"), "--out", str(out)]
+    assert main([*arguments, "--steps", "700"]) == 0
+    assert main([*arguments, "--steps", "1500", "--resume"]) == 0
+    whole, parts = (restore(build(config.load(d)).learner, d, [0, 1], "last") for d in (trained, out))
+    assert int(whole.steps.min()) > 1400
+    same = jax.tree.map(lambda x, y: bool((x == y).all()), whole, parts)
+    assert all(jax.tree.leaves(same)), same
+    np.testing.assert_array_equal(record.load_metrics(out)["return"], record.load_metrics(trained)["return"])
+
+
 def test_completions_are_kept_as_training_goes(trained: Path) -> None:
     kept = samples.load(trained)
     metrics = record.load_metrics(trained)

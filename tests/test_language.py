@@ -65,7 +65,9 @@ def test_what_acting_said_is_what_evaluation_says(side, tied):
     lengths = part.steps.mask.sum(0)
     assert len(set(np.asarray(lengths))) > 3
     assert len(set(np.asarray(part.context.mask.sum(1)))) == P
-    np.testing.assert_allclose(*(np.asarray(x * part.steps.mask) for x in (log_prob, part.steps.log_prob)), atol=1e-5)
+    np.testing.assert_allclose(
+        *(np.asarray(x * part.steps.mask) for x in (log_prob, part.steps.log_prob)), rtol=1e-5, atol=1e-5
+    )
     assert np.ptp(np.asarray(entropy)) > 0.1
 
 
