@@ -61,7 +61,8 @@ def trained(name: str, seeds: int, *arguments: str) -> Trained:
     command = ["train", *arguments, "--seeds", str(seeds), "--out", str(out), "--resume", "--quiet"]
     if jaxpg(command):
         raise SystemExit(f"jaxpg {shlex.join(command)} failed")
-    return Trained(out, f"jaxpg train {shlex.join(arguments)} --seeds {seeds}", record.load_metrics(out))
+    shown = shlex.join([*arguments, "--seeds", str(seeds), "--out", str(out)]).replace(f"{HERE.parent}/", "")
+    return Trained(out, f"jaxpg train {shown}", record.load_metrics(out))
 
 
 def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
@@ -176,9 +177,14 @@ KL_COEFFICIENTS, BETAS = (0.0, 0.01, 0.03, 0.1, 0.3), (0.01, 0.03, 0.1, 0.3, 1.0
 def overoptimization(seeds: int) -> Finding:
     """True and proxy reward over the KL to the policy that both began with."""
     figure, (ppo, dpo) = panels(2, "PPO, one line per KL coefficient", "DPO, one point per β")
-    runs, lines = [], ["| | KL, nats | proxy reward | true reward |\n|---|---|---|---|"]
+    tuned = trained("tuned", seeds, "summarise_toy", "sft")
+    begin = ["--from", str(tuned.directory)]
+    judge = trained("judge", seeds, "summarise_toy", "reward_model", *begin)
+    begin += ["--reward", str(judge.directory)]
+    runs, lines = [tuned, judge], ["| | KL, nats | proxy reward | true reward |\n|---|---|---|---|"]
     for index, coefficient in enumerate(KL_COEFFICIENTS):
-        run = trained(f"rlhf-{coefficient}", seeds, "summarise_toy", "rlhf", "--set", f"kl_coefficient={coefficient}")
+        setting = f"kl_coefficient={coefficient}"
+        run = trained(f"rlhf-{coefficient}", seeds, "summarise_toy", "rlhf", *begin, "--set", setting)
         m = run.metrics
         moved = (m["reference_kl"] * m["length"]).mean(1)
         for name, dash in (("return", "--"), ("true_reward", "-")):
@@ -188,9 +194,7 @@ def overoptimization(seeds: int) -> Finding:
         lines.append(_line(f"PPO {coefficient:g}", run))
         runs.append(run)
     for index, beta in enumerate(BETAS):
-        run = trained(
-            f"dpo-{beta}", seeds, "summarise_toy", "dpo", "--set", f"beta={beta}", "--set", "reward=reward_model"
-        )
+        run = trained(f"dpo-{beta}", seeds, "summarise_toy", "dpo", *begin, "--set", f"beta={beta}")
         kl = divergence(run)
         for name, mark in (("return", "x"), ("true_reward", "o")):
             values = run.metrics[f"evaluation_{name}"]
@@ -202,8 +206,8 @@ def overoptimization(seeds: int) -> Finding:
         panel.set_xlabel("KL to the initial policy, nats per completion")
         panel.legend(frameon=False, fontsize=8)
     ppo.set_ylabel("reward: true (solid, o), proxy (dashed, x)")
-    reward = record.load_metrics(runs[0].directory / "reward_model")["evaluation_accuracy"]
-    return Finding(figure, [f"Reward model, held-out pairs: {final(reward)}.\n", *lines], runs)
+    accuracy = final(judge.metrics["evaluation_accuracy"])
+    return Finding(figure, [f"Reward model, held-out pairs: {accuracy}.\n", *lines], runs)
 
 
 def _line(label: str, run: Trained) -> str:
