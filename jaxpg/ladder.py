@@ -20,7 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from jaxpg import advantages, aggregates, improve, rollout, surrogates
+from jaxpg import advantages, aggregates, groups, improve, rollout, surrogates
 from jaxpg.penalties import reference_kl
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Array
@@ -425,7 +425,7 @@ def dapo(
         drop_cut_off: episodes that the time limit cut off do not train.
     """
     parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
-    collect = rollout.refilled(parent.collect, max_rounds=max_rounds)
+    collect = groups.refilled(parent.collect, max_rounds=max_rounds)
     return parent._replace(
         collect=rollout.without_cut_off(collect) if drop_cut_off else collect,
         aggregate=aggregates.per_step,

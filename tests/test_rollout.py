@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import parallel, rollout
+from jaxpg import groups, parallel, rollout
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Env, Policy, Rollout, TimeStep, Transition
 
@@ -289,7 +289,7 @@ def scripted(key):
 )
 def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(max_rounds, rounds, returns):
     key = jax.random.key(0)
-    collector = rollout.refilled(scripted(key), max_rounds=max_rounds)
+    collector = groups.refilled(scripted(key), max_rounds=max_rounds)
     _, part, tally = collector.collect(ENV, UNIFORM, (), (), key)
     for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.memory):
         np.testing.assert_array_equal(column, returns)
