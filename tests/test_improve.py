@@ -123,11 +123,17 @@ def ppo_batch(network, **settings):
 
 
 @pytest.mark.parametrize(
-    ("network", "rows"),
-    [(partial(networks.mlp, hidden=(4,)), (5, 12)), (partial(networks.recurrent, hidden=(4,), width=4), (1, 3))],
-    ids=["steps", "columns"],
+    ("network", "rows", "wide"),
+    [
+        (partial(networks.mlp, hidden=(4,)), (5, 12), 64),
+        (partial(networks.mlp, hidden=(4,)), (5,), 2),
+        (partial(networks.recurrent, hidden=(4,), width=4), (1, 3), 64),
+        (partial(networks.recurrent, hidden=(4,), width=4), (1,), 2),
+    ],
+    ids=["steps", "steps, gathered late", "columns", "columns, gathered late"],
 )
-def test_chunks_change_neither_parameters_nor_metrics(network, rows):
+def test_chunks_change_neither_parameters_nor_metrics(network, rows, wide, monkeypatch):
+    monkeypatch.setattr(improve, "WIDE", wide)  # the observations here have two numbers
     goal, params, batch = ppo_batch(network, entropy_coefficient=0.1)
 
     def run(chunk_rows):

@@ -131,3 +131,25 @@ def test_a_learner_acts_and_learns_on_the_same_scale_of_observations():
         assert metrics["approx_kl"] < 1e-12
         assert state.scales.observation.samples == before.samples + 24
         assert (state.scales.observation.mean != before.mean).all()
+
+
+def test_successors_are_on_the_same_scale_as_observations():
+    env, seen = tiny.counter(longest=9, time_limit=3), []
+    algorithm = ladder.a2c(num_envs=4, num_steps=5, learning_rate=0.0)
+
+    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+        seen.append(batch.rollout)
+        return params, opt_state, {}
+
+    policy, critic = tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2))
+    for normalize in (False, True):
+        learner = policy_gradient(
+            env, policy, critic, algorithm._replace(improve=improve), normalize_observations=normalize
+        )
+        state = learner.init(jax.random.key(0))
+        for i in range(2):
+            before, (state, _) = state.scales.observation, learner.step(state, jax.random.key(i))
+    raw, got = seen[1], seen[3]
+    assert np.asarray(raw.endings).any((0, 2)).all()
+    for name, x, y in (("obs", raw.steps.obs, got.steps.obs), ("endings", raw.endings, got.endings)):
+        np.testing.assert_allclose(y, normalization.standardized(before, x), rtol=1e-5, err_msg=name)
