@@ -133,16 +133,17 @@ def scratchpad(seeds: int) -> Finding:
 
 
 def lengths(seeds: int) -> Finding:
-    """The length of wrong answers under both."""
-    figure, (wrong, accuracy) = panels(2, "tokens of a wrong completion", "held-out accuracy, sampled")
+    """The length of wrong answers under both: where thinking is a choice (parity), and where all think (chains)."""
+    figure, axes = panels(2, "parity: tokens of a wrong completion", "chains: tokens of a wrong completion")
     runs, lines = [], ["| | tokens, wrong | tokens, right | accuracy |\n|---|---|---|---|"]
-    for index, name in enumerate(("grpo", "dr_grpo")):
-        run = trained(f"lengths-{name}", seeds, "modular_chain", name)
-        curve(wrong, tokens(run), run.metrics["length_wrong"], index, name)
-        curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, name)
-        lines.append(row(name, run.metrics, "length_wrong", "length_right", "evaluation_accuracy"))
-        runs.append(run)
-    wrong.legend(frameon=False)
+    for task, panel in zip(("parity", "modular_chain"), axes, strict=True):
+        for index, name in enumerate(("grpo", "dr_grpo")):
+            run = trained(f"lengths-{task}-{name}", seeds, task, name)
+            curve(panel, tokens(run), run.metrics["length_wrong"], index, name)
+            lines.append(row(f"{task}, {name}", run.metrics, "length_wrong", "length_right", "evaluation_accuracy"))
+            runs.append(run)
+        panel.set_xlabel("thousand tokens written")
+        panel.legend(frameon=False)
     return Finding(figure, lines, runs)
 
 
