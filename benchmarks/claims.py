@@ -172,7 +172,7 @@ def sampling(seeds: int) -> Finding:
     return Finding(figure, lines, runs)
 
 
-KL_COEFFICIENTS, BETAS = (0.0, 0.01, 0.03, 0.1, 0.3), (0.01, 0.03, 0.1, 0.3, 1.0)
+KL_COEFFICIENTS, BETAS = (0.0, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)
 
 
 def overoptimization(seeds: int) -> Finding:
