@@ -162,12 +162,15 @@ def sampling(seeds: int) -> Finding:
     for index, (label, settings) in enumerate(variants.items()):
         run = trained(f"sampling-{index}", seeds, "sort", "dapo", *settings)
         m = run.metrics
-        iterations, drawn = m["iteration"].mean(1), np.nancumsum(m["episodes"], 0).mean(1)
+        iterations, drawn = m["iteration"].mean(1), np.nancumsum(m["episodes"], 0).mean(1) / 1e3
         curve(entropy, iterations, m["entropy"], index, label)
         curve(per_update, iterations, m["evaluation_accuracy"], index, label)
         curve(per_prompt, drawn, m["evaluation_accuracy"], index, label)
-        lines.append(row(label, m, "entropy", "evaluation_accuracy") + f" {iterations[-1]:.0f} | {drawn[-1]:.0f} |")
+        lines.append(row(label, m, "entropy", "evaluation_accuracy") + f" {iterations[-1]:.0f} | {drawn[-1]:.0f} k |")
         runs.append(run)
+    entropy.set_xlabel("iterations")
+    per_update.set_xlabel("iterations")
+    per_prompt.set_xlabel("thousand completions drawn")
     entropy.legend(frameon=False)
     return Finding(figure, lines, runs)
 
