@@ -184,7 +184,7 @@ def overoptimization(seeds: int) -> Finding:
     tuned = trained("tuned", seeds, "summarise_toy", "sft")
     begin = ["--from", str(tuned.directory)]
     judge = trained("judge", seeds, "summarise_toy", "reward_model", *begin)
-    begin += ["--reward", str(judge.directory)]
+    begin += ["--reward", str(judge.directory), "--steps", "200000"]
     runs, lines = [tuned, judge], ["| | KL, nats | proxy reward | true reward |\n|---|---|---|---|"]
     for index, coefficient in enumerate(KL_COEFFICIENTS):
         setting = f"kl_coefficient={coefficient}"

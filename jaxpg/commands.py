@@ -50,8 +50,9 @@ def train(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     console.print(f"Learning curve: {curve}", highlight=False, soft_wrap=True)
-    more = f"jaxpg sample {out}" if (out / "samples").exists() else f"jaxpg play {out} --gif {config.task}.gif"
-    console.print(f"Look at it:     {more}", highlight=False, soft_wrap=True)
+    if config.algorithm != "reward_model":
+        more = f"jaxpg sample {out}" if (out / "samples").exists() else f"jaxpg play {out} --gif {config.task}.gif"
+        console.print(f"Look at it:     {more}", highlight=False, soft_wrap=True)
     return 0
 
 
