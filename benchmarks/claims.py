@@ -179,8 +179,8 @@ KL_COEFFICIENTS, BETAS = (0.0, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)
 
 
 def overoptimization(seeds: int) -> Finding:
-    """True and proxy reward over the KL to the policy that both began with."""
-    figure, (ppo, dpo) = panels(2, "PPO, one line per KL coefficient", "DPO, one point per β")
+    """True and proxy reward over the KL to the policy that all began with: PPO by KL coefficient, DPO by β."""
+    figure, axes = panels(2, "true reward", "what the reward model says")
     tuned = trained("tuned", seeds, "summarise_toy", "sft")
     begin = ["--from", str(tuned.directory)]
     judge = trained("judge", seeds, "summarise_toy", "reward_model", *begin)
@@ -191,25 +191,22 @@ def overoptimization(seeds: int) -> Finding:
         run = trained(f"rlhf-{coefficient}", seeds, "summarise_toy", "rlhf", *begin, "--set", setting)
         m = run.metrics
         moved = (m["reference_kl"] * m["length"]).mean(1)
-        for name, dash in (("return", "--"), ("true_reward", "-")):
-            ppo.plot(
-                moved, m[name].mean(1), dash, color=color(index), label=f"{coefficient:g}" if dash == "-" else None
-            )
+        for panel, name in zip(axes, ("true_reward", "return"), strict=True):
+            panel.plot(moved, m[name].mean(1), color=color(index), label=f"PPO {coefficient:g}")
         lines.append(_line(f"PPO {coefficient:g}", run))
         runs.append(run)
     for index, beta in enumerate(BETAS):
         run = trained(f"dpo-{beta}", seeds, "summarise_toy", "dpo", *begin, "--set", f"beta={beta}")
         kl = divergence(run)
-        for name, mark in (("return", "x"), ("true_reward", "o")):
+        for panel, name in zip(axes, ("true_reward", "return"), strict=True):
             values = run.metrics[f"evaluation_{name}"]
             last = values[np.isfinite(values).all(1)][-1]
-            dpo.plot(kl.mean(), last.mean(), mark, color=color(index), label=f"{beta:g}" if mark == "o" else None)
+            panel.plot(kl.mean(), last.mean(), "so^D"[index], color="black", markersize=5, label=f"DPO {beta:g}")
         lines.append(_line(f"DPO {beta:g}", run))
         runs.append(run)
-    for panel in (ppo, dpo):
+    for panel in axes:
         panel.set_xlabel("KL to the initial policy, nats per completion")
-        panel.legend(frameon=False, fontsize=8)
-    ppo.set_ylabel("reward: true (solid, o), proxy (dashed, x)")
+    axes[1].legend(frameon=False, fontsize=8, ncols=2)
     accuracy = final(judge.metrics["evaluation_accuracy"])
     return Finding(figure, [f"Reward model, held-out pairs: {accuracy}.\n", *lines], runs)
 
