@@ -138,7 +138,8 @@ def lengths(seeds: int) -> Finding:
     runs, lines = [], ["| | tokens, wrong | tokens, right | accuracy |\n|---|---|---|---|"]
     for task, panel in zip(("parity", "modular_chain"), axes, strict=True):
         for index, name in enumerate(("grpo", "dr_grpo")):
-            run = trained(f"lengths-{task}-{name}", seeds, task, name)
+            known = "thinking" if (task, name) == ("parity", "grpo") else f"lengths-{task}-{name}"  # the same command
+            run = trained(known, seeds, task, name)
             curve(panel, tokens(run), run.metrics["length_wrong"], index, name)
             lines.append(row(f"{task}, {name}", run.metrics, "length_wrong", "length_right", "evaluation_accuracy"))
             runs.append(run)
@@ -232,6 +233,13 @@ def divergence(run: Trained, columns: int = 512) -> np.ndarray:
     return np.asarray(jax.lax.map(lambda x: one(*x), (learned, policy_of(settings, setup), keys)))
 
 
+def origin(runs: list[Trained]) -> str:
+    """What machines, versions and commits the runs come from."""
+    machines = [json.loads((run.directory / record.MACHINE).read_text()) for run in runs]
+    kinds = {f"{m['cpu']}, {m['cores']} cores, jax {m['jax']}, commit {str(m['commit'])[:12]}" for m in machines}
+    return f"({'; '.join(sorted(kinds))})"
+
+
 CLAIMS: dict[str, Callable[[int], Finding]] = {f.__name__: f for f in (scratchpad, lengths, sampling, overoptimization)}
 
 
@@ -250,7 +258,7 @@ def main() -> None:
         commands = "\n".join(run.command for run in finding.runs)
         about = (CLAIMS[name].__doc__ or "").strip()
         body = "\n".join(finding.lines)
-        parts = f"## {name}", f"{about} {args.seeds} seeds.", f"![{name}]({picture.name})", body
+        parts = f"## {name}", f"{about} {args.seeds} seeds. {origin(finding.runs)}", f"![{name}]({picture.name})", body
         sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])
         known.write_text(json.dumps(sections, indent=1) + "\n")
     page = (

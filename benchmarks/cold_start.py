@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from throughput import HERE, machine
+from throughput import HERE, busy_machine
 
 TRAIN = ("train", "cartpole", "ppo")
 
@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
 
     waits: dict[str, list[float]] = {"first": [], "later": []}
-    result = {"machine": machine(), "command": " ".join(("jaxpg", *TRAIN)), "seconds_to_first_progress": waits}
+    result = {"machine": busy_machine(), "command": " ".join(("jaxpg", *TRAIN)), "seconds_to_first_progress": waits}
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as home:
             for start in waits:

@@ -202,7 +202,7 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
         "seconds": time.monotonic() - began,
         "command": shlex.join(["python", "benchmarks/learning.py", *sys.argv[1:]]),
         "settings": record.flatten(configs.to_dict(config)),
-        "machine": record.machine() | {"cores": os.cpu_count()},
+        "machine": record.machine(),
     }
 
 

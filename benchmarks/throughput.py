@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,6 +23,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from workloads import ppo_flops_per_step
+
+from jaxpg.record import machine
 
 HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
@@ -148,24 +148,9 @@ def matmul_rate(env_name: str, num_envs: int, steps: int, rounds: int) -> float:
     return max(rates)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures came from."""
-
-    def output(*command: str) -> str:
-        return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
-
-    models = [
-        line.split(":")[1].strip() for line in output("cat", "/proc/cpuinfo").splitlines() if "model name" in line
-    ]
-    return {
-        "date": date.today().isoformat(),
-        "cpu": models[0] if models else platform.processor(),
-        "cores": CORES,
-        "system": platform.platform(),
-        "commit": output("git", "rev-parse", "HEAD"),
-        "uncommitted_changes": bool(output("git", "status", "--porcelain", "--untracked-files=no")),
-        "load_before": os.getloadavg()[0],
-    }
+def busy_machine() -> dict[str, Any]:
+    """What the figures come from, and how busy it is before they are taken."""
+    return machine() | {"load_before": os.getloadavg()[0]}
 
 
 def table(title: str, records: list[dict[str, Any]]) -> Table:
@@ -205,7 +190,7 @@ def main() -> None:
     args = parser.parse_args()
 
     console = Console(width=120)
-    result: dict[str, Any] = {"machine": machine(), "arguments": vars(args) | {"out": str(args.out)}, "cases": []}
+    result: dict[str, Any] = {"machine": busy_machine(), "arguments": vars(args) | {"out": str(args.out)}, "cases": []}
     for case in track([c for c in CASES if args.only in f"{c[0]} {c[1]}"], console=console, transient=True):
         env_name, num_envs, _ = case
         loops = measure(LOOPS, args.peer_python, case, args.rounds, args.compiles)

@@ -7,15 +7,12 @@ it, and counts its position among these; so padding may stand anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
 
 from jaxpg.types import Array
 
@@ -61,30 +58,6 @@ def attended(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     weight = jax.nn.softmax(score).astype(values.dtype)
     out = jnp.einsum("...kgsl,...lkd->...skgd", weight, values)
     return out.reshape(*out.shape[:-3], -1)
-
-
-def _put(layer: int) -> Callable[[Array, Array, Array], Array]:
-    """(cache [layers, slots, ...], slot, new [...]) -> the cache with `new` in that slot of the layer."""
-
-    def write(cache: Array, slot: Array, new: Array) -> Array:
-        return lax.dynamic_update_slice(cache, new[None, None], (layer, slot, *(0,) * new.ndim))
-
-    return _in_step(write)
-
-
-def _in_step(write: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
-    """The same, and under `vmap` one slice for all columns instead of a scatter with a slot for each.
-
-    Columns side by side have prompts of one width and are decoded in step, so their slots are the same.
-    """
-    in_step = custom_vmap(write)
-
-    @in_step.def_vmap
-    def _(size: int, batched: list[bool], cache: Array, slot: Array, new: Array) -> tuple[Array, bool]:
-        axes = (0 if batched[0] else None, None, 0 if batched[2] else None)
-        return _in_step(jax.vmap(write, axes))(cache, slot[0] if batched[1] else slot, new), True
-
-    return in_step
 
 
 class Block(nn.Module):
@@ -171,12 +144,12 @@ class Decoder(nn.Module):
 
     def step(self, cache: Cache, token: Array) -> tuple[Array, Cache]:
         """Features `[width]` of one more token, and the cache that remembers it."""
-        seen = cache.seen | (jnp.arange(cache.seen.shape[0]) == cache.slot)
+        seen = cache.seen.at[cache.slot].set(True)
         position = (seen.sum() - 1)[None]
         x, (keys, values) = self.embed(token)[None], (cache.keys, cache.values)
         for i, block in enumerate(self.blocks):
             query, key, value = block.read(x, position)
-            keys, values = (_put(i)(all_, cache.slot, new[0]) for all_, new in ((keys, key), (values, value)))
+            keys, values = (all_.at[i, cache.slot].set(new[0]) for all_, new in ((keys, key), (values, value)))
             x = block.write(x, attended(query, keys[i], values[i], seen[None]))
         return self.norm(x)[0], Cache(keys, values, seen, cache.slot + 1)
 

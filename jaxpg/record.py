@@ -155,16 +155,27 @@ def stack(rows: list[Row]) -> dict[str, np.ndarray]:
 
 
 def machine() -> dict[str, Any]:
-    """What a run depends on besides its config: versions, devices, platform and, from a checkout, the commit."""
+    """What a run depends on besides its config: versions, processor, devices and, from a checkout, the commit."""
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
     return {
         "python": platform.python_version(),
         **versions,
         "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
         "devices": [device.device_kind for device in jax.devices()],
         "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _cpu() -> str:
+    """What the processor calls itself."""
+    with contextlib.suppress(OSError):
+        models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        if models:
+            return models[0].partition(":")[2].strip()
+    return platform.processor()
 
 
 def _commit() -> str | None:

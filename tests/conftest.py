@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most programs here run once, for a few steps, so compiling them well would take longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", not request.node.get_closest_marker("learning"))
+    optimised = any(request.node.get_closest_marker(name) for name in ("learning", "optimised"))
+    jax.config.update("jax_disable_most_optimizations", not optimised)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -54,6 +54,7 @@ def initial(policy, scale=3.0):
     return jax.tree.map(lambda x: scale * x, jax.jit(policy.init)(jax.random.key(0)))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_acting_said_is_what_evaluation_says(side, tied):
@@ -65,9 +66,7 @@ def test_what_acting_said_is_what_evaluation_says(side, tied):
     lengths = part.steps.mask.sum(0)
     assert len(set(np.asarray(lengths))) > 3
     assert len(set(np.asarray(part.context.mask.sum(1)))) == P
-    np.testing.assert_allclose(
-        *(np.asarray(x * part.steps.mask) for x in (log_prob, part.steps.log_prob)), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(*(np.asarray(x * part.steps.mask) for x in (log_prob, part.steps.log_prob)), atol=1e-5)
     assert np.ptp(np.asarray(entropy)) > 0.1
 
 
@@ -326,7 +325,7 @@ def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing():
     assert " select_n" not in str(jax.make_jaxpr(jax.vmap(rollout.anyone))(jnp.zeros((4, 2), bool)))
 
 
-@pytest.mark.parametrize("algorithm", ["dapo", "rlhf"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rlhf"])
 def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     """Whatever the split, with completions of all lengths: the weights count tokens of the whole batch."""
     networks = language.transformer(ENV, **SIZES)
