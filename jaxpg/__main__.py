@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
     training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     training.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
+    training.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     training.add_argument("--quiet", action="store_true", help="no progress")
 
     trained = argparse.ArgumentParser(add_help=False)

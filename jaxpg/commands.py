@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
-import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import config as configs
-from jaxpg import listing, record
+from jaxpg import devices, listing, record
 from jaxpg.errors import UserError
 
 INTERRUPTED = 130
@@ -34,7 +32,7 @@ SHARED = (
 
 def train(arguments: argparse.Namespace) -> int:
     """Train an algorithm on a task, and draw its learning curve."""
-    _start_jax(arguments.devices)
+    devices.start_jax(arguments)
     config = _resolve(arguments, arguments.task, arguments.algorithm, arguments.out)
     out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not _train_with_what_it_needs(config, out, out, arguments):
@@ -58,7 +56,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
-    _start_jax(arguments.devices)
+    devices.start_jax(arguments)
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
     from jaxpg.stages import build_stage
 
@@ -271,11 +269,10 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
     from jaxpg.stages import build_stage, policy_of
     from jaxpg.train import train
 
-    devices = _devices(arguments.devices, len(config.seeds))
-    mesh = parallel.make_mesh(len(config.seeds), config.batch, devices)
+    mesh = devices.lay_out(arguments, len(config.seeds), config.batch)
     setup = build_stage(config, shards=mesh.shape[parallel.DATA])
     initial = policy_of(config, setup)
-    console.print(_header(config, out, devices))
+    console.print(_header(config, out, mesh))
     with interruptible(console) as should_stop, Reporter(console, config.total_steps) as reporter:
         state = train(
             setup.learner,
@@ -295,51 +292,13 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 
 
-def _start_jax(devices: str | None) -> None:
-    """Keep compiled programs on disk, and on a CPU make each core a device; must run before jax computes anything.
-
-    XLA's own threads waste a third of two cores on matrices of this size; one device per core and seeds spread over
-    them do not.
-    """
+def _header(config: configs.Config, out: Path, mesh: Any) -> str:
     import jax
 
-    told: Any = jax.config  # whatever the user has set stands
-    if told.jax_compilation_cache_dir is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if told.jax_num_cpu_devices < 0:
-        wanted = int(devices) if devices and devices.isdecimal() else 1
-        with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
-            jax.config.update("jax_num_cpu_devices", max(wanted, _cores()))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _devices(asked: str | None, num_seeds: int) -> list[Any]:
-    import jax
-
-    available = jax.devices()
-    if asked is None:
-        return available[: math.gcd(num_seeds, len(available))]
-    if asked == "all":
-        return available
-    if not asked.isdecimal() or not 1 <= int(asked) <= len(available):
-        raise UserError(f"--devices takes a number from 1 to {len(available)}, or all, not {asked!r}.")
-    return available[: int(asked)]
-
-
-def _header(config: configs.Config, out: Path, devices: Sequence[Any]) -> str:
-    import jax
-
-    kind = devices[0].device_kind
-    layout = f"{len(devices)} x {kind}" + (" (one XLA device per core)" if kind == "cpu" else "")
     seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
     return (
         f"[bold]{config.algorithm} on {config.task}[/bold], {seeds}, {config.total_steps:,} steps each; "
-        f"{layout}, jax {jax.__version__}\n{out}"
+        f"{devices.describe(mesh)}, jax {jax.__version__}\n{out}"
     )
 
 
@@ -350,7 +309,7 @@ def _interrupted(out: Path, command: str) -> int:
 
 def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
-    _start_jax(None)
+    devices.start_jax(arguments)
     config = configs.load(arguments.run)
     from jaxpg.stages import build_stage
     from jaxpg.train import restore

@@ -56,32 +56,47 @@ def shard_index() -> jax.Array | int:
     return lax.axis_index(DATA) if num_shards() > 1 else 0
 
 
-def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device]) -> Mesh:
-    """As many devices as possible on the seed axis, where they need not talk; the rest on the data axis.
+def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over_data: int | None = None) -> Mesh:
+    """A mesh of two axes, SEED and DATA.
+
+    Args:
+        num_seeds: independent runs.
+        num_envs: what the devices of the data axis share out: environments of one run, or examples.
+        devices: all that are used.
+        over_data: how many of them share the environments of a run; as few as possible by default, since those on the
+            seed axis need not talk.
 
     Raises:
         UserError: the devices can not be shared out evenly.
     """
-    over_seeds = math.gcd(num_seeds, len(devices))
-    over_data = len(devices) // over_seeds
-    if num_envs % over_data:
+    if over_data is None:
+        over_data = len(devices) // math.gcd(num_seeds, len(devices))
+    over_seeds = len(devices) // over_data
+    if num_seeds % over_seeds or num_envs % over_data:
         raise UserError(
-            f"{len(devices)} devices can not share {num_seeds} seeds of {num_envs} environments evenly. Use a number "
-            f"of devices that divides the seeds, or environments that are a multiple of {over_data}."
+            f"{len(devices)} devices can not share {num_seeds} seeds of {num_envs} environments evenly, "
+            f"{over_seeds} over the seeds and {over_data} over the environments. Use a number of devices that divides "
+            f"the seeds, or environments that are a multiple of {over_data}."
         )
     return Mesh(np.asarray(devices).reshape(over_seeds, over_data), (SEED, DATA))
 
 
 def state_specs(state: Tree) -> Tree:
-    """How a learner's state, stacked over seeds `[S, ...]`, lies on a mesh.
+    """How the state of a run, stacked over seeds `[S, ...]`, lies on a mesh.
 
-    What belongs to single environments (the field `runner`, `[S, B, ...]`) is split over both axes; all else over the
-    seeds alone.
+    What belongs to single environments (`[S, B, ...]`, see `is_per_environment`) is split over both axes; all else over
+    the seeds alone.
     """
-    replicated: Tree = jax.tree.map(lambda _: PartitionSpec(SEED), state)
-    if "runner" not in getattr(state, "_fields", ()):
-        return replicated
-    return replicated._replace(runner=jax.tree.map(lambda _: PartitionSpec(SEED, DATA), state.runner))
+
+    def spec(path: tuple[Any, ...], _: Any) -> PartitionSpec:
+        return PartitionSpec(SEED, DATA) if is_per_environment(path) else PER_SEED
+
+    return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def is_per_environment(path: tuple[Any, ...]) -> bool:
+    """Whether the array at that place of a state is in a field called `runner`."""
+    return jax.tree_util.GetAttrKey("runner") in path
 
 
 PER_SEED = PartitionSpec(SEED)

@@ -246,7 +246,7 @@ def _compiled(
 ) -> tuple[RunState, Callable[..., Any], Callable[..., Any]]:
     """The state laid over the devices of the mesh, and the functions that advance and evaluate all of its seeds."""
     seeds, alike = parallel.PER_SEED, parallel.EVERYWHERE
-    specs = jax.tree.map(lambda _: seeds, state)._replace(learner=parallel.state_specs(state.learner))
+    specs = parallel.state_specs(state)
 
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
@@ -284,12 +284,10 @@ def _bad_metrics(row: Row) -> dict[str, np.ndarray]:
 
 def _bad_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
     """By array of a learner's state, the seeds [S] for which it is not finite; environments may hold anything."""
-    learned = {name: x for name, x in learner_state._asdict().items() if name != "runner"}
-    leaves = jax.tree_util.tree_flatten_with_path(learned)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): ~np.isfinite(x).reshape(len(x), -1).all(1)
-        for path, x in leaves
-        if jnp.issubdtype(x.dtype, jnp.inexact)
+        for path, x in jax.tree_util.tree_flatten_with_path(learner_state)[0]
+        if jnp.issubdtype(x.dtype, jnp.inexact) and not parallel.is_per_environment(path)
     }
 
 

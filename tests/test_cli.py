@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,7 +126,12 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--steps", "-5"], "total_steps must be at least 1, not -5"),
     (["train", "cartpole", "ppo", "--steps", "3000000000"], "total_steps must lie between 1 and 2^31 - 1"),
     (["train", "cartpole", "ppo", "--seeds", "0"], "--seeds must be at least 1"),
-    (["train", "cartpole", "ppo", "--devices", "99x"], "--devices takes a number from 1 to"),
+    (["train", "cartpole", "ppo", "--devices", "99x"], "--devices takes a number from 1 on, or all, not '99x'"),
+    (["train", "cartpole", "ppo", "--mesh", "time=2"], "--mesh takes data=N"),
+    (["train", "cartpole", "ppo", "--mesh", "data=2,data=2"], "--mesh takes data=N"),
+    (["train", "cartpole", "ppo", "--mesh", "data"], "--mesh takes data=N"),
+    (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "2 devices can not share 3 seeds"),
+    (["train", "cartpole", "ppo", "--mesh", "data=2", "--devices", "3"], "has 2 devices, and --devices says 3"),
     (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
     (["train", "cartpole", "ppo", "--resume"], "--resume needs --out"),
     (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
@@ -199,16 +205,39 @@ def test_damaged_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str], t
     assert re.search(r"checkpoint .* cannot be used: its file .* is damaged\.", capsys.readouterr().err)
 
 
-def test_devices_share_the_seeds_and_the_environments(tmp_path: Path) -> None:
-    """Two seeds on four devices: each seed's environments on two. What is learned is what one device learns."""
-    results = []
-    for devices in ("4", "1"):
-        out = tmp_path / devices
-        arguments = ["train", "catch", "a2c", "--seeds", "2", "--out", str(out), "--devices", devices, "--quiet"]
-        assert main([*arguments, *SHORT]) == 0
-        results.append(record.load_metrics(out))
-    np.testing.assert_array_equal(results[0]["steps"], results[1]["steps"])
-    np.testing.assert_allclose(results[0]["value_loss"][:3], results[1]["value_loss"][:3], rtol=1e-3)
+LAYOUTS = [["--devices", "4"], ["--mesh", "data=4"], ["--mesh", "seed=2"]]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What one device makes of two seeds."""
+    return laid_out(tmp_path_factory.mktemp("one") / "run", ["--devices", "1"])
+
+
+def laid_out(out: Path, layout: list[str], *more: str) -> dict[str, np.ndarray]:
+    assert main(["train", "catch", "a2c", "--seeds", "2", "--out", str(out), "--quiet", *SHORT, *layout, *more]) == 0
+    return record.load_metrics(out)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
+def test_devices_share_the_seeds_and_the_environments(
+    tmp_path: Path, on_one_device: dict[str, np.ndarray], layout: list[str]
+) -> None:
+    """Two seeds on four devices: each seed's environments on two, or on all. One device learns the same."""
+    shared = laid_out(tmp_path / "run", layout)
+    np.testing.assert_array_equal(shared["steps"], on_one_device["steps"])
+    np.testing.assert_allclose(shared["value_loss"][:3], on_one_device["value_loss"][:3], rtol=1e-3)
+
+
+def test_a_run_goes_on_with_other_devices(tmp_path: Path) -> None:
+    """Half of the way on four devices, then on four or on one: the checkpoint knows nothing of devices."""
+    half = laid_out(tmp_path / "4", ["--mesh", "data=4"], "--steps", "1500")
+    shutil.copytree(tmp_path / "4", tmp_path / "1")
+    same, moved = (laid_out(tmp_path / n, ["--mesh", f"data={n}"], "--resume", "--steps", "3000") for n in "41")
+    assert len(same["steps"]) > len(half["steps"]) + 3
+    np.testing.assert_array_equal(moved["steps"], same["steps"])
+    next_rows = slice(len(half["steps"]), len(half["steps"]) + 3)
+    np.testing.assert_allclose(moved["value_loss"][next_rows], same["value_loss"][next_rows], rtol=1e-3)
 
 
 def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,100 @@
+"""The devices that a command runs on, and how seeds and environments are laid over them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxpg import parallel
+from jaxpg.errors import UserError
+
+
+def start_jax(arguments: argparse.Namespace) -> None:
+    """Keep compiled programs on disk, and on a CPU make each core a device; must run before jax computes anything.
+
+    XLA's own threads waste a third of two cores on matrices of this size; one device per core and seeds spread over
+    them do not.
+    """
+    told: Any = jax.config  # whatever the user has set stands
+    if told.jax_compilation_cache_dir is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if told.jax_num_cpu_devices < 0:
+        with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
+            jax.config.update("jax_num_cpu_devices", max(_wanted(arguments), _cores()))
+
+
+def lay_out(arguments: argparse.Namespace, num_seeds: int, num_envs: int) -> Mesh:
+    """The mesh that `--devices` and `--mesh` ask for; without them, as many devices as divide the seeds.
+
+    Raises:
+        UserError: there are fewer devices, or they can not share the seeds and environments evenly.
+    """
+    available = jax.devices()
+    shape = parse_mesh(arguments.mesh) if arguments.mesh else {}
+    if shape:
+        number = math.prod(shape.values())
+        if arguments.devices not in (None, "all", str(number)):
+            raise UserError(f"--mesh {arguments.mesh} has {number} devices, and --devices says {arguments.devices}.")
+    elif arguments.devices is None:
+        number = math.gcd(num_seeds, len(available))
+    else:
+        number = len(available) if arguments.devices == "all" else _number(arguments.devices)
+    if not 1 <= number <= len(available):
+        asked = f"--mesh {arguments.mesh}" if shape else f"--devices {arguments.devices}"
+        raise UserError(f"{asked} takes {number} devices, and this machine has {len(available)}.")
+    return parallel.make_mesh(num_seeds, num_envs, available[:number], shape.get(parallel.DATA, 1) if shape else None)
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`data=4,seed=2` as sizes by axis.
+
+    Raises:
+        UserError: it is not of that form.
+    """
+    shape: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in (parallel.DATA, parallel.SEED) or axis in shape or not size.isdecimal() or int(size) < 1:
+            raise UserError(
+                f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
+                f"seeds), or both, such as data=4,seed=2; not {text!r}."
+            )
+        shape[axis] = int(size)
+    return shape
+
+
+def describe(mesh: Mesh) -> str:
+    """The devices of a mesh in words."""
+    kind = mesh.devices.flat[0].device_kind
+    shared = {"seeds": mesh.shape[parallel.SEED], "environments": mesh.shape[parallel.DATA]}
+    over = " and ".join(f"{number} over {what}" for what, number in shared.items() if number > 1)
+    told = ["one XLA device per core"] if kind == "cpu" else []
+    told += [over] if min(shared.values()) > 1 else []
+    return f"{mesh.size} x {kind}" + (f" ({', '.join(told)})" if told else "")
+
+
+def _wanted(arguments: argparse.Namespace) -> int:
+    """How many devices the command line names, 1 where it names none; `eval` and the like take no such arguments."""
+    asked = getattr(arguments, "devices", None)
+    if mesh := getattr(arguments, "mesh", None):
+        return math.prod(parse_mesh(mesh).values())
+    return _number(asked) if asked and asked != "all" else 1
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--devices takes a number from 1 on, or all, not {text!r}.")
+    return int(text)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
