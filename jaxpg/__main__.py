@@ -43,6 +43,14 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("task", metavar="TASK")
     compare.add_argument("algorithms", nargs="+", metavar="ALGO")
 
+    sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
+    sweep.add_argument("task", metavar="TASK")
+    sweep.add_argument("algorithm", metavar="ALGO")
+    sweep.add_argument(
+        "--grid", nargs="+", required=True, metavar="K=V,V", help="values of a setting, or low:high:log:n"
+    )
+    sweep.add_argument("--memory", type=float, metavar="GIB", help="what all devices may use together (default: all)")
+
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rich.table import Table
 from jaxpg import config as configs
 from jaxpg import devices, listing, record
 from jaxpg.errors import UserError
+from jaxpg.grid import parse_grid, plan
+from jaxpg.progress import Reporter, Watch, interruptible
 
 INTERRUPTED = 130
 SHARED = (
@@ -82,6 +86,51 @@ def compare(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
     console.print(f"Report: {out / 'comparison.html'}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """Train an algorithm with all settings of a grid, several seeds each, and say which did best."""
+    devices.start_jax(arguments)
+    if arguments.resume and arguments.out is None:
+        raise UserError("--resume needs --out, the directory of the sweep that is to go on.")
+    chosen, overrides = parse_grid(arguments.grid), _overrides(arguments)
+    programs = plan(arguments.task, arguments.algorithm, overrides, chosen)
+    config, console = programs[0].config, _console(arguments)
+    out = arguments.out or Path("runs") / f"{config.task}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
+    points, seeds = math.prod(map(len, chosen.values())), len(config.seeds)
+    console.print(
+        f"[bold]{config.algorithm} on {config.task}[/bold], {points} points x {seeds} seeds, "
+        f"{config.total_steps:,} steps each, {len(programs)} program{'s' if len(programs) > 1 else ''}\n{out}"
+    )
+    again = f"sweep {arguments.task} {arguments.algorithm} --grid {shlex.join(arguments.grid)}"
+    if (ready := _with_what_it_needs(config, out, arguments)) is None:
+        return _interrupted(out, again)
+    from jaxpg import report
+    from jaxpg.sweep import memory_limit
+    from jaxpg.sweep import sweep as run_sweep
+
+    begin: dict[str, Any] = {"initial": ready.initial, "reward": ready.reward}
+    scores = run_sweep(
+        [p._replace(config=dataclasses.replace(p.config, **begin)) for p in programs],
+        out,
+        {"task": arguments.task, "algorithm": arguments.algorithm, "grid": chosen, "settings": overrides},
+        mesh_for=lambda config: devices.lay_out(arguments, 0, config.batch),  # waves fit any number of devices
+        memory_of=lambda mesh: memory_limit(mesh, arguments.memory),
+        watched=partial(_watched, arguments),
+        resume=arguments.resume,
+    )
+    if scores is None:
+        return _interrupted(out, again)
+    title = f"{config.algorithm} on {config.task}, {seeds} seeds"
+    details = {"command": shlex.join(["jaxpg", *sys.argv[1:]]), "machine": record.machine()}
+    best = report.write_sweep(chosen, scores, out, title=title, details=details)
+    resolved = configs.resolve(arguments.task, arguments.algorithm, {**overrides, **best})
+    record.replace_file(out / "best.toml", record.dumps(configs.to_dict(resolved)))
+    shown = Console()
+    shown.print(report.sweep_table(chosen, scores, title=title))
+    shown.print(f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}", highlight=False, soft_wrap=True)
+    shown.print("It was chosen on these seeds: train it on others before you quote it.", highlight=False)
     return 0
 
 
@@ -196,6 +245,7 @@ def plot(arguments: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "compare": compare,
+    "sweep": sweep,
     "eval": evaluate,
     "play": play,
     "sample": sample,
@@ -206,15 +256,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def _resolve(arguments: argparse.Namespace, task: str, algorithm: str, out: Path | None) -> configs.Config:
     """The config that the arguments ask for; of a run that goes on, its own, with what the arguments say on top."""
-    overrides = configs.parse_overrides(arguments.set)
-    if arguments.steps is not None:
-        overrides["total_steps"] = arguments.steps
-    if arguments.seeds is not None or arguments.seed:
-        seeds = 1 if arguments.seeds is None else arguments.seeds
-        if seeds < 1 or arguments.seed < 0:
-            raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {seeds} and {arguments.seed}.")
-        overrides["seeds"] = list(range(arguments.seed, arguments.seed + seeds))
-    overrides |= {n: x for n in ("initial", "reward") if (x := getattr(arguments, n)) is not None}
+    overrides = _overrides(arguments)
     if not arguments.resume:
         return configs.resolve(task, algorithm, overrides)
     if out is None:
@@ -228,10 +270,30 @@ def _resolve(arguments: argparse.Namespace, task: str, algorithm: str, out: Path
     return configs.resolve(out / record.CONFIG, algorithm, overrides)
 
 
-def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, arguments: argparse.Namespace) -> bool:
-    """Train as the config says, after what it begins with or is judged by, where that is named as an algorithm.
+def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the arguments say on top of a task's config."""
+    overrides = configs.parse_overrides(arguments.set)
+    if arguments.steps is not None:
+        overrides["total_steps"] = arguments.steps
+    if arguments.seeds is not None or arguments.seed:
+        seeds = 1 if arguments.seeds is None else arguments.seeds
+        if seeds < 1 or arguments.seed < 0:
+            raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {seeds} and {arguments.seed}.")
+        overrides["seeds"] = list(range(arguments.seed, arguments.seed + seeds))
+    return overrides | {n: x for n in ("initial", "reward") if (x := getattr(arguments, n)) is not None}
 
-    These go to directories of their own in `shared`, and are not trained again where they are finished.
+
+def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, arguments: argparse.Namespace) -> bool:
+    """Train as the config says, after what it begins with or is judged by; whether the end was reached."""
+    ready = _with_what_it_needs(config, shared, arguments)
+    return ready is not None and _train(ready, out, arguments)
+
+
+def _with_what_it_needs(config: configs.Config, shared: Path, arguments: argparse.Namespace) -> configs.Config | None:
+    """The config with the runs that it begins with or is judged by, where it names these as algorithms; None if one
+    of them was interrupted.
+
+    They go to directories of their own in `shared`, and are not trained again where they are finished.
     """
     for stage in ("reward", "initial"):
         name = getattr(config, stage)
@@ -244,10 +306,10 @@ def _train_with_what_it_needs(config: configs.Config, out: Path, shared: Path, a
         if not _is_finished(directory, earlier):
             begun = argparse.Namespace(**{**vars(arguments), "resume": (directory / record.CONFIG).exists()})
             if not _train_with_what_it_needs(earlier, directory, shared, begun):
-                return False
+                return None
         changed: dict[str, Any] = {stage: str(directory)}
         config = dataclasses.replace(config, **changed)
-    return _train(config, out, arguments)
+    return config
 
 
 def _is_finished(directory: Path, config: configs.Config) -> bool:
@@ -260,11 +322,10 @@ def _is_finished(directory: Path, config: configs.Config) -> bool:
 
 def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
     """Train as the config says; whether the end was reached."""
-    console = Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
+    console = _console(arguments)
     import jax
 
     from jaxpg import parallel
-    from jaxpg.progress import Reporter, interruptible
     from jaxpg.samples import Shown
     from jaxpg.stages import build_stage, policy_of
     from jaxpg.train import train
@@ -272,8 +333,7 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
     mesh = devices.lay_out(arguments, len(config.seeds), config.batch)
     setup = build_stage(config, shards=mesh.shape[parallel.DATA])
     initial = policy_of(config, setup)
-    console.print(_header(config, out, mesh))
-    with interruptible(console) as should_stop, Reporter(console, config.total_steps) as reporter:
+    with _watched(arguments, _header(config, out, mesh), config.total_steps) as watch:
         state = train(
             setup.learner,
             seeds=config.seeds,
@@ -286,10 +346,23 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
             resume=arguments.resume,
             initial=initial,
             on_evaluation=Shown(config, setup, out, console),
-            on_row=reporter if not arguments.quiet else lambda row: None,
-            should_stop=should_stop,
+            on_row=watch.on_row,
+            should_stop=watch.should_stop,
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
+
+
+@contextlib.contextmanager
+def _watched(arguments: argparse.Namespace, header: str, total_steps: int) -> Iterator[Watch]:
+    """Show progress under a header, unless it is to be quiet, and let Ctrl-C stop the training."""
+    console = _console(arguments)
+    console.print(header)
+    with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
+        yield Watch(reporter if not arguments.quiet else lambda row: None, should_stop)
+
+
+def _console(arguments: argparse.Namespace) -> Console:
+    return Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
 
 
 def _header(config: configs.Config, out: Path, mesh: Any) -> str:

@@ -108,6 +108,16 @@ def place(tree: Tree, specs: Tree, mesh: Mesh) -> Tree:
     return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
 
+def placed(shapes: Tree, specs: Tree, mesh: Mesh) -> Tree:
+    """Shapes of arrays that lie where `specs` says; a spec stands for all arrays below its place in the tree."""
+
+    def one(spec: PartitionSpec, below: Tree) -> Tree:
+        lies = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lies), below)
+
+    return jax.tree.map(one, specs, shapes)
+
+
 def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`function`, run once per device on that device's share of its arguments.
 

@@ -9,12 +9,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from jaxpg.record import Row
+
+
+class Watch(NamedTuple):
+    """Who looks on while something is trained, see `train.train`: what sees every row, and what may end it."""
+
+    on_row: Callable[[Row], None]
+    should_stop: Callable[[], bool]
 
 
 class Reporter:

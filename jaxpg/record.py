@@ -98,8 +98,8 @@ def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) ->
         refuse_other_config(f"The run in {run_dir}", tomllib.loads((run_dir / CONFIG).read_text()), config)
     with _explained(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        _replace(run_dir / MACHINE, json.dumps(machine(), indent=1) + "\n")
-        _replace(run_dir / CONFIG, dumps(config))
+        replace_file(run_dir / MACHINE, json.dumps(machine(), indent=1) + "\n")
+        replace_file(run_dir / CONFIG, dumps(config))
 
 
 def refuse_other_config(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
@@ -236,8 +236,8 @@ def _dump(value: Any) -> str:
     return repr(value)
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file all at once."""
+def replace_file(path: Path, text: str) -> None:
+    """Write a file all at once, so that a killed process leaves the old one or the new one."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

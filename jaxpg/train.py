@@ -130,6 +130,7 @@ def train(
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
     initial: Tree = None,
+    keep_going: bool = False,
     on_evaluation: Callable[[RunState], None] = lambda state: None,
     on_row: Callable[[Row], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -149,16 +150,18 @@ def train(
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and whenever this time has passed.
         config: what this run is, written to config.toml and compared when the run goes on.
         resume: go on from the last checkpoint in `run_dir`, or start if there is none.
-        initial: parameters of a policy for each seed, `[S, ...]`, to begin with instead of random ones.
+        initial: what each seed's learner adopts before it begins, `[S, ...]`: the parameters of a policy.
+        keep_going: a seed that goes astray is left behind, NaN from then on, and the others go on.
         on_evaluation: called with the state of all seeds after every evaluation.
         on_row: called with every row of metrics.
         should_stop: asked after every chunk; if true, a checkpoint is written and the state returned as it is.
 
     Returns:
-        The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if it was stopped.
+        The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if it was stopped, or left one behind.
 
     Raises:
-        UserError: the directory cannot be used, something became infinite or not a number, a step on the host failed.
+        UserError: the directory cannot be used, a step on the host failed, or, without `keep_going`, something became
+            infinite or not a number.
     """
     if not 0 < total_steps < 2**31:
         raise UserError(f"total_steps must lie between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
@@ -168,23 +171,36 @@ def train(
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     state, origin = _begin(learner, keys.init, run_dir, config, resume, initial)
-    state, chunk, evaluation = _compiled(learner, evaluate, state, mesh)
+    healthy = np.ones(len(seeds), bool)
+    if keep_going:
+        healthy[_anywhere(_bad_parameters(state.learner))] = False
+    chunk, evaluation = _programs(learner, evaluate, state, mesh)
+    state = parallel.place(state, parallel.state_specs(state), mesh)
     clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
     host.forget_failures()
 
+    def check(bad: Mapping[str, np.ndarray], row: Row) -> None:
+        if not keep_going:
+            _refuse_non_finite(bad, row, seeds, run_dir)
+        healthy[_anywhere(bad)] = False
+
+    def behind(steps: np.ndarray) -> int:
+        return int(steps[healthy].min(initial=total_steps))
+
     with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
-        while (done := int(np.min(state.steps))) < total_steps:
-            target = _next_target(np.asarray(state.steps), log_every, total_steps)
+        while (done := behind(np.asarray(state.steps))) < total_steps:
+            target = _next_target(np.asarray(state.steps)[healthy], log_every, total_steps)
             began = time.monotonic()
             state, metrics = chunk(keys.run, state, np.int32(target))
             row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
             host.refuse_failure()
-            _refuse_non_finite(_bad_metrics(row), row, seeds, run_dir)
-            reached = int(row["steps"].min())
+            check(_bad_metrics(row), row)
+            reached = behind(row["steps"])
             finished, stop = reached >= total_steps, should_stop()
             evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
             if evaluated:
-                row |= jax.device_get(evaluation(keys.evaluation, state))
+                measured = jax.device_get(evaluation(keys.evaluation, state))
+                row |= {name: np.where(healthy, x, np.nan) for name, x in measured.items()}
                 host.refuse_failure()
             row["seconds"] = time.monotonic() - clock
             recorder.write(row)
@@ -192,10 +208,10 @@ def train(
             if evaluated:
                 on_evaluation(state)
             if evaluated or finished or stop or time.monotonic() - saved > checkpoint_seconds:
-                score = float(row["evaluation_return"].mean()) if evaluated else None
-                origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
                 saving = jax.device_get(state)
-                _refuse_non_finite(_bad_parameters(saving.learner), row, seeds, run_dir)
+                check(_bad_parameters(saving.learner), row)
+                score = float(row["evaluation_return"][healthy].mean()) if evaluated and healthy.any() else None
+                origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
                 checkpoint.save(run_dir / CHECKPOINTS, saving, steps=reached, score=score, about=origin)
                 saved = time.monotonic()
             if stop:
@@ -241,12 +257,22 @@ def _shapes(learner: Learner, num_seeds: int) -> RunState:
     return jax.eval_shape(partial(start, learner), keys)
 
 
-def _compiled(
+def memory(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
+    """Bytes that the training of so many seeds takes on each device of the mesh, as the compiled program states it."""
+    state = _shapes(learner, num_seeds)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))
+    chunk, _ = _programs(learner, None, state, mesh)
+    arguments = parallel.placed((keys, state), (parallel.PER_SEED, parallel.state_specs(state)), mesh)
+    needed = chunk.lower(*arguments, np.int32(1)).compile().memory_analysis()
+    given_and_made = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes
+    return given_and_made + needed.temp_size_in_bytes
+
+
+def _programs(
     learner: Learner, evaluate: Callable[[Any, Key], Metrics] | None, state: RunState, mesh: Mesh
-) -> tuple[RunState, Callable[..., Any], Callable[..., Any]]:
-    """The state laid over the devices of the mesh, and the functions that advance and evaluate all of its seeds."""
-    seeds, alike = parallel.PER_SEED, parallel.EVERYWHERE
-    specs = parallel.state_specs(state)
+) -> tuple[Any, Any]:
+    """The functions that advance and evaluate all seeds on the devices of the mesh."""
+    seeds, specs = parallel.PER_SEED, parallel.state_specs(state)
 
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
@@ -254,13 +280,11 @@ def _compiled(
         return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(
-        partial(advance, learner), mesh, in_specs=(seeds, specs, alike), out_specs=(specs, seeds)
+        partial(advance, learner), mesh, in_specs=(seeds, specs, parallel.EVERYWHERE), out_specs=(specs, seeds)
     )
     evaluate_all = parallel.spread(parallel.each_seed(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
-    state = parallel.place(state, specs, mesh)
     options = compiler_options()
     return (
-        state,
         jax.jit(advance_all, donate_argnums=1, compiler_options=options),
         jax.jit(evaluate_all, compiler_options=options),
     )
@@ -289,6 +313,11 @@ def _bad_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
         for path, x in jax.tree_util.tree_flatten_with_path(learner_state)[0]
         if jnp.issubdtype(x.dtype, jnp.inexact) and not parallel.is_per_environment(path)
     }
+
+
+def _anywhere(bad: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The seeds [S] of which anything is bad."""
+    return np.any(list(bad.values()), axis=0)
 
 
 def _refuse_non_finite(bad: Mapping[str, np.ndarray], row: Row, seeds: Sequence[int], run_dir: Path) -> None:

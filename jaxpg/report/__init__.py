@@ -3,6 +3,7 @@
 from jaxpg.report.comparison import Run, Summary, compare, comparison_table, summarize
 from jaxpg.report.figures import learning_curve
 from jaxpg.report.gif import render_gif
+from jaxpg.report.heatmap import sweep_table, write_sweep
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "render_gif",
     "steps_to_threshold",
     "summarize",
+    "sweep_table",
+    "write_sweep",
 ]

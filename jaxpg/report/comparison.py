@@ -89,8 +89,8 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
     reached = summary.steps_to_threshold
     return (
         name,
-        _interval(summary.iqm),
-        _interval(summary.mean),
+        interval(summary.iqm),
+        interval(summary.mean),
         "–" if reached is None else _steps(reached),
         quantity(summary.steps_per_second),
         duration(summary.seconds),
@@ -210,7 +210,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _interval(estimate: Estimate) -> str:
+def interval(estimate: Estimate) -> str:
+    """A value with its interval, where it has one."""
     value, low, high = (number(float(x)) for x in estimate)
     return value if low == "–" else f"{value} [{low}, {high}]"
 

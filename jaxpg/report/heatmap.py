@@ -1,0 +1,190 @@
+"""What a sweep found: a table, and a picture of the score over the settings with its intervals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from rich import box
+from rich.table import Table
+
+from jaxpg.errors import UserError
+from jaxpg.report.comparison import interval, number, plain
+from jaxpg.report.figures import STYLE, color
+from jaxpg.report.statistics import Estimate, bootstrap
+
+Grid = Mapping[str, Sequence[Any]]
+"""The values of each setting; points are ordered with the last setting varying fastest."""
+
+
+def write_sweep(
+    grid: Grid, scores: np.ndarray, directory: Path, *, title: str, details: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `sweep.json` and `sweep.png` into a directory.
+
+    Args:
+        grid: the settings.
+        scores: [P, S], the final return of each point and seed, NaN where a run went astray.
+        directory: where to write.
+        title: what was trained.
+        details: how the numbers were made.
+
+    Returns:
+        The best point: the largest interquartile mean among those of which no run went astray.
+
+    Raises:
+        UserError: runs of every point went astray.
+    """
+    estimate = bootstrap(scores)
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    found = [
+        {"settings": point, "final": final, "iqm": _at(estimate, place)}
+        for place, (point, final) in enumerate(zip(points, scores, strict=True))
+    ]
+    text = json.dumps(plain({"title": title, "grid": grid, "points": found, "details": details}), indent=1)
+    (directory / "sweep.json").write_text(text + "\n", encoding="utf-8")
+    if np.isnan(estimate.value).all():
+        raise UserError(f"Runs of every point went astray ({directory / 'sweep.json'}): try smaller step sizes.")
+    sweep_figure(grid, scores, directory / "sweep.png", title=title)
+    return points[ranked(estimate)[0]]
+
+
+def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -> Table:
+    """The best points of a grid, a line each.
+
+    Args:
+        grid: the settings.
+        scores: [P, S], the final return of each point and seed, NaN where a run went astray.
+        title: what was trained.
+        most: lines.
+    """
+    table = Table(*grid, "IQM [95%]", "mean", "went astray", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
+    for place in ranked(estimate)[:most]:
+        astray = int(np.isnan(scores[place]).sum())
+        mean = number(float(scores[place].mean()))
+        row = [*map(show, points[place]), interval(_at(estimate, place)).replace("[", "\\["), mean, str(astray or "")]
+        table.add_row(*row)
+    if len(points) > most:
+        table.caption = f"the best {most} of {len(points)}"
+    return table
+
+
+def ranked(estimate: Estimate) -> list[int]:
+    """Places of the grid, best first, those without a score last."""
+    return np.argsort(-np.nan_to_num(estimate.value, nan=-np.inf), kind="stable").tolist()
+
+
+def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str) -> None:
+    """Draw the interquartile mean over seeds at every point, with its 95% interval, into a file (PNG, SVG or PDF).
+
+    One setting makes a curve. Two make a heat map, the one with more values from left to right; each combination of the
+    others has a map of its own.
+
+    Args:
+        grid: the settings.
+        scores: [P, S], as in `sweep_table`.
+        path: where to write.
+        title: what was trained.
+    """
+    estimate = bootstrap(scores)
+    shape = [len(values) for values in grid.values()]
+    places = np.arange(len(scores)).reshape(shape)
+    with matplotlib.rc_context(STYLE):
+        if len([n for n in shape if n > 1]) < 2:
+            figure = _curve(grid, estimate, title)
+        else:
+            figure = _maps(grid, estimate, places, title)
+        figure.savefig(path, dpi=200, facecolor="white")
+
+
+def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
+    name = max(grid, key=lambda n: len(grid[n]))
+    values = grid[name]
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    _name(axes, title)
+    numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    x = np.asarray(values, float) if numeric else np.arange(len(values))
+    if numeric and min(x) > 0 and max(x) / min(x) >= 20:
+        axes.set_xscale("log")
+    if not numeric:
+        axes.set_xticks(x, [show(value) for value in values])
+    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
+    axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
+    axes.set_xlabel(name)
+    axes.set_ylabel("final return")
+    axes.grid(axis="y")
+    return figure
+
+
+def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, title: str) -> Figure:
+    """Heat maps of the two settings with most values, one for each combination of the others."""
+    names = list(grid)
+    order = sorted(range(len(names)), key=lambda i: len(grid[names[i]]))
+    *others, down, across = order
+    places = places.transpose(*others, down, across)
+    combinations = list(itertools.product(*(grid[names[i]] for i in others)))
+    maps = places.reshape(len(combinations), *places.shape[-2:])
+    rows, columns = maps.shape[1:]
+    many = min(len(maps), 3)
+    size = (1.2 + many * (0.9 + 0.82 * columns), 1.1 + -(-len(maps) // many) * (1.0 + 0.55 * rows))
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    known = estimate.value[np.isfinite(estimate.value)]
+    scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
+    grids = figure.subplots(-(-len(maps) // many), many, squeeze=False).flat
+    for axes, combination, map_ in itertools.zip_longest(grids, combinations, maps):
+        if map_ is None:
+            axes.set_axis_off()
+            continue
+        axes.set_title(", ".join(f"{names[i]} {show(x)}" for i, x in zip(others, combination, strict=True)), fontsize=9)
+        _map(axes, estimate, map_, scale)
+        axes.set_xticks(range(columns), [show(x) for x in grid[names[across]]])
+        axes.set_yticks(range(rows), [show(x) for x in grid[names[down]]])
+        axes.set_xlabel(names[across])
+        axes.set_ylabel(names[down])
+    return figure
+
+
+def _map(axes: Axes, estimate: Estimate, places: np.ndarray, scale: Normalize) -> None:
+    """One heat map: the value in every cell, and its interval below; the best cell has a frame."""
+    colors = colormaps["cividis"].with_extremes(bad="#d0d0d0")
+    values = estimate.value[places]
+    axes.imshow(np.ma.masked_invalid(values), cmap=colors, norm=scale, aspect="auto")
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    best = ranked(estimate)[0]
+    for (row, column), place in np.ndenumerate(places):
+        value = values[row, column]
+        ink = "white" if np.isfinite(value) and scale(value) < 0.55 else "black"
+        _, _, below = interval(_at(estimate, place)).partition(" ")
+        axes.text(column, row - 0.1, number(float(value)), ha="center", va="center", color=ink, fontsize=9)
+        axes.text(column, row + 0.24, below, ha="center", va="center", color=ink, fontsize=6)
+        if place == best:
+            frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec="#D55E00", lw=2)
+            axes.add_patch(frame)
+
+
+def _name(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
+
+
+def _at(estimate: Estimate, place: int) -> Estimate:
+    return Estimate(*(x[place] for x in estimate))
+
+
+def show(value: Any) -> str:
+    """A value of a setting, numbers in few digits."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
