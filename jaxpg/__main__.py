@@ -79,9 +79,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if all went well, 2 after a mistake that a sentence explains, 130 if interrupted."""
     arguments = parser().parse_args(argv)
-    from jaxpg import commands
-
     try:
+        from jaxpg import devices
+
+        devices.start_jax(arguments)
+        from jaxpg import commands  # only now: gymnax computes when it is imported, and that fixes the devices
+
         return commands.COMMANDS[arguments.command](arguments)
     except UserError as error:
         print(f"jaxpg: {error}", file=sys.stderr)

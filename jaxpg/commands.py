@@ -36,7 +36,6 @@ SHARED = (
 
 def train(arguments: argparse.Namespace) -> int:
     """Train an algorithm on a task, and draw its learning curve."""
-    devices.start_jax(arguments)
     config = _resolve(arguments, arguments.task, arguments.algorithm, arguments.out)
     out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not _train_with_what_it_needs(config, out, out, arguments):
@@ -60,7 +59,6 @@ def train(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
-    devices.start_jax(arguments)
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
     from jaxpg.stages import build_stage
 
@@ -91,7 +89,6 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Train an algorithm with all settings of a grid, several seeds each, and say which did best."""
-    devices.start_jax(arguments)
     if arguments.resume and arguments.out is None:
         raise UserError("--resume needs --out, the directory of the sweep that is to go on.")
     chosen, overrides = parse_grid(arguments.grid), _overrides(arguments)
@@ -382,7 +379,6 @@ def _interrupted(out: Path, command: str) -> int:
 
 def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
-    devices.start_jax(arguments)
     config = configs.load(arguments.run)
     from jaxpg.stages import build_stage
     from jaxpg.train import restore

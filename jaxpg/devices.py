@@ -20,7 +20,7 @@ def start_jax(arguments: argparse.Namespace) -> None:
     """Keep compiled programs on disk, and on a CPU make each core a device; must run before jax computes anything.
 
     XLA's own threads waste a third of two cores on matrices of this size; one device per core and seeds spread over
-    them do not.
+    them do not. Whoever has used jax before in this process, or set the number of devices, keeps what there is.
     """
     told: Any = jax.config  # whatever the user has set stands
     if told.jax_compilation_cache_dir is None:
@@ -77,7 +77,8 @@ def describe(mesh: Mesh) -> str:
     kind = mesh.devices.flat[0].device_kind
     shared = {"seeds": mesh.shape[parallel.SEED], "environments": mesh.shape[parallel.DATA]}
     over = " and ".join(f"{number} over {what}" for what, number in shared.items() if number > 1)
-    told = ["one XLA device per core"] if kind == "cpu" else []
+    per_core = kind == "cpu" and jax.local_device_count() >= _cores()
+    told = ["one XLA device per core"] if per_core else []
     told += [over] if min(shared.values()) > 1 else []
     return f"{mesh.size} x {kind}" + (f" ({', '.join(told)})" if told else "")
 

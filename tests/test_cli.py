@@ -311,3 +311,16 @@ def test_help_is_instant() -> None:
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "set()\n"
+
+
+def test_every_core_is_a_device_unless_more_are_asked_for(tmp_path: Path) -> None:
+    """As a user starts it, without the four devices that these tests begin with."""
+    environment = {name: x for name, x in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    cores = len(os.sched_getaffinity(0))
+    for asked, expected in (([], cores), (["--devices", str(cores + 1)], cores + 1)):
+        arguments = ["train", "catch", "a2c", "--seeds", str(expected), *SHORT, *asked, "--out", str(tmp_path / "run")]
+        said = subprocess.run(
+            [sys.executable, "-m", "jaxpg", *arguments], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        assert f"{expected} x cpu (one XLA device per core)" in said
+        shutil.rmtree(tmp_path / "run")
