@@ -1,7 +1,7 @@
 """Groups of episodes from one start state: which of them carry signal, and sampling until all of a batch do.
 
-A group is `group_size` neighbouring columns of an episodic rollout. Where all its members have the same return, none of
-them is better than the others, and the advantages within the group are zero.
+A group is `group_size` neighbouring columns of an episodic rollout. Where all its members have the same discounted
+return, none of them is better than the others, and the advantages within the group are zero.
 """
 
 from __future__ import annotations
@@ -13,27 +13,35 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg import parallel
+from jaxpg import parallel, returns
 from jaxpg.rollout import Collector, Tally
 from jaxpg.types import Array, Env, Key, Policy, Rollout, Tree
 
 
-def refilled(collector: Collector, *, max_rounds: int) -> Collector:
+def refilled(collector: Collector, *, max_rounds: int, gamma: Array | float) -> Collector:
     """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2, equation 11): a batch in which every group carries signal.
 
     Groups whose members all have the same return are replaced by freshly sampled ones with signal, until none is left
     or `max_rounds` rounds of sampling are spent, the first included. Groups still without signal then do not train.
-    All rounds count as environment steps. `collector` must be episodic.
+    All rounds count as environment steps. `collector` must be episodic; `gamma` is the discount of the credit.
     """
     return collector._replace(
-        collect=partial(_collect_refilled, collector.collect, group_size=collector.group_size, max_rounds=max_rounds)
+        collect=partial(
+            _collect_refilled,
+            collector.collect,
+            group_size=collector.group_size,
+            max_rounds=max_rounds,
+            gamma=gamma,
+        )
     )
 
 
-def has_signal(rollout: Rollout, group_size: int) -> Array:
-    """[groups], whether the members of a group differ in their return."""
-    returns = (rollout.steps.reward * rollout.steps.mask).sum(0).reshape(-1, group_size)
-    return returns.max(1) != returns.min(1)
+def has_signal(rollout: Rollout, group_size: int, gamma: Array | float) -> Array:
+    """[groups], whether the members of a group differ in their discounted return, which is what they are credited."""
+    steps = rollout.steps
+    nothing = jnp.zeros_like(steps.reward)
+    g = returns.discounted_returns(steps.reward, steps.discount, steps.last, nothing, gamma)[0].reshape(-1, group_size)
+    return g.max(1) != g.min(1)
 
 
 def _collect_refilled(
@@ -46,30 +54,31 @@ def _collect_refilled(
     *,
     group_size: int,
     max_rounds: int,
+    gamma: Array | float,
 ) -> tuple[Tree, Rollout, Tally]:
     def sample(round_: Array | int) -> tuple[Rollout, Tally]:
         return collect(env, policy, params, runner, jax.random.fold_in(key, round_))[1:]
 
     def unfinished(carry: tuple) -> Array:
         round_, rollout, _ = carry
-        missing = (~has_signal(rollout, group_size)).sum()
+        missing = (~has_signal(rollout, group_size, gamma)).sum()
         # Every device stays until the last one is full: the tally inside the loop is a sum over devices.
         return (round_ < max_rounds) & (parallel.psum(missing) > 0)
 
     def refill(carry: tuple) -> tuple:
         round_, rollout, tally = carry
         fresh, more = sample(round_)
-        return round_ + 1, _replace_groups(rollout, fresh, group_size), jax.tree.map(jnp.add, tally, more)
+        return round_ + 1, _replace_groups(rollout, fresh, group_size, gamma), jax.tree.map(jnp.add, tally, more)
 
     rollout, tally = sample(0)
     _, rollout, tally = lax.while_loop(unfinished, refill, (jnp.ones((), jnp.int32), rollout, tally))
-    informative = jnp.repeat(has_signal(rollout, group_size), group_size)
+    informative = jnp.repeat(has_signal(rollout, group_size, gamma), group_size)
     return runner, rollout._replace(trains=rollout.trains * informative[None]), tally
 
 
-def _replace_groups(rollout: Rollout, fresh: Rollout, group_size: int) -> Rollout:
+def _replace_groups(rollout: Rollout, fresh: Rollout, group_size: int, gamma: Array | float) -> Rollout:
     """Put the k-th fresh group with signal in the place of the k-th group without."""
-    filled, offered = has_signal(rollout, group_size), has_signal(fresh, group_size)
+    filled, offered = (has_signal(part, group_size, gamma) for part in (rollout, fresh))
     groups = filled.shape[0]
     offers = jnp.nonzero(offered, size=groups, fill_value=0)[0]
     place = jnp.cumsum(~filled) - 1  # the how-manieth empty place a group is

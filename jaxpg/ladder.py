@@ -86,6 +86,7 @@ def reinforce(
     learning_rate: float = 3e-3,
     anneal_steps: int | None = None,
     max_grad_norm: float | None = None,
+    adam_eps: float = 1e-5,
     gamma: float = 0.99,
     entropy_coefficient: float = 0.0,
     normalize_advantages: bool = False,
@@ -101,6 +102,7 @@ def reinforce(
         learning_rate: step size of Adam.
         anneal_steps: environment steps over which the step size falls linearly to zero; constant if not given.
         max_grad_norm: the gradient is scaled down to this global norm.
+        adam_eps: what Adam adds to the root of the second moment, so that small gradients make small steps.
         gamma: discount.
         entropy_coefficient: weight of the entropy bonus.
         normalize_advantages: standardise the psi of each minibatch to mean 0 and standard deviation 1.
@@ -119,7 +121,7 @@ def reinforce(
         reference_kl=None,
         reference_rate=0.0,
         improve=improve.gradient_step,
-        optimizer=partial(adam, max_grad_norm=max_grad_norm),
+        optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps),
         learning_rate=partial(schedule, value=learning_rate),
     )
 
@@ -273,6 +275,7 @@ def ppo(
     normalize_advantages: bool = True,
     clip: float = 0.2,
     clip_high: float | None = None,
+    dual_clip: float | None = None,
     value_clip: float | None = None,
     epochs: int = 4,
     num_minibatches: int = 4,
@@ -290,6 +293,7 @@ def ppo(
     Args:
         clip: how far the ratio may fall below 1, and rise above it, before it stops to count.
         clip_high: how far it may rise, where that differs.
+        dual_clip: for an action worse than expected, the objective is at least so many times its psi; 1 or more.
         value_clip: how far the critic may move from its old value before it stops to count; not limited if none.
         epochs: passes over the batch.
         num_minibatches: gradient steps per pass.
@@ -306,7 +310,12 @@ def ppo(
         **inherited,
     )
     return parent._replace(
-        surrogate=partial(surrogates.clipped_ratio, clip_low=clip, clip_high=clip if clip_high is None else clip_high),
+        surrogate=partial(
+            surrogates.clipped_ratio,
+            clip_low=clip,
+            clip_high=clip if clip_high is None else clip_high,
+            dual_clip=dual_clip,
+        ),
         value_loss=surrogates.squared_error
         if value_clip is None
         else partial(surrogates.clipped_squared_error, clip=value_clip),
@@ -425,14 +434,14 @@ def dapo(
         drop_cut_off: episodes that the time limit cut off do not train.
     """
     parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
-    collect = groups.refilled(parent.collect, max_rounds=max_rounds)
+    collect = groups.refilled(parent.collect, max_rounds=max_rounds, gamma=parent.gamma)
     return parent._replace(
         collect=rollout.without_cut_off(collect) if drop_cut_off else collect,
         aggregate=aggregates.per_step,
     )
 
 
-@child_of(dapo)
+@child_of(dapo, drops=("dual_clip",))
 def cispo(*, clip: float = 1.0, clip_high: float = 0.28, **inherited: Any) -> PolicyGradient:
     """Clipped importance sampling policy optimization (MiniMax 2025): clip the weight of a step, never its gradient.
 

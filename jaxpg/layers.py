@@ -2,7 +2,7 @@
 
 Initial weights are orthogonal with the gains of PPO's reference code (Huang et al. 2022, "The 37 Implementation Details
 of PPO", detail 2): sqrt(2) in the torso, so that activations keep their scale; 0.01 for the policy head, so that the
-first policy is nearly uniform; 1 for the value.
+first policy is nearly uniform; 1 for the value and in recurrent cells. A gain of None stands for flax's own, LeCun's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.types import Array, Discrete, Key, Space
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
-HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = 2.0**0.5, 0.01, 1.0
+HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, CELL_GAIN = 2.0**0.5, 0.01, 1.0, 1.0
 
 
 def orthogonal(gain: float) -> Callable[..., Array]:
@@ -49,9 +49,14 @@ def _orthonormal(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
     return (q if rows >= columns else q.T).reshape(shape)
 
 
-def dense(features: int, gain: float) -> nn.Dense:
-    """A dense layer with orthogonal weights scaled by `gain` and no initial bias."""
-    return nn.Dense(features, kernel_init=orthogonal(gain))
+def kernel(gain: float | None) -> Callable[..., Array]:
+    """How the weights of a layer begin: orthogonal with that gain, or as flax has it."""
+    return nn.initializers.lecun_normal() if gain is None else orthogonal(gain)
+
+
+def dense(features: int, gain: float | None) -> nn.Dense:
+    """A dense layer with weights of `kernel(gain)` and no initial bias."""
+    return nn.Dense(features, kernel_init=kernel(gain))
 
 
 class MLPTorso(nn.Module):
@@ -60,12 +65,13 @@ class MLPTorso(nn.Module):
     event_ndim: int
     hidden: Sequence[int]
     activation: str
+    gain: float | None = HIDDEN_GAIN
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
         x = obs.reshape(*obs.shape[: obs.ndim - self.event_ndim], -1)
         for width in self.hidden:
-            x = ACTIVATIONS[self.activation](dense(width, HIDDEN_GAIN)(x))
+            x = ACTIVATIONS[self.activation](dense(width, self.gain)(x))
         return x
 
 
@@ -78,13 +84,14 @@ class CNNTorso(nn.Module):
     channels: Sequence[int]
     hidden: Sequence[int]
     activation: str
+    gain: float | None = HIDDEN_GAIN
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
         x = obs
         for channels in self.channels:
-            x = ACTIVATIONS[self.activation](dense(channels, HIDDEN_GAIN)(patches(x)))
-        return MLPTorso(3, self.hidden, self.activation)(x)
+            x = ACTIVATIONS[self.activation](dense(channels, self.gain)(patches(x)))
+        return MLPTorso(3, self.hidden, self.activation, self.gain)(x)
 
 
 def patches(x: Array) -> Array:
@@ -101,21 +108,26 @@ class PolicyHead(nn.Module):
     """Features to a distribution over the action space.
 
     Discrete: logits. Box: a mean per dimension and a log standard deviation that does not depend on the state
-    (detail 2 of the continuous-control part of the 37), squashed into the bounds where `squash` is set.
+    (detail 2 of the continuous-control part of the 37) unless `state_std`, squashed into the bounds where `squash` is
+    set.
     """
 
     space: Space
     squash: bool
     initial_log_std: float
+    state_std: bool = False
+    gain: float | None = POLICY_GAIN
 
     @nn.compact
     def __call__(self, features: Array) -> Any:
         if isinstance(self.space, Discrete):
-            return Categorical(dense(self.space.n, POLICY_GAIN)(features))
+            return Categorical(dense(self.space.n, self.gain)(features))
         size = self.space.shape[-1]
-        mean = dense(size, POLICY_GAIN)(features)
+        mean = dense(size, self.gain)(features)
         log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (size,))
         log_std = jnp.broadcast_to(log_std, mean.shape)
+        if self.state_std:
+            log_std += dense(size, self.gain)(features)
         if not self.squash:
             return DiagonalGaussian(mean, log_std)
         low, high = (jnp.broadcast_to(jnp.asarray(bound, mean.dtype), mean.shape) for bound in self.space)
@@ -125,18 +137,23 @@ class PolicyHead(nn.Module):
 class ValueHead(nn.Module):
     """Features to a scalar, the last axis dropped."""
 
+    gain: float | None = VALUE_GAIN
+
     @nn.compact
     def __call__(self, features: Array) -> Array:
-        return dense(1, VALUE_GAIN)(features)[..., 0]
+        return dense(1, self.gain)(features)[..., 0]
 
 
 class GRU(nn.Module):
     """Gated recurrent unit (Cho et al. 2014). `__call__` is one step, `unroll` a scan over `[T, B, ...]`."""
 
     width: int
+    gain: float | None = CELL_GAIN
 
     def setup(self) -> None:
-        self.cell = nn.GRUCell(self.width, recurrent_kernel_init=orthogonal(1.0))
+        self.cell = nn.GRUCell(
+            self.width, kernel_init=kernel(self.gain), recurrent_kernel_init=orthogonal(self.gain or CELL_GAIN)
+        )
 
     def __call__(self, memory: Array, x: Array) -> Array:
         return self.cell(memory, x)[0]
@@ -155,9 +172,10 @@ class MinGRU(nn.Module):
     """h_t = (1 - z_t) h_{t-1} + z_t c_t with gate z_t and candidate c_t functions of x_t alone."""
 
     width: int
+    gain: float | None = CELL_GAIN
 
     def setup(self) -> None:
-        self.gate, self.candidate = nn.Dense(self.width), nn.Dense(self.width)
+        self.gate, self.candidate = (dense(self.width, self.gain) for _ in range(2))
 
     def __call__(self, memory: Array, x: Array) -> Array:
         gate = nn.sigmoid(self.gate(x))

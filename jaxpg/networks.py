@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.errors import UserError
-from jaxpg.layers import ACTIVATIONS, GRU, CNNTorso, MinGRU, MLPTorso, PolicyHead, ValueHead
+from jaxpg.layers import (
+    ACTIVATIONS,
+    CELL_GAIN,
+    GRU,
+    HIDDEN_GAIN,
+    POLICY_GAIN,
+    VALUE_GAIN,
+    CNNTorso,
+    MinGRU,
+    MLPTorso,
+    PolicyHead,
+    ValueHead,
+)
 from jaxpg.rollout import break_steps, breaks
 from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree
 
@@ -29,6 +41,8 @@ def mlp(
     shared: bool = False,
     squash: bool = False,
     initial_log_std: float = 0.0,
+    state_std: bool = False,
+    orthogonal: bool = True,
 ) -> tuple[Policy, Critic]:
     """Multi-layer perceptrons.
 
@@ -38,9 +52,14 @@ def mlp(
         shared: the critic reads the policy's torso and adds only a head. Saves work; the two losses then compete.
         squash: bounded actions by tanh instead of by clipping.
         initial_log_std: of a Gaussian policy, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
+        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
+            flax's own if not.
     """
-    torso = MLPTorso(len(env.observation_space.shape), tuple(hidden), _known(activation))
-    return _feedforward(env, torso, _policy_head(env, squash, initial_log_std), shared)
+    gains = _gains(orthogonal)
+    torso = MLPTorso(len(env.observation_space.shape), tuple(hidden), _known(activation), gains.hidden)
+    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
+    return _feedforward(env, torso, head, ValueHead(gains.value), shared)
 
 
 def cnn(
@@ -52,6 +71,8 @@ def cnn(
     shared: bool = True,
     squash: bool = False,
     initial_log_std: float = 0.0,
+    state_std: bool = False,
+    orthogonal: bool = True,
 ) -> tuple[Policy, Critic]:
     """Convolutions over `[H, W, C]` observations, then dense layers.
 
@@ -62,6 +83,9 @@ def cnn(
         shared: the critic reads the policy's torso and adds only a head.
         squash: bounded actions by tanh instead of by clipping.
         initial_log_std: of a Gaussian policy, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
+        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
+            flax's own if not.
 
     Raises:
         UserError: the observations are not images.
@@ -71,8 +95,10 @@ def cnn(
         raise UserError(
             f"A cnn reads observations of shape [height, width, channels], but {env.name} gives {shape}. Use an mlp."
         )
-    torso = CNNTorso(tuple(channels), tuple(hidden), _known(activation))
-    return _feedforward(env, torso, _policy_head(env, squash, initial_log_std), shared)
+    gains = _gains(orthogonal)
+    torso = CNNTorso(tuple(channels), tuple(hidden), _known(activation), gains.hidden)
+    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
+    return _feedforward(env, torso, head, ValueHead(gains.value), shared)
 
 
 def recurrent(
@@ -84,6 +110,8 @@ def recurrent(
     activation: str = "tanh",
     squash: bool = False,
     initial_log_std: float = 0.0,
+    state_std: bool = False,
+    orthogonal: bool = True,
 ) -> tuple[Policy, Critic]:
     """A policy that remembers: dense layers, a recurrent cell, and heads for the policy and the value on top of it.
 
@@ -98,12 +126,30 @@ def recurrent(
         activation: one of tanh, relu, silu, gelu.
         squash: bounded actions by tanh instead of by clipping.
         initial_log_std: of a Gaussian policy, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
+        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
+            flax's own if not.
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:
         raise UserError(f"The recurrent cell is one of {', '.join(cells)}; {cell!r} was given.")
-    encoder = MLPTorso(len(env.observation_space.shape), tuple(hidden), _known(activation))
-    return _remembering(env, encoder, cells[cell](width), _policy_head(env, squash, initial_log_std), width)
+    gains = _gains(orthogonal)
+    encoder = MLPTorso(len(env.observation_space.shape), tuple(hidden), _known(activation), gains.hidden)
+    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
+    return _remembering(env, encoder, cells[cell](width, gains.cell), head, ValueHead(gains.value), width)
+
+
+class Gains(NamedTuple):
+    """Gains of the initial weights by kind of layer, None for flax's own weights."""
+
+    hidden: float | None = HIDDEN_GAIN
+    policy: float | None = POLICY_GAIN
+    value: float | None = VALUE_GAIN
+    cell: float | None = CELL_GAIN
+
+
+def _gains(orthogonal: bool) -> Gains:
+    return Gains() if orthogonal else Gains(None, None, None, None)
 
 
 def _known(activation: str) -> str:
@@ -112,13 +158,13 @@ def _known(activation: str) -> str:
     return activation
 
 
-def _policy_head(env: Env, squash: bool, initial_log_std: float) -> PolicyHead:
+def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gain: float | None) -> PolicyHead:
     space = env.action_space
     if squash and not isinstance(space, Discrete) and not np.isfinite([space.low, space.high]).all():
         raise UserError(
             f"squash needs finite bounds, but the actions of {env.name} are unbounded. Do not clip them too."
         )
-    return PolicyHead(space, squash, initial_log_std)
+    return PolicyHead(space, squash, initial_log_std, state_std, gain)
 
 
 def _initialise(modules: dict[str, nn.Module], key: Key, x: Array) -> Tree:
@@ -138,9 +184,9 @@ def _blank(env: Env) -> Array:
     return jnp.zeros(env.observation_space.shape)
 
 
-def _feedforward(env: Env, torso: nn.Module, head: PolicyHead, shared: bool) -> tuple[Policy, Critic]:
-    value_head = ValueHead()
-
+def _feedforward(
+    env: Env, torso: nn.Module, head: PolicyHead, value_head: ValueHead, shared: bool
+) -> tuple[Policy, Critic]:
     def policy_init(key: Key) -> Tree:
         return _initialise({"torso": torso, "head": head}, key, _blank(env))
 
@@ -184,10 +230,8 @@ def successor_values(rollout: Rollout, v_tm1: Array, at_endings: Callable[[Tree]
 
 
 def _remembering(
-    env: Env, encoder: nn.Module, cell: GRU | MinGRU, head: PolicyHead, width: int
+    env: Env, encoder: nn.Module, cell: GRU | MinGRU, head: PolicyHead, value_head: ValueHead, width: int
 ) -> tuple[Policy, Critic]:
-    value_head = ValueHead()
-
     def policy_init(key: Key) -> Tree:
         encoder_key, cell_key, head_key = jax.random.split(key, 3)
         memory = jnp.zeros(width)

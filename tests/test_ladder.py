@@ -59,6 +59,7 @@ EDGES = {
             "normalize_advantages": True,
             "clip": 0.2,
             "clip_high": None,
+            "dual_clip": None,
             "value_clip": None,
             "epochs": 4,
             "num_minibatches": 4,
@@ -93,7 +94,7 @@ EDGES = {
         {"clip_high": 0.28, "max_rounds": 4, "drop_cut_off": False},
         ("kl", "kl_coefficient", "reference_rate"),
     ),
-    "cispo": ("dapo", {"surrogate"}, {"clip": 1.0}, ()),
+    "cispo": ("dapo", {"surrogate"}, {"clip": 1.0}, ("dual_clip",)),
 }
 
 # For settings whose default does not say what else they may be.
@@ -101,6 +102,7 @@ OTHER = {
     "anneal_steps": 1000,
     "max_grad_norm": 0.25,
     "clip_high": 0.3,
+    "dual_clip": 3.0,
     "value_clip": 0.1,
     "target_kl": 0.02,
     "chunk_rows": 32,
@@ -201,6 +203,8 @@ TRACED = {
         "value_clip": (0.01, 0.2),
         "max_grad_norm": (0.1, 1.0),
         "target_kl": (1.0, 1e-6),
+        "dual_clip": (3.0, 1.0),
+        "adam_eps": (1e-5, 1e-2),
     },
     "trpo": {"max_kl": (0.01, 0.1), "damping": (0.01, 0.1)},
     "reinforce_baseline": {"average_rate": (0.1, 0.5)},

@@ -52,6 +52,25 @@ def test_initial_weights_are_orthogonal_with_the_gains_of_ppo(network):
         assert not any(b.any() for b in biases)
 
 
+@pytest.mark.parametrize("network", ["mlp", "cnn", "gru", "min_gru"])
+def test_without_orthogonal_weights_they_are_as_flax_has_them(network):
+    """LeCun's: of variance 1 / inputs, in every layer; with them, the first policy is nearly uniform."""
+    make_network = {
+        "mlp": partial(networks.mlp, COUNTER, hidden=(64, 64)),
+        "cnn": partial(networks.cnn, IMAGES),
+        "gru": partial(networks.recurrent, COUNTER),
+        "min_gru": partial(networks.recurrent, COUNTER, cell="min_gru"),
+    }[network]
+    plain, careful = (make_network(orthogonal=own)[0].init(jax.random.key(0)) for own in (False, True))
+    for name, kernel in kernels(plain).items():
+        recurrent = name.split("'")[-4] in ("hr", "hz", "hn")  # orthogonal by default in flax too
+        assert (np.ptp(singular_values(kernel)) < 1e-4) == (recurrent or min(kernel.shape) == 1), name
+        if kernel.size > 1000 and not recurrent:
+            np.testing.assert_allclose(kernel.std() * np.sqrt(kernel.shape[0]), 1.0, rtol=0.1)
+    for name, kernel in kernels(careful).items():
+        assert np.ptp(singular_values(kernel)) < 1e-4, name
+
+
 def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
     """Steps with ends and terminations at random places, and endings with room for one at every step."""
     rng = np.random.default_rng(seed)
@@ -104,6 +123,14 @@ def test_the_spread_of_real_actions_is_a_parameter_not_a_function_of_the_state()
     assert isinstance(distribution, DiagonalGaussian)
     assert distribution.mean.shape == distribution.log_std.shape == (7, 4, 2)
     assert np.ptp(distribution.log_std, (0, 1)).max() == 0 < np.ptp(distribution.mean, (0, 1)).min()
+
+
+def test_the_spread_of_real_actions_may_depend_on_the_state():
+    policy, _, params = make(networks.mlp, TARGET, hidden=(4,), initial_log_std=-1.0, state_std=True)
+    log_std = np.asarray(policy.evaluate(params.policy, random_rollout(TARGET)).log_std)
+    assert np.ptp(log_std, (0, 1)).min() > 0
+    first = policy.evaluate(policy.init(jax.random.key(0)), random_rollout(TARGET)).log_std
+    np.testing.assert_allclose(first, -1.0, atol=0.2)  # the head begins small
 
 
 def test_squashing_keeps_actions_inside_their_bounds():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import groups, parallel, rollout
+from jaxpg import advantages, groups, parallel, rollout
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Env, Policy, Rollout, TimeStep, Transition
 
@@ -268,7 +268,8 @@ def scripted(key):
         reward = jnp.stack([returns[which], poison])
         zeros = jnp.zeros((2, 6))
         obs = jnp.broadcast_to(returns[which][None, :, None], (2, 6, 1))
-        steps = Transition(obs, zeros, zeros, reward, zeros, zeros == 0, mask)
+        goes_on = jnp.stack([mask[1], jnp.zeros(6)])
+        steps = Transition(obs, zeros, zeros, reward, goes_on, goes_on == 0, mask)
         return (
             runner,
             Rollout(steps, memory=returns[which], trains=mask),
@@ -289,7 +290,7 @@ def scripted(key):
 )
 def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(max_rounds, rounds, returns):
     key = jax.random.key(0)
-    collector = groups.refilled(scripted(key), max_rounds=max_rounds)
+    collector = groups.refilled(scripted(key), max_rounds=max_rounds, gamma=0.9)
     _, part, tally = collector.collect(ENV, UNIFORM, (), (), key)
     for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.memory):
         np.testing.assert_array_equal(column, returns)
@@ -299,3 +300,16 @@ def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spe
     real = np.stack([np.ones(6), np.array(returns) > 5])
     np.testing.assert_array_equal(part.steps.mask, real)  # a group left over is real all the same
     np.testing.assert_array_equal(part.trains, signal * real)
+
+
+@pytest.mark.parametrize(("gamma", "signal"), [(1.0, [False, True]), (0.9, [True, True])])
+def test_signal_is_a_difference_in_what_is_credited(gamma, signal):
+    """Two who win one point, soon and late, and one who wins beside one who does not."""
+    reward = jnp.array([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
+    last = jnp.array([[True, False, False, False], [True, False, False, True], [True, True, True, True]])
+    mask = jnp.concatenate([jnp.ones((1, 4)), 1.0 - last[:-1]])
+    steps = Transition(mask[..., None], mask, mask, reward, 1.0 - last, last, mask)
+    part = Rollout(steps, memory=(), trains=mask)
+    np.testing.assert_array_equal(groups.has_signal(part, 2, gamma), signal)
+    credit = advantages.group_relative(steps, 0 * mask, 0 * mask, jnp.zeros(()), gamma=gamma, group_size=2)
+    np.testing.assert_array_equal((credit.advantage[0].reshape(2, 2) != 0).all(1), signal)
