@@ -37,7 +37,7 @@ class Program(NamedTuple):
 def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """`["learning_rate=1e-4:1e-2:log:8", "clip=0.1,0.2"]` as the values of each setting.
 
-    `low:high:log:n` are n values with equal ratios, `low:high:linear:n` with equal distances, ends included, to six
+    `low:high:log:n` are n values with equal ratios, `low:high:linear:n` with equal distances, ends included, to three
     digits; anything else is a list of values.
 
     Raises:
@@ -89,7 +89,7 @@ def _range(name: str, text: str) -> list[float]:
         raise UserError(
             f"A range is low:high:log:n or low:high:linear:n with n at least 2, above 0 for log; not {name}={text}."
         )
-    return [float(f"{x:.6g}") for x in SPACES[space](*ends, number)]
+    return [float(f"{x:.3g}") for x in SPACES[space](*ends, number)]
 
 
 def _list(text: str) -> list[Any]:

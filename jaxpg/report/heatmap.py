@@ -114,16 +114,17 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     _name(axes, title)
-    numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    numeric = len(values) > 1 and all(type(x) in (int, float) for x in values)
     x = np.asarray(values, float) if numeric else np.arange(len(values))
     if numeric and min(x) > 0 and max(x) / min(x) >= 20:
         axes.set_xscale("log")
     if not numeric:
         axes.set_xticks(x, [show(value) for value in values])
+        axes.set_xlim(-0.5, len(values) - 0.5)
     spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
     axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
     axes.set_xlabel(name)
-    axes.set_ylabel("final return")
+    axes.set_ylabel("final return, IQM and 95% interval")
     axes.grid(axis="y")
     return figure
 
@@ -140,7 +141,7 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, title: str) -> Fig
     many = min(len(maps), 3)
     size = (1.2 + many * (0.9 + 0.82 * columns), 1.1 + -(-len(maps) // many) * (1.0 + 0.55 * rows))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    figure.suptitle(f"{title}: final return, IQM [95% interval]", x=0.01, ha="left", fontweight="bold", fontsize=12)
     known = estimate.value[np.isfinite(estimate.value)]
     scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
     grids = figure.subplots(-(-len(maps) // many), many, squeeze=False).flat

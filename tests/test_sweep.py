@@ -1,0 +1,196 @@
+"""Sweeps: what a grid means, that a point of it is the run of its own, waves, memory, and runs that go astray."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpg import config, grid, parallel, record, sweep
+from jaxpg.__main__ import main
+from jaxpg.errors import UserError
+
+SMALL = [
+    "--steps",
+    "2000",
+    "--set",
+    "num_envs=4",
+    "--set",
+    "evaluation_episodes=8",
+    "--set",
+    "evaluations=2",
+    "--quiet",
+]
+
+
+def test_a_grid_is_lists_and_ranges() -> None:
+    read = grid.parse_grid(
+        ["a=1e-4:1e-2:log:3", "b=0:1:linear:5", "c=0.1, 0.2,0.1", "d=tanh,relu", "e=[4],[4, 4]", "f=3"]
+    )
+    assert read == {
+        "a": [1e-4, 1e-3, 1e-2],
+        "b": [0.0, 0.25, 0.5, 0.75, 1.0],
+        "c": [0.1, 0.2],
+        "d": ["tanh", "relu"],
+        "e": [[4], [4, 4]],
+        "f": [3],
+    }
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=", "a=1:2:log:1", "a=0:1:log:3", "a=1:2:cubic:3", "a=x:1:log:3"])
+def test_what_is_no_grid_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--grid takes name=value|A range is low:high:log:n"):
+        grid.parse_grid([text])
+
+
+def test_numbers_share_a_program_and_shapes_do_not() -> None:
+    chosen = {"learning_rate": [0.1, 0.2], "num_envs": [4, 8], "gamma": [0.9, 1]}
+    programs = grid.plan("catch", "a2c", {}, chosen)
+    assert [p.config.settings["num_envs"] for p in programs] == [4, 8]
+    assert all(p.traced == ("learning_rate", "gamma") for p in programs)
+    assert [p.places for p in programs] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert programs[0].points[1] == {"learning_rate": 0.1, "num_envs": 4, "gamma": 1.0}
+    mixed = grid.plan("catch", "ppo", {}, {"value_clip": ["none", 0.2]})
+    assert [(p.traced, len(p.points)) for p in mixed] == [((), 1), ((), 1)]
+    with pytest.raises(UserError, match="no setting 'gama'.*'gamma'"):
+        grid.plan("catch", "a2c", {}, {"gama": [0.9]})
+    with pytest.raises(UserError, match="gamma must be at most 1"):
+        grid.plan("catch", "a2c", {}, {"gamma": [0.9, 1.1]})
+
+
+@pytest.mark.parametrize("algorithm", config.ALGORITHMS)
+def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
+    """All at once: the step is traced with them, though for no program's sake."""
+    text = algorithm in config.SUPERVISED
+    overrides = {"num_envs": 8} if not text else {"batch_size": 8}
+    required = {"max_length": 5} if algorithm == "dr_grpo" else {}
+    task = "summarise_toy" if text else "catch"
+    settings = config.resolve(task, algorithm, overrides | required).settings
+    options = config.algorithm_options(algorithm)
+    numbers = {n for n, x in settings.items() if type(x) is float or "float" in str(options[n].kind)}
+    assert {"learning_rate"} <= numbers
+    chosen = {n: [settings[n] or 0.1] for n in numbers}
+    (program,) = grid.plan(task, algorithm, overrides | required, chosen)
+    assert set(program.traced) == numbers
+    learner = sweep.setup_of(program, shards=1).learner
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    after, metrics = jax.eval_shape(learner.step, state, jax.random.key(0))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert metrics["learning_rate"].shape == ()
+
+
+def scores(directory: Path) -> np.ndarray:
+    return np.array([point["final"] for point in json.loads((directory / "sweep.json").read_text())["points"]], float)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three step sizes, two seeds and two shapes, in waves of two runs: two programs, three waves each."""
+    out = tmp_path_factory.mktemp("sweep") / "all"
+    assert main([*COMMAND, "--out", str(out), "--memory", "1"]) == 0
+    return out
+
+
+COMMAND = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--grid", "learning_rate=0.001,0.01,0.1", "num_envs=4,8"]
+
+
+def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
+    """The same as `train` with the setting of that point, for a traced one and for one of its shape."""
+    final = scores(swept)
+    assert final.shape == (6, 2)
+    assert np.isfinite(final).all()
+    for place, settings in ((2, ["learning_rate=0.01", "num_envs=4"]), (3, ["learning_rate=0.01", "num_envs=8"])):
+        told = [x for setting in settings for x in ("--set", setting)]
+        out = tmp_path / str(place)
+        assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *told, "--out", str(out)]) == 0
+        np.testing.assert_allclose(record.load_metrics(out)["evaluation_return"][-1], final[place], atol=1e-6)
+    assert len(np.unique(final)) > 3
+
+
+def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path, tmp_path: Path) -> None:
+    best = tomllib.loads((swept / "best.toml").read_text())
+    place = int(np.argmax(scores(swept).mean(1)))
+    points = json.loads((swept / "sweep.json").read_text())["points"]
+    assert best["a2c"]["learning_rate"] == points[place]["settings"]["learning_rate"]
+    assert best["a2c"]["num_envs"] == points[place]["settings"]["num_envs"]
+    assert (swept / "sweep.png").stat().st_size > 10_000
+    again = ["train", str(swept / "best.toml"), "a2c", "--seeds", "2", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(again) == 0
+    final = record.load_metrics(tmp_path / "run")["evaluation_return"][-1]
+    np.testing.assert_allclose(final, scores(swept)[place], atol=1e-6)
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped in the second program: what is finished is not trained again, and the result is the same."""
+    out, train_wave, waves = tmp_path / "run", sweep.train_wave, []
+
+    def stopped_early(program: grid.Program, *arguments: object) -> None:
+        if program.config.settings["num_envs"] == 8:
+            raise KeyboardInterrupt
+        train_wave(program, *arguments)
+
+    monkeypatch.setattr(sweep, "train_wave", stopped_early)
+    assert main([*COMMAND, "--out", str(out)]) == 130
+    assert main([*COMMAND, "--out", str(out)]) == 2
+    assert "holds a sweep already. Add --resume" in capsys.readouterr().err
+    assert main([*COMMAND[:-1], "num_envs=4", "--out", str(out), "--resume"]) == 2
+    assert "has another grid" in capsys.readouterr().err
+    before = (out / "program-000" / "wave-000" / record.METRICS).read_bytes()
+    monkeypatch.setattr(sweep, "train_wave", lambda *a: (waves.append(a[3]), train_wave(*a)))
+    assert main([*COMMAND, "--out", str(out), "--resume"]) == 0
+    assert (out / "program-000" / "wave-000" / record.METRICS).read_bytes() == before
+    np.testing.assert_array_equal(scores(out), scores(swept))
+
+
+def program_of(**grids: list[float]) -> grid.Program:
+    overrides = {"num_envs": 4, "total_steps": 500, "seeds": [0, 1], "evaluations": 1, "evaluation_episodes": 4}
+    return grid.plan("catch", "a2c", overrides, grids)[0]
+
+
+def test_waves_fit_the_memory_and_are_all_alike() -> None:
+    learner = sweep.setup_of(program_of(gamma=[0.9]), shards=1).learner
+    mesh = parallel.make_mesh(2, 1, jax.devices()[:2])
+    needed = {n: sweep.memory(learner, n, mesh) for n in (2, 10)}
+    assert needed[10] > needed[2] > 1000
+    assert sweep.wave_size(learner, 9, mesh, 1e12) == 10
+    assert sweep.wave_size(learner, 9, mesh, needed[10] - 1) in (4, 6)
+    assert sweep.wave_size(learner, 9, mesh, needed[2]) == 2
+    with pytest.raises(UserError, match=r"One run takes .* MiB on a device, and there are"):
+        sweep.wave_size(learner, 9, mesh, needed[2] - 1)
+    runs = [sweep.Run(point, 0) for point in range(9)]
+    waves = sweep.waves_of(runs, 4)
+    assert [len(wave) for wave in waves] == [4, 4, 4]
+    assert [run for wave in waves for run in wave] == [*runs, runs[-1], runs[-1], runs[-1]]
+
+
+def test_too_little_memory_is_told_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "--out", str(tmp_path / "run"), "--memory", "1e-6"]) == 2
+    assert "One run takes" in capsys.readouterr().err
+    assert not list(tmp_path.rglob(record.METRICS))
+
+
+def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step size of 1e30 spoils its runs; the others are what they are without them."""
+    command = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--out"]
+    assert main([*command, str(tmp_path / "a"), "--grid", "learning_rate=0.01,1e38", "max_grad_norm=none"]) == 0
+    final = scores(tmp_path / "a")
+    assert np.isfinite(final[0]).all()
+    assert np.isnan(final[1]).all()
+    assert "went astray" in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "b"), "--grid", "learning_rate=0.01", "max_grad_norm=none"]) == 0
+    np.testing.assert_array_equal(scores(tmp_path / "b")[0], final[0])
+    assert main([*command, str(tmp_path / "c"), "--grid", "learning_rate=1e38", "max_grad_norm=none"]) == 2
+    assert "Runs of every point went astray" in capsys.readouterr().err
+
+
+def test_a_sweep_without_a_directory_does_not_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--resume"]) == 2
+    assert "--resume needs --out" in capsys.readouterr().err
