@@ -56,7 +56,7 @@ def test_numbers_share_a_program_and_shapes_do_not() -> None:
     assert programs[0].points[1] == {"learning_rate": 0.1, "num_envs": 4, "gamma": 1.0}
     mixed = grid.plan("catch", "ppo", {}, {"value_clip": ["none", 0.2]})
     assert [(p.traced, len(p.points)) for p in mixed] == [((), 1), ((), 1)]
-    with pytest.raises(UserError, match="no setting 'gama'.*'gamma'"):
+    with pytest.raises(UserError, match=r"no setting 'gama'.*'gamma'"):
         grid.plan("catch", "a2c", {}, {"gama": [0.9]})
     with pytest.raises(UserError, match="gamma must be at most 1"):
         grid.plan("catch", "a2c", {}, {"gamma": [0.9, 1.1]})

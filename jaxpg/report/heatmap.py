@@ -116,11 +116,15 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     _name(axes, title)
     numeric = len(values) > 1 and all(type(x) in (int, float) for x in values)
     x = np.asarray(values, float) if numeric else np.arange(len(values))
-    if numeric and min(x) > 0 and max(x) / min(x) >= 20:
-        axes.set_xscale("log")
     if not numeric:
         axes.set_xticks(x, [show(value) for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
+    elif min(x) > 0 and max(x) / min(x) >= 20:
+        axes.set_xscale("log")
+        axes.set_xlim(min(x) / 1.2, max(x) * 1.2)
+    else:
+        margin = 0.05 * (max(x) - min(x))
+        axes.set_xlim(min(x) - margin, max(x) + margin)
     spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
     axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
     axes.set_xlabel(name)
