@@ -1,14 +1,18 @@
 """What papers say of language models under policy gradients, tried in small: one figure and one table per claim.
 
-    python benchmarks/claims.py [scratchpad] [lengths] [sampling] [overoptimization] [--seeds 5]
+    python benchmarks/claims.py [scratchpad] [lengths] [clips] [sampling] [overoptimization] [--seeds 5]
 
 Every run is a command of `jaxpg`, which stands beside its figure in results/claims.md; runs that are finished are not
 trained again.
 
 scratchpad: a model that seldom thinks learns to think, because it pays; without the tokens to think with it cannot.
 lengths: GRPO divides by a completion's length, which makes long wrong answers cheap; Dr. GRPO does not.
-sampling: DAPO's wider clip keeps entropy up; its dynamic sampling learns more per update, at a price in prompts.
+clips: DAPO's wider clip keeps entropy up.
+sampling: DAPO's dynamic sampling learns more per update, at a price in completions.
 overoptimization: the reward model's score goes on rising when the true reward has long begun to fall.
+
+Evaluations are of the last one; what is measured in training is pooled over its last quarter, in which an average
+counts as much as what it is an average of.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from jaxpg.build import networks
 from jaxpg.report.figures import STYLE, color
 from jaxpg.rollout import episodic
 from jaxpg.stages import build_stage, policy_of
-from jaxpg.train import restore
+from jaxpg.train import MEAN_OVER, restore
 
 HERE = Path(__file__).resolve().parent
 RUNS, RESULTS = HERE.parent / "runs" / "claims", HERE / "results"
@@ -91,35 +95,53 @@ def tokens(run: Trained) -> np.ndarray:
     return run.metrics["steps"].mean(1) / 1e3
 
 
-def final(values: np.ndarray) -> str:
-    """The last known value of every seed: interquartile mean and interval."""
-    last = values[np.isfinite(values).all(1)][-1]
-    value, low, high = report.bootstrap(last)
+def at_the_end(metrics: Metrics, name: str) -> np.ndarray:
+    """A metric of every seed, [S]: the last evaluation, or the mean over the last quarter of training."""
+    values = metrics[name]
+    if name.startswith("evaluation_"):
+        return values[np.isfinite(values).all(1)][-1]
+    late = metrics["steps"].mean(1) >= 0.75 * metrics["steps"].mean(1).max()
+    weight = metrics[MEAN_OVER[name]] if name in MEAN_OVER else np.ones_like(values)
+    weight = np.where(np.isfinite(values), weight, 0.0)[late]
+    return (weight * np.nan_to_num(values[late])).sum(0) / weight.sum(0)
+
+
+def estimate(values: np.ndarray) -> str:
+    """Interquartile mean over seeds, with its interval."""
+    value, low, high = report.bootstrap(values)
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def row(label: str, metrics: Metrics, *names: str) -> str:
     """A line of a Markdown table."""
-    return f"| {label} | " + " | ".join(final(metrics[name]) for name in names) + " |"
+    return f"| {label} | " + " | ".join(estimate(at_the_end(metrics, name)) for name in names) + " |"
 
 
 def scratchpad(seeds: int) -> Finding:
-    """Length and accuracy rise together; without a scratchpad neither does."""
+    """Length and accuracy rise together, as more completions think; without a scratchpad neither does."""
     thinking = trained("thinking", seeds, "parity", "grpo")
     bare = ["--set", "environment_settings.think=false", "--set", "environment_settings.thinking=1.0"]
     without = trained("without", seeds, "parity", "grpo", *bare)
-    figure, (accuracy, length) = panels(2, "held-out accuracy, sampled", "tokens per completion")
+    figure, (accuracy, length, share) = panels(
+        3, "held-out accuracy, sampled", "tokens per completion", "share that thinks"
+    )
+    curve(share, tokens(thinking), thinking.metrics["thinks"], 0, "with a scratchpad")
     for index, (label, run) in enumerate({"with a scratchpad": thinking, "without": without}.items()):
         curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, label)
         curve(length, tokens(run), run.metrics["length"], index, label)
-    for panel in (accuracy, length):
+    for panel in (accuracy, length, share):
         panel.set_xlabel("thousand tokens written")
     accuracy.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
     accuracy.set_ylim(0, 1.03)
     accuracy.legend(frameon=False)
     written = samples.as_text(samples.load(thinking.directory))
     shown = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
+    thinks = [
+        f"{when} {estimate(at_the_end(m, 'evaluation_thinks'))}"
+        for when, m in (("before", record.load_metrics(thinking.directory / "sft")), ("after", thinking.metrics))
+    ]
     lines = [
+        f"Share of completions that think: {', '.join(thinks)}.\n",
         "| | accuracy | tokens |\n|---|---|---|",
         *(
             row(f"{name} a scratchpad, {when}", metrics, "evaluation_accuracy", "evaluation_length")
@@ -148,31 +170,52 @@ def lengths(seeds: int) -> Finding:
     return Finding(figure, lines, runs)
 
 
+def chosen(**settings: Any) -> list[str]:
+    """Settings as the command line takes them."""
+    return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+
+
+AS_THEY_COME = {"epochs": 4, "max_rounds": "none"}  # four epochs, so that ratios reach the clip
+
+
+def clips(seeds: int) -> Finding:
+    """Entropy under DAPO with a symmetric and with a raised clip, without an entropy bonus and with one of 0.01."""
+    figure, panels_ = panels(2, "entropy without a bonus, nats", "entropy with a bonus of 0.01, nats")
+    runs, lines = [], ["| | entropy | share clipped high | accuracy |\n|---|---|---|---|"]
+    for bonus, panel in zip((0.0, 0.01), panels_, strict=True):
+        for index, high in enumerate((0.2, 0.28)):
+            settings = chosen(**AS_THEY_COME, clip_high=high, entropy_coefficient=bonus)
+            run = trained(f"clips-{bonus}-{high}", seeds, "sort", "dapo", *settings)
+            curve(panel, run.metrics["iteration"].mean(1), run.metrics["entropy"], index, f"clip 0.2 / {high}")
+            label = f"clip 0.2 / {high}, bonus {bonus}"
+            lines.append(row(label, run.metrics, "entropy", "clipped_high", "evaluation_accuracy"))
+            runs.append(run)
+        panel.set_xlabel("iterations")
+        panel.set_yscale("log")
+        panel.legend(frameon=False)
+    return Finding(figure, lines, runs)
+
+
 def sampling(seeds: int) -> Finding:
-    """Entropy under both clips; learning per update and per completion drawn, with refilling and without."""
-    several = ["--set", "epochs=4", "--set", "max_rounds=1"]
+    """DAPO per update and per completion drawn: groups as they come, those without signal left out, or refilled."""
     variants = {
-        "clip 0.2": [*several, "--set", "clip_high=0.2"],
-        "clip 0.2 / 0.28": several,
-        "and groups refilled": ["--set", "epochs=4", "--set", "max_rounds=4"],
+        "as they come": ("clips-0.01-0.28", chosen(**AS_THEY_COME, clip_high=0.28, entropy_coefficient=0.01)),
+        "without signal left out": ("sampling-1", chosen(epochs=4, max_rounds=1)),
+        "without signal refilled": ("sampling-4", chosen(epochs=4, max_rounds=4)),
     }
-    figure, (entropy, per_update, per_prompt) = panels(
-        3, "entropy, nats", "accuracy per update", "accuracy per completion"
-    )
-    runs, lines = [], ["| | entropy | accuracy | updates | completions drawn |\n|---|---|---|---|---|"]
-    for index, (label, settings) in enumerate(variants.items()):
-        run = trained(f"sampling-{index}", seeds, "sort", "dapo", *settings)
+    figure, (per_update, per_prompt) = panels(2, "accuracy per update", "accuracy per completion")
+    runs, lines = [], ["| | accuracy | updates | completions drawn |\n|---|---|---|---|"]
+    for index, (label, (name, settings)) in enumerate(variants.items()):
+        run = trained(name, seeds, "sort", "dapo", *settings)
         m = run.metrics
         iterations, drawn = m["iteration"].mean(1), np.nancumsum(m["episodes"], 0).mean(1) / 1e3
-        curve(entropy, iterations, m["entropy"], index, label)
         curve(per_update, iterations, m["evaluation_accuracy"], index, label)
         curve(per_prompt, drawn, m["evaluation_accuracy"], index, label)
-        lines.append(row(label, m, "entropy", "evaluation_accuracy") + f" {iterations[-1]:.0f} | {drawn[-1]:.0f} k |")
+        lines.append(row(label, m, "evaluation_accuracy") + f" {iterations[-1]:.0f} | {drawn[-1]:.0f} k |")
         runs.append(run)
-    entropy.set_xlabel("iterations")
     per_update.set_xlabel("iterations")
     per_prompt.set_xlabel("thousand completions drawn")
-    entropy.legend(frameon=False)
+    per_update.legend(frameon=False)
     return Finding(figure, lines, runs)
 
 
@@ -180,7 +223,11 @@ KL_COEFFICIENTS, BETAS = (0.0, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)
 
 
 def overoptimization(seeds: int) -> Finding:
-    """True and proxy reward over the KL to the policy that all began with: PPO by KL coefficient, DPO by β."""
+    """True and proxy reward over the KL to the policy that all began with: PPO by KL coefficient, DPO by β.
+
+    All seeds face the reward model of the first: intervals are over policies. Along the lines of PPO the KL is what
+    training measured (k3); that of the table and of DPO's marks is k1 on fresh samples.
+    """
     figure, axes = panels(2, "true reward", "what the reward model says")
     tuned = trained("tuned", seeds, "summarise_toy", "sft")
     begin = ["--from", str(tuned.directory)]
@@ -208,13 +255,13 @@ def overoptimization(seeds: int) -> Finding:
     for panel in axes:
         panel.set_xlabel("KL to the initial policy, nats per completion")
     axes[1].legend(frameon=False, fontsize=8, ncols=2)
-    accuracy = final(judge.metrics["evaluation_accuracy"])
+    accuracy = estimate(at_the_end(judge.metrics, "evaluation_accuracy"))
     return Finding(figure, [f"Reward model, held-out pairs: {accuracy}.\n", *lines], runs)
 
 
 def _line(label: str, run: Trained) -> str:
-    metrics = {**run.metrics, "moved": divergence(run)[None]}
-    return row(label, metrics, "moved", "evaluation_return", "evaluation_true_reward")
+    metrics = {**run.metrics, "evaluation_moved": divergence(run)[None]}
+    return row(label, metrics, "evaluation_moved", "evaluation_return", "evaluation_true_reward")
 
 
 def divergence(run: Trained, columns: int = 512) -> np.ndarray:
@@ -240,7 +287,9 @@ def origin(runs: list[Trained]) -> str:
     return f"({'; '.join(sorted(kinds))})"
 
 
-CLAIMS: dict[str, Callable[[int], Finding]] = {f.__name__: f for f in (scratchpad, lengths, sampling, overoptimization)}
+CLAIMS: dict[str, Callable[[int], Finding]] = {
+    f.__name__: f for f in (scratchpad, lengths, clips, sampling, overoptimization)
+}
 
 
 def main() -> None:
@@ -256,7 +305,7 @@ def main() -> None:
         picture = RESULTS / f"claim_{name}.png"
         finding.figure.savefig(picture, dpi=150)
         commands = "\n".join(run.command for run in finding.runs)
-        about = (CLAIMS[name].__doc__ or "").strip()
+        about = " ".join((CLAIMS[name].__doc__ or "").split())
         body = "\n".join(finding.lines)
         parts = f"## {name}", f"{about} {args.seeds} seeds. {origin(finding.runs)}", f"![{name}]({picture.name})", body
         sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])

@@ -70,8 +70,9 @@ def _collect_refilled(
         fresh, more = sample(round_)
         return round_ + 1, _replace_groups(rollout, fresh, group_size, gamma), jax.tree.map(jnp.add, tally, more)
 
-    rollout, tally = sample(0)
-    _, rollout, tally = lax.while_loop(unfinished, refill, (jnp.ones((), jnp.int32), rollout, tally))
+    first, tally = sample(0)
+    _, rollout, tally = lax.while_loop(unfinished, refill, (jnp.ones((), jnp.int32), first, tally))
+    rollout = rollout._replace(outcome=first.outcome, length=first.length)
     informative = jnp.repeat(has_signal(rollout, group_size, gamma), group_size)
     return runner, rollout._replace(trains=rollout.trains * informative[None]), tally
 

@@ -420,7 +420,7 @@ def dapo(
     *,
     group_size: int = 8,
     clip_high: float | None = 0.28,
-    max_rounds: int = 4,
+    max_rounds: int | None = 4,
     drop_cut_off: bool = False,
     **inherited: Any,
 ) -> PolicyGradient:
@@ -430,11 +430,14 @@ def dapo(
     every step of the batch weighs the same; no KL.
 
     Args:
-        max_rounds: rounds of sampling at most, to fill the batch with groups that carry signal.
+        max_rounds: rounds of sampling at most, to fill the batch with groups that carry signal; none to train on
+            groups as they come.
         drop_cut_off: episodes that the time limit cut off do not train.
     """
     parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
-    collect = groups.refilled(parent.collect, max_rounds=max_rounds, gamma=parent.gamma)
+    collect = parent.collect
+    if max_rounds is not None:
+        collect = groups.refilled(collect, max_rounds=max_rounds, gamma=parent.gamma)
     return parent._replace(
         collect=rollout.without_cut_off(collect) if drop_cut_off else collect,
         aggregate=aggregates.per_step,

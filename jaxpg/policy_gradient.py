@@ -166,7 +166,7 @@ def policy_gradient(
         )
         metrics |= _tally_metrics(tally) | mean_parts(rollout.outcome) | {"learning_rate": learning_rate}
         if env.measure:
-            metrics |= env.measure(rollout.outcome, rollout.steps.mask.sum(0), algorithm.collect.group_size)
+            metrics |= env.measure(rollout.outcome, rollout.length, algorithm.collect.group_size)
         if critic:
             metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.trains)
         state = TrainState(

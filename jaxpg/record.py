@@ -71,7 +71,9 @@ class Recorder:
     def write(self, row: Row) -> None:
         """Append a row; it is with the operating system when this returns."""
         line = json.dumps({name: _jsonable(value) for name, value in row.items()})
-        means = {name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)}
+        means = {
+            name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
+        }
         values = [Summary.Value(tag=name, simple_value=float(x.mean())) for name, x in means.items() if x.size]
         steps = int(np.min(row["steps"]))
         with _explained(self._run_dir):

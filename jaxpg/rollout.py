@@ -294,7 +294,7 @@ def _collect_episodes(
     if env.outcome:
         outcome = jax.vmap(env.outcome)(after.env_state)
         at_end = steps.reward.at[after.episode_length - 1, jnp.arange(num_columns)].add(outcome.reward)
-        rollout = rollout._replace(steps=steps._replace(reward=at_end), outcome=outcome)
+        rollout = rollout._replace(steps=steps._replace(reward=at_end), outcome=outcome, length=steps.mask.sum(0))
         after = after._replace(episode_return=after.episode_return + outcome.reward)
     tally = jax.vmap(_ended)(after, over)._replace(steps=steps.mask.sum(0))
     return (), rollout, _total(tally)

@@ -152,7 +152,7 @@ def train(
         resume: go on from the last checkpoint in `run_dir`, or start if there is none.
         initial: what each seed's learner adopts before it begins, `[S, ...]`: the parameters of a policy.
         keep_going: a seed that goes astray is left behind, NaN from then on, and the others go on.
-        on_evaluation: called with the state of all seeds after every evaluation.
+        on_evaluation: called with the state of all seeds before the first iteration, and after every evaluation.
         on_row: called with every row of metrics.
         should_stop: asked after every chunk; if true, a checkpoint is written and the state returned as it is.
 
@@ -188,6 +188,8 @@ def train(
         return int(steps[healthy].min(initial=total_steps))
 
     with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
+        if not np.any(state.iteration):
+            on_evaluation(state)
         while (done := behind(np.asarray(state.steps))) < total_steps:
             target = _next_target(np.asarray(state.steps)[healthy], log_every, total_steps)
             began = time.monotonic()

@@ -93,7 +93,9 @@ class Rollout(NamedTuple):
     trains: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that carries
         no signal, or a completion that was cut off, is real and yet left out.
     context: what `Env.context` showed of each column's episode, [B, ...]; `()` where there is none.
-    outcome: Outcome of each column's episode, [B]; `()` where rewards come step by step.
+    outcome: Outcome of an episode per column, [B]; `()` where rewards come step by step. Where episodes were chosen
+        (dynamic sampling), of those that were drawn first, before any was: what the policy is worth.
+    length: steps of the episodes of `outcome`, [B]; `()` without.
     endings: the true successors where a column breaks off, [K, B, ...]: at its time-outs, in order, and at the end of
         the segment (`rollout.breaks`). Nothing needs the successor of a termination. `()` where none is known, as of
         steps that were taken out of their order.
@@ -104,6 +106,7 @@ class Rollout(NamedTuple):
     trains: Array
     context: Tree = ()
     outcome: Tree = ()
+    length: Tree = ()
     endings: Tree = ()
 
     def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import envs
+from jaxpg import envs, groups
 from jaxpg.distributions import Categorical
-from jaxpg.envs.text import CHARACTERS, END, PAD, REWARDS, TASKS, Task, Verdict, Vocabulary, text_env
+from jaxpg.envs.text import CHARACTERS, END, PAD, REWARDS, TASKS, Task, Verdict, Vocabulary, Writing, text_env
 from jaxpg.errors import UserError
 from jaxpg.evaluate import evaluate
 from jaxpg.rollout import episodic
@@ -228,7 +228,7 @@ def test_a_batch_is_verified_completion_by_completion(collected):
 
 def test_the_batch_is_measured(collected):
     env, rollout, _ = collected
-    metrics = env.measure(rollout.outcome, rollout.steps.mask.sum(0), 4)
+    metrics = env.measure(rollout.outcome, rollout.length, 4)
     assert metrics["length_max"] == T
     assert 0 < metrics["right"] < 64
     assert metrics["right"] == rollout.outcome.parts["accuracy"].sum()
@@ -316,3 +316,36 @@ def test_states_have_one_type_so_that_loops_compile_once():
 def test_bad_names_and_settings_are_refused(name, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         envs.make(name, **settings)
+
+
+def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
+    """Refilling chooses groups with signal: measured on these, the policy would look as if none were without."""
+    env = text_env(copying())
+    plain = episodic(num_envs=32, group_size=2)
+    first = plain._replace(collect=lambda *a: plain.collect(*a[:-1], jax.random.fold_in(a[-1], 0)))
+    chosen = groups.refilled(plain, max_rounds=3, gamma=1.0)
+    (_, drawn, _), (_, batch, _) = (
+        tiny.jit(partial(c.collect, env, guessing(), (), ()))(jax.random.key(3)) for c in (first, chosen)
+    )
+    assert not np.array_equal(drawn.steps.action, batch.steps.action)
+    jax.tree.map(np.testing.assert_array_equal, (batch.outcome, batch.length), (drawn.outcome, drawn.length))
+
+
+@pytest.mark.parametrize(
+    ("text", "thinks"),
+    [
+        ("<think>01</think><answer>1</answer><eos>", 1),
+        ("<think></think><answer>1</answer><eos>", 0),
+        ("1<eos>", 0),
+        ("<think>", 0),
+    ],
+)
+def test_a_scratchpad_counts_if_something_is_in_it(text, thinks):
+    env = envs.make("parity", length=8, think=True)
+    tokens = jnp.asarray(CHARACTERS.encode(text), jnp.int32)
+    state, _ = env.reset(jax.random.key(0))
+    padded = jnp.full(env.time_limit, PAD, jnp.int32).at[: len(tokens)].set(tokens)
+    outcome = env.outcome(Writing(state.problem, padded, jnp.int32(len(tokens))))
+    assert outcome.parts["thinks"] == thinks
+    bare = envs.make("parity", length=8)
+    assert "thinks" not in jax.eval_shape(lambda key: bare.outcome(bare.reset(key)[0]), jax.random.key(0)).parts

@@ -63,6 +63,11 @@ def read(completion: Array, length: Array, *, think: bool) -> Reading:
     return Reading(found & formed, found, answer, size)
 
 
+def thinks(completion: Array, length: Array) -> Array:
+    """[] bool, whether a completion `[T]` begins with a scratchpad that is not empty."""
+    return (completion[0] == THINK) & (completion[1] != END_THINK) & (length > 1)
+
+
 def _last_answer(tokens: Array) -> tuple[Array, Array]:
     """Where the last answer between tags begins and ends; (0, 0) if there is none."""
     place = jnp.arange(len(tokens))

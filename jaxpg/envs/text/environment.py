@@ -58,8 +58,8 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
     Observations are the tokens before each action: the last one of the prompt, then those written. The context is a
     Prompt. A completion ends with its end token (a termination) or when `task.max_tokens` are written (a time-out).
     Steps pay nothing; the outcome is the sum of weight times reward function, which the parts list one by one, without
-    their weights, as "reward_accuracy" and so on, beside "accuracy" (pass@1), "format" and "cut_off", which is 1 where
-    the tokens ran out.
+    their weights, as "reward_accuracy" and so on, beside "accuracy" (pass@1), "format", "cut_off", which is 1 where
+    the tokens ran out, and, where there is a scratchpad, "thinks", which is 1 where it was used.
 
     Args:
         task: what is asked.
@@ -97,6 +97,7 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         cut_off = state.tokens[state.length - 1] != vocabulary.end
         parts = {f"reward_{name}": value for name, value in paid.items()}
         parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "cut_off": cut_off.astype(jnp.float32)}
+        parts |= {"thinks": verdict.thinks} if not isinstance(verdict.thinks, tuple) else {}
         return Outcome(total, parts, verdict.answer)
 
     space = Discrete(vocabulary.size)

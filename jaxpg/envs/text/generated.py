@@ -120,6 +120,7 @@ def as_task(
             accuracy=(reading.found & right).astype(jnp.float32),
             format=reading.formed.astype(jnp.float32),
             answer=jnp.where(reading.found, answer, -1),
+            thinks=completion.thinks(tokens, length).astype(jnp.float32) if think else (),
         )
 
     def draw(key: Key) -> Tree:

@@ -15,11 +15,13 @@ class Verdict(NamedTuple):
     accuracy: [] float32, 1 if it is right, else 0.
     format: [] float32, 1 if it has the form that was asked for, right or wrong, else 0.
     answer: [] int32, a fingerprint of the answer that it gave, for the majority vote; -1 if none could be read.
+    thinks: [] float32, 1 if its scratchpad is not empty, else 0; `()` where there is none to fill.
     """
 
     accuracy: Array
     format: Array
     answer: Array
+    thinks: Array | tuple[()] = ()
 
 
 class Task(NamedTuple):
