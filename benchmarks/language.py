@@ -3,12 +3,12 @@
     python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 5]
 
 Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
-slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one gradient
-of GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy) and matmul rate are measured in the same
-process. The whole step: one compiled program, beside the same work driven from the host by separately compiled parts,
+slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one update by
+GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy or of a matrix times a vector, whichever is more)
+and matmul rate are measured in the same process. The whole step: one compiled program, beside the same work driven from the host by separately compiled parts,
 a call per token; they take turns. Ending: a while loop that ends with the longest completion beside a scan over the
 whole budget, where completions need all of it, and where none needs more than a quarter. Memory: what XLA's own
-analysis says of one step of GRPO and of PPO with a critic.
+analysis says of one step of GRPO without and with a reference policy, and of PPO with a critic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from rich.table import Table
 
 from jaxpg import ladder, language, rollout
 from jaxpg.advantages import group_relative
-from jaxpg.policy_gradient import policy_gradient
+from jaxpg.improve import Batch
+from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
 from jaxpg.record import machine
 from jaxpg.types import Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
 
@@ -44,7 +45,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 class Limits(NamedTuple):
-    """What the machine gives: bytes per second of a copy, read and write counted, and FLOPs per second of a matmul."""
+    """What the machine gives: bytes per second that are read or written, and FLOPs per second of a matmul."""
 
     bandwidth: float
     flops: float
@@ -82,29 +83,42 @@ def seconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> float
     return median(times)
 
 
+class Parts(NamedTuple):
+    """A step of GRPO, cut up for a loop on the host: prefill, a token of every completion, verdicts, an update."""
+
+    begin: Callable[..., Any]
+    one_token: Callable[..., Any]
+    judge: Callable[..., Batch]
+    update: Callable[..., Any]
+
+
+ONE_UPDATE = {"epochs": 1, "num_minibatches": 1, "gamma": 1.0, "chunk_rows": 32}
+ALGORITHMS: dict[str, Callable[..., PolicyGradient]] = {
+    "grpo": partial(ladder.grpo, kl=None, group_size=GROUP),
+    "grpo, reference": partial(ladder.grpo, group_size=GROUP),
+    "ppo": partial(ladder.ppo, num_steps=None),
+}
+
+
 def measured_limits(rounds: int) -> Limits:
     """Of this machine, now."""
     accelerator = jax.default_backend() != "cpu"
     many, side = (2**28, 8192) if accelerator else (2**25, 1024)
     x, a = jnp.ones(many, jnp.float32), jnp.ones((side, side), jnp.float32)
     copy = seconds(jax.jit(lambda x: x + 1), x, rounds=rounds)
+    read = seconds(jax.jit(lambda x: x.reshape(-1, 1024) @ x[:1024]), x, rounds=rounds)
     matmul = seconds(jax.jit(lambda a: a @ a), a, rounds=rounds)
-    return Limits(2 * x.nbytes / copy, 2 * side**3 / matmul)
+    return Limits(max(2 * x.nbytes / copy, x.nbytes / read), 2 * side**3 / matmul)
 
 
 def learner_of(policy: Policy, critic: Any, env: Env, columns: int, algorithm: str = "grpo") -> Learner:
     """One update per batch, so that a step is one rollout and one gradient."""
-    settings: dict[str, Any] = {"num_envs": columns, "epochs": 1, "num_minibatches": 1, "gamma": 1.0}
-    settings |= {"kl": None, "group_size": GROUP} if algorithm == "grpo" else {"num_steps": None}
-    return policy_gradient(env, policy, critic, ladder.ALGORITHMS[algorithm](**settings))
+    return policy_gradient(env, policy, critic, ALGORITHMS[algorithm](num_envs=columns, **ONE_UPDATE))
 
 
-def driven_by_the_host(env: Env, policy: Policy, learner: Learner, columns: int) -> Callable[[Any, jax.Array], Any]:
-    """The same step as separately compiled parts: prefill, one call per token, verify, update."""
-    algorithm = ladder.grpo(num_envs=columns, epochs=1, num_minibatches=1, gamma=1.0, kl=None, group_size=GROUP)
-    from jaxpg.improve import Batch
-    from jaxpg.policy_gradient import make_objective
-
+def parts_of(env: Env, policy: Policy, columns: int) -> Parts:
+    """The step of GRPO as separately compiled parts."""
+    algorithm = ALGORITHMS["grpo"](num_envs=columns, **ONE_UPDATE)
     objective, optimizer = make_objective(policy, None, algorithm), algorithm.optimizer()
 
     @jax.jit
@@ -139,17 +153,18 @@ def driven_by_the_host(env: Env, policy: Policy, learner: Learner, columns: int)
     def update(params: Any, opt_state: Any, batch: Batch, key: jax.Array) -> Any:
         return algorithm.improve(objective, optimizer, jnp.float32(1e-4), params, opt_state, batch, key)
 
-    def step(state: Any, key: jax.Array) -> Any:
-        params = state.params.policy
-        states, obs, cache, prompts = begin(params, key)
-        actions, log_probs = [], []
-        for t in range(TOKENS):
-            states, obs, cache, action, log_prob = one_token(params, states, obs, cache, jax.random.fold_in(key, t))
-            actions.append(action)
-            log_probs.append(log_prob)
-        return update(state.params, state.opt_state, judge(states, prompts, actions, log_probs), key)
+    return Parts(begin, one_token, judge, update)
 
-    return step
+
+def batch_by_the_host(parts: Parts, params: Any, key: jax.Array) -> Batch:
+    """Prefill, one call per token, verify."""
+    states, obs, cache, prompts = parts.begin(params, key)
+    actions, log_probs = [], []
+    for t in range(TOKENS):
+        states, obs, cache, action, log_prob = parts.one_token(params, states, obs, cache, jax.random.fold_in(key, t))
+        actions.append(action)
+        log_probs.append(log_prob)
+    return parts.judge(states, prompts, actions, log_probs)
 
 
 def decoding(policy: Policy, early: bool) -> Callable[..., jax.Array]:
@@ -200,21 +215,24 @@ def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, A
             1
         ]
     )
-    part = collect(params, key)
+    part, parts = collect(params, key), parts_of(env, policy, columns)
+    batch = batch_by_the_host(parts, params, key)
 
-    def loss(params: Any) -> jax.Array:
-        return policy.evaluate(params, part).log_prob(part.steps.action).mean()
+    def by_host(state: Any, key: jax.Array) -> Any:
+        batch = batch_by_the_host(parts, state.params.policy, key)
+        return parts.update(state.params, state.opt_state, batch, key)
 
     tokens = columns * TOKENS
     writing = tokens / seconds(collect, params, key, rounds=rounds)
-    learning = columns * (PROMPT + TOKENS) / seconds(jax.jit(jax.grad(loss)), params, rounds=rounds)
+    update = seconds(parts.update, state.params, state.opt_state, batch, key, rounds=rounds)
+    learning = columns * (PROMPT + TOKENS) / update
     shape = SIZES[size]
     cache = 2 * shape["layers"] * (PROMPT + TOKENS) * shape["kv_heads"] * (shape["width"] // shape["heads"]) * 4
     per_token_bytes = 4 * weights / columns + cache
     write_bound = 1 / max(per_token_bytes / limits.bandwidth, 2 * weights / limits.flops)
     learn_bound = limits.flops / (6 * weights)
 
-    whole, by_host = jax.jit(grpo.step), driven_by_the_host(env, policy, grpo, columns)
+    whole = jax.jit(grpo.step)
     turns: dict[str, list[float]] = {"one program": [], "host loop": []}
     for _ in range(rounds):
         turns["one program"].append(seconds(whole, state, key, rounds=1))
@@ -226,7 +244,7 @@ def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, A
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
         "ending, seconds": endings(policy, params, part.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
-        "memory, bytes": {name: memory_of(name, env, policy, critic, columns) for name in ("grpo", "ppo")},
+        "memory, bytes": {name: memory_of(name, env, policy, critic, columns) for name in ALGORITHMS},
     }
 
 
@@ -262,7 +280,8 @@ def main() -> None:
         "×",
     )
     ending = Table("weights", "budget, while", "scan", "a quarter, while", "scan", title="ending, seconds")
-    memory = Table("weights", "GRPO, state", "beside it", "PPO, state", "beside it", title="memory, MiB")
+    columns = [cell for name in ALGORITHMS for cell in (f"{name}, state", "beside it")]
+    memory = Table("weights", *columns, title="memory, MiB")
     for size, r in results.items():
         whole, host = r["grpo step, seconds"].values()
         rates = [
