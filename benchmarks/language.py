@@ -4,11 +4,11 @@
 
 Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
 slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one update by
-GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy or of a matrix times a vector, whichever is more)
-and matmul rate are measured in the same process. The whole step: one compiled program, beside the same work driven from the host by separately compiled parts,
-a call per token; they take turns. Ending: a while loop that ends with the longest completion beside a scan over the
-whole budget, where completions need all of it, and where none needs more than a quarter. Memory: what XLA's own
-analysis says of one step of GRPO without and with a reference policy, and of PPO with a critic.
+GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy or of a matrix times a vector, whichever is
+more) and matmul rate are measured in the same process. The whole step: one compiled program, beside the same work
+driven from the host by separately compiled parts, a call per token; they take turns. Ending: a while loop that ends
+with the longest completion beside a scan over the whole budget, where completions need all of it, and where none needs
+more than a quarter. Memory: what XLA's own analysis says of one step of GRPO without and with a reference policy, and of PPO with a critic.
 """
 
 from __future__ import annotations

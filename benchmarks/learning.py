@@ -5,8 +5,9 @@
 A cell is one algorithm on one task, trained with several seeds; the score of a seed is the mean return of a hundred
 whole episodes on fresh environments, played by the policy as it stands at the end of the budget. Cells are written to
 results/learning.json one by one; those whose settings have not changed since are not trained again, and one that was
-interrupted goes on where it stood. `--controls` trains the negative controls: runs with one deliberate mistake in the
-algorithm's record, which must fall behind the same run without it, else this table would not notice such a mistake.
+interrupted goes on where it stood. Last come the negative controls: runs with one deliberate mistake in the algorithm's
+record, which must fall behind the same run without it, else this table would not notice such a mistake; `--controls`
+trains them alone.
 results/learning.md is the table, and results/cartpole_ladder.png shows how the algorithms came to their scores on
 CartPole.
 """
@@ -304,7 +305,8 @@ def chosen(arguments: argparse.Namespace) -> list[Cell]:
     Raises:
         UserError: there is none.
     """
-    cells = [cell for pair in controls() for cell in pair] if arguments.controls else CELLS
+    cells = [] if arguments.controls else list(CELLS)
+    cells += [cell for pair in controls() for cell in pair if cell not in cells]
     cells = [cell for cell in cells if not arguments.tasks or cell.task in arguments.tasks]
     cells = [cell for cell in cells if not arguments.algorithms or cell.algorithm in arguments.algorithms]
     if not cells:
@@ -319,7 +321,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", help="only these tasks")
     parser.add_argument("--algorithms", nargs="+", help="only these algorithms")
     parser.add_argument("--seeds", type=int, help="seeds per cell, instead of the table's")
-    parser.add_argument("--controls", action="store_true", help="the negative controls instead of the table")
+    parser.add_argument("--controls", action="store_true", help="the negative controls alone")
     parser.add_argument("--fresh", action="store_true", help="train also what has a result")
     parser.add_argument("--results", type=Path, default=RESULTS / "learning.json", help="where results are kept")
     arguments = parser.parse_args()
