@@ -8,7 +8,8 @@ GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy or of a 
 more) and matmul rate are measured in the same process. The whole step: one compiled program, beside the same work
 driven from the host by separately compiled parts, a call per token; they take turns. Ending: a while loop that ends
 with the longest completion beside a scan over the whole budget, where completions need all of it, and where none needs
-more than a quarter. Memory: what XLA's own analysis says of one step of GRPO without and with a reference policy, and of PPO with a critic.
+more than a quarter. Memory: what XLA's own analysis says of one step of GRPO, without and with a reference policy, and
+of PPO with a critic.
 """
 
 from __future__ import annotations
