@@ -1,9 +1,13 @@
 """How fast PPO runs on this machine's CPU, beside rejax doing the same work.
 
     python benchmarks/throughput.py --peer-python PEER/bin/python
+    python benchmarks/throughput.py --quick
 
 benchmarks/README.md says how PEER is made, what "the same work" is and how to read the tables. Every program has a
 process of its own (workloads.py); they take turns, A B A B, so that what else the machine does falls on all alike.
+`--quick` sets jaxpg beside a plain loop that never changes (reference.py), on one small case, and fails where it is
+more than a quarter slower, in proportion, than results/quick.json says it has been; with `--out results/quick.json` it
+says so anew.
 """
 
 from __future__ import annotations
@@ -179,6 +183,27 @@ def table(title: str, records: list[dict[str, Any]]) -> Table:
     return found
 
 
+QUICK = ("CartPole-v1", 64, 2**18)
+KNOWN = HERE / "results" / "quick.json"
+SLOWER = 0.75
+
+
+def quick(rounds: int, out: Path | None) -> None:
+    """How many times faster than the frozen loop jaxpg is; ends with an error where it has been much more."""
+    found = measure([Program("reference"), Program("jaxpg")], None, QUICK, rounds, 1)
+    times = {
+        "loop": ratio(*found, "cpu_s_per_million"),
+        "compile": found[0]["compile_cpu_s"][0] / found[1]["compile_cpu_s"][0],
+    }
+    known = json.loads(KNOWN.read_text())["times"] if KNOWN.exists() else times
+    for name, value in times.items():
+        print(f"{name}: {value:.2f} times as fast as the frozen loop; it has been {known[name]:.2f}")
+    if out:
+        out.write_text(json.dumps({"machine": busy_machine(), "times": times}, indent=1) + "\n")
+    elif slower := [name for name, value in times.items() if value < SLOWER * known[name]]:
+        raise SystemExit(f"More than a quarter slower than it has been: {', '.join(slower)}.")
+
+
 def main() -> None:
     """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -186,9 +211,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed turns of every program (default 7)")
     parser.add_argument("--compiles", type=int, default=3, help="timed compilations of every program (default 3)")
     parser.add_argument("--only", default="", help="only the cases whose 'environment num_envs' contains this")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "throughput.json")
+    parser.add_argument("--quick", action="store_true", help="one small case beside a loop that never changes")
+    parser.add_argument("--out", type=Path, help="where to write (default results/throughput.json; --quick: nowhere)")
     args = parser.parse_args()
-
+    if args.quick:
+        return quick(args.rounds, args.out)
+    args.out = args.out or HERE / "results" / "throughput.json"
     console = Console(width=120)
     result: dict[str, Any] = {"machine": busy_machine(), "arguments": vars(args) | {"out": str(args.out)}, "cases": []}
     for case in track([c for c in CASES if args.only in f"{c[0]} {c[1]}"], console=console, transient=True):

@@ -122,6 +122,29 @@ def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     )
 
 
+def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The whole loop of a plain PPO that is frozen in reference.py."""
+    from reference import Settings, loop
+
+    settings = Settings(
+        num_envs=num_envs,
+        num_steps=NUM_STEPS,
+        epochs=NUM_EPOCHS,
+        num_minibatches=NUM_MINIBATCHES,
+        hidden=HIDDEN,
+        learning_rate=LEARNING_RATE,
+        gamma=GAMMA,
+        gae_lambda=LAMBDA,
+        clip=CLIP,
+        entropy=ENTROPY,
+        max_grad_norm=MAX_GRAD_NORM,
+    )
+    init, iteration = loop(env_name, settings)
+    iterations = max(1, steps // (num_envs * NUM_STEPS))
+    run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
+    return Workload(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+
+
 def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
     """jaxpg's rollouts and nothing else."""
     from jaxpg.rollout import continuing
@@ -250,7 +273,7 @@ def matmul(env_name: str, num_envs: int, agents: int, devices: int, steps: int) 
     return Workload(jax.jit(init), run, rounds * num_envs * sum(gradient_flops(w) for w in widths))
 
 
-WORKLOADS = {w.__name__: w for w in (jaxpg, rejax, collect, collect_random, bare, matmul)}
+WORKLOADS = {w.__name__: w for w in (jaxpg, rejax, reference, collect, collect_random, bare, matmul)}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
