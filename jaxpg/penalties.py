@@ -102,12 +102,3 @@ def overlong_penalty(length: Array, max_length: Scalar, cache: Scalar) -> Array:
     `length`, `max_length` and `cache` > 0 are in tokens (steps). Source: Yu et al. 2025 (DAPO), equation 13.
     """
     return jnp.clip((max_length - cache - length) / cache, -1, 0)
-
-
-def overlong_filter(mask: Array, truncated: Array) -> Array:
-    """`mask` `[T, B]` without the steps of `truncated` `[B]` sequences: the steps that train.
-
-    Those cut off at the maximum length were never judged whole. The steps stay real, and count in all else.
-    Source: Yu et al. 2025 (DAPO), section 3.4.
-    """
-    return jnp.where(truncated[None, :], 0, mask)

@@ -160,6 +160,44 @@ def test_a_rise_of_the_rounded_sum_finds_no_impossible_category(monkeypatch: pyt
     assert np.isfinite(logits[row[hit], action]).all()
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_k": 3}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_p": 1e-6}, [0, 1, 0, 0]),
+        ({"top_p": 0.39}, [0, 1, 0, 0]),
+        ({"top_p": 0.41}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.69}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_k": 3, "top_p": 0.75}, [0, 4 / 7, 0, 3 / 7]),  # of the three, two have a mass of 7/9
+        ({"top_k": 3, "top_p": 0.79}, [0, 4 / 9, 2 / 9, 3 / 9]),
+    ],
+)
+def test_truncated_by_hand(settings: dict, kept: list[float]) -> None:
+    logits = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
+    p = jax.jit(lambda x: Categorical(x).truncated(**settings))(jnp.stack([logits, logits[::-1] + 3.0]))
+    np.testing.assert_allclose(jax.nn.softmax(p.logits), [kept, kept[::-1]], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 1}, [0.5, 0.5, 0, 0]),
+        ({"top_k": 2}, [0.5, 0.5, 0, 0]),
+        ({"top_k": 3}, [0.375, 0.375, 0.125, 0.125]),
+        ({"top_p": 0.1}, [0.5, 0.5, 0, 0]),
+        ({"top_p": 0.8}, [0.375, 0.375, 0.125, 0.125]),
+    ],
+)
+def test_of_equals_at_the_edge_all_stay(settings: dict, kept: list[float]) -> None:
+    p = Categorical(jnp.log(jnp.array([0.375, 0.375, 0.125, 0.125]))).truncated(**settings)
+    np.testing.assert_allclose(jax.nn.softmax(p.logits), kept, rtol=1e-12)
+
+
 def test_impossible_categories_are_harmless() -> None:
     forbidding = jnp.array([0.0, -jnp.inf, 1.0])
     p, q = Categorical(forbidding), Categorical(jnp.array([0.5, 0.0, 0.0]))

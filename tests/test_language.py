@@ -1,5 +1,7 @@
 """The transformer: three ways of running it that must agree, and each part against a slow reference."""
 
+import math
+import re
 from functools import partial
 
 import jax
@@ -179,23 +181,50 @@ def test_rotation_sees_distances_only():
     np.testing.assert_allclose(jnp.linalg.norm(decoder.rotated(q, jnp.array([7]))), jnp.linalg.norm(q), rtol=1e-5)
 
 
+def loss_of(policy, part, params):
+    log_prob, entropy = policy.evaluate(params, part).log_prob_and_entropy(part.steps.action)
+    return (part.steps.mask * (log_prob + 0.1 * entropy)).sum()
+
+
 @pytest.mark.parametrize("setting", [{"logit_chunks": 4}, {"remat": True}])
 def test_saving_memory_changes_nothing(setting):
     plain, frugal = (language.transformer(ENV, **SIZES, **more)[0] for more in ({}, setting))
     params = initial(plain)
     _, part, _ = collected(plain, params)
-
-    def loss(policy, params):
-        log_prob, entropy = policy.evaluate(params, part).log_prob_and_entropy(part.steps.action)
-        return (part.steps.mask * (log_prob + 0.1 * entropy)).sum()
-
-    (a, da), (b, db) = (jax.jit(jax.value_and_grad(lambda p, x=x: loss(x, p)))(params) for x in (plain, frugal))
+    (a, da), (b, db) = (jax.jit(jax.value_and_grad(partial(loss_of, x, part)))(params) for x in (plain, frugal))
     np.testing.assert_allclose(a, b, rtol=1e-5)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), da, db)
-    if "logit_chunks" in setting:
-        jaxpr = str(jax.make_jaxpr(lambda p: loss(frugal, p))(params))
-        assert f"{T},24,{VOCABULARY}" not in jaxpr
-        assert f"{T},6,{VOCABULARY}" in jaxpr
+
+
+def kept_for_the_gradient(part, params, **setting):
+    """The sizes of what the forward pass leaves for the backward pass."""
+    policy, _ = language.transformer(ENV, **SIZES, **setting)
+    _, backward = jax.eval_shape(lambda p: jax.vjp(partial(loss_of, policy, part), p), params)
+    return [x.size for x in jax.tree.leaves(backward)]
+
+
+def test_only_what_enters_a_block_is_kept_for_the_gradient():
+    policy, _ = language.transformer(ENV, **SIZES)
+    params = initial(policy)
+    _, part, _ = collected(policy, params)
+    plain, remat = (sum(kept_for_the_gradient(part, params, remat=x)) for x in (False, True))
+    assert remat < 0.5 * plain
+
+
+def test_logits_never_exist_whole():
+    """Neither on the way forward nor on the way back, nor chunk by chunk in between."""
+    policy, _ = language.transformer(ENV, **SIZES)
+    params = initial(policy)
+    _, part, _ = collected(policy, params)
+
+    def widest(chunks):
+        policy, _ = language.transformer(ENV, **SIZES, logit_chunks=chunks)
+        program = str(jax.make_jaxpr(jax.grad(partial(loss_of, policy, part)))(params))
+        shapes = [tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", program)]
+        return max(math.prod(shape) for shape in shapes if shape[-1] == VOCABULARY)
+
+    assert widest(1) == T * 24 * VOCABULARY
+    assert widest(4) == T * 6 * VOCABULARY
 
 
 def test_divergence_of_two_models():
@@ -214,6 +243,7 @@ def test_half_precision_is_near_and_its_parameters_are_whole():
     _, part, _ = collected(exact, params)
     a, b = (x.evaluate(params, part).log_prob(part.steps.action) for x in (exact, half))
     assert b.dtype == jnp.float32
+    assert half.evaluate(params, part).features.dtype == jnp.bfloat16  # not float16, whose gradients would vanish
     assert 0 < float(jnp.abs(a - b).max()) < 0.05
     assert {x.dtype for x in jax.tree.leaves(half.init(jax.random.key(0)))} == {jnp.dtype("float32")}
     _, part, _ = collected(half, params)

@@ -155,10 +155,3 @@ def test_overlong_penalty(dtype: type) -> None:
     length = jnp.array([0, 16, 17, 18, 19, 20, 21, 90], dtype)
     got = jax.jit(penalties.overlong_penalty)(length, 20, 4)
     np.testing.assert_allclose(got, [0, 0, -0.25, -0.5, -0.75, -1, -1, -1], rtol=1e-12)
-
-
-def test_overlong_filter() -> None:
-    mask = jnp.array([[1.0, 1, 1], [1, 1, 0]])
-    kept = penalties.overlong_filter(mask, jnp.array([False, True, False]))
-    np.testing.assert_array_equal(kept, [[1, 0, 1], [1, 0, 0]])
-    assert kept.dtype == mask.dtype

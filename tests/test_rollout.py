@@ -172,6 +172,17 @@ def test_a_tally_of_whole_episodes_counts_real_steps_only(episodes):
     np.testing.assert_allclose(tally, (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
 
 
+def test_episodes_that_were_cut_off_are_real_and_do_not_train():
+    """Those of length 5, under a limit of 4; those of length 4 end with the limit, and yet by themselves."""
+    collector = rollout.episodic(num_envs=40)
+    ((_, plain, tally),) = collected(collector, ENV, UNIFORM)
+    ((_, part, same_tally),) = collected(rollout.without_cut_off(collector), ENV, UNIFORM)
+    jax.tree.map(np.testing.assert_array_equal, (part.steps, same_tally), (plain.steps, tally))
+    lengths = part.steps.obs[0, :, 0]
+    assert {4.0, 5.0} < set(lengths.tolist())
+    np.testing.assert_array_equal(part.trains, part.steps.mask * (lengths <= LIMIT)[None])
+
+
 def test_a_group_shares_its_start_and_nothing_else(episodes):
     part, _ = episodes
     starts = part.steps.obs[0, :, 0].reshape(10, 4)
