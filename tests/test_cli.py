@@ -11,18 +11,22 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_learner
 from PIL import Image
 
 import jaxpg.train
-from jaxpg import config, record
+from jaxpg import config, record, report
 from jaxpg.__main__ import main
-from jaxpg.build import build
+from jaxpg.build import build, networks
+from jaxpg.evaluate import evaluate, play
+from jaxpg.types import Actor
 
 SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
 
@@ -87,16 +91,70 @@ def test_eval_play_and_plot(trained: Path, tmp_path: Path, capsys: pytest.Captur
     assert "a2c" in (tmp_path / "curves.svg").read_text()
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_eval_plays_the_mode_only_if_it_is_asked_to(
+    trained: Path, capsys: pytest.CaptureFixture[str], greedy: bool
+) -> None:
+    """The printed return of each seed is that of an actor made by hand."""
+    assert main(["eval", str(trained), "--episodes", "20", *["--greedy"][:greedy]]) == 0
+    printed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", capsys.readouterr().out, re.MULTILINE)]
+    resolved = config.load(trained)
+    env, (policy, _) = config.make_env(resolved), networks(resolved, config.make_env(resolved))
+    params = jaxpg.train.restore(build(resolved).learner, trained, [0, 1], "best").learner.params.policy
+
+    def mean_return(params, key, mode):
+        def act(memory, obs, key, _):
+            distribution, memory = policy.act(params, memory, obs)
+            return jnp.argmax(distribution.logits) if mode else distribution.sample(key), memory
+
+        return evaluate(env, Actor(lambda obs: (), act), key, episodes=20, greedy=False).returns.mean()
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    asked, other = (jax.jit(jax.vmap(partial(mean_return, mode=mode)))(params, keys) for mode in (greedy, not greedy))
+    np.testing.assert_allclose(printed, asked, atol=1e-3)
+    assert np.abs(asked - other).min() > 0.1
+
+
+def test_play_draws_the_seed_that_did_best(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its greedy actions, of the last checkpoint; the other seed would have acted otherwise."""
+    episodes = []
+    monkeypatch.setattr(report, "render_gif", lambda env, episode, path: episodes.append(episode))
+    assert main(["play", str(trained), "--gif", str(tmp_path / "x.gif"), "--checkpoint", "last", "--greedy"]) == 0
+    final = record.load_metrics(trained)["evaluation_return"][-1]
+    best = int(final.argmax())
+    assert final[best] > final[1 - best]
+    assert f"seed {best}, 9 steps" in capsys.readouterr().out
+    setup = build(config.load(trained))
+    state = jaxpg.train.restore(setup.learner, trained, [0, 1], "last").learner
+
+    def actions(seed: int, greedy: bool) -> list[int]:
+        actor = setup.learner.actor(jax.tree.map(lambda x: x[seed], state))
+        return play(setup.env, actor, jax.random.key(0), greedy=greedy).actions.tolist()
+
+    assert episodes[0].actions.tolist() == actions(best, True)
+    assert actions(best, True) not in (actions(1 - best, True), actions(best, False))
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["compare", "catch", "reinforce", "a2c", "--seeds", "2", "--out", str(tmp_path), *SHORT]
+    began = time.monotonic()
     assert main(arguments) == 0
+    elapsed = time.monotonic() - began
     out = capsys.readouterr().out
     assert "reinforce" in out
     assert "a2c" in out
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert set(written["algorithms"]) == {"reinforce", "a2c"}
-    final = record.load_metrics(tmp_path / "a2c")["evaluation_return"][-1]
-    assert written["algorithms"]["a2c"]["final"] == pytest.approx(final.tolist())
+    for name, line in written["algorithms"].items():
+        metrics = record.load_metrics(tmp_path / name)
+        assert line["final"] == pytest.approx(metrics["evaluation_return"][-1].tolist())
+        assert line["seconds"] == pytest.approx(metrics["seconds"][-1])
+        new_steps = np.diff(metrics["steps"].sum(1), prepend=0)  # of both seeds
+        assert line["steps_per_second"] == pytest.approx(np.median(new_steps / metrics["chunk_seconds"]))
+        assert 0 < metrics["chunk_seconds"].sum() <= metrics["seconds"][-1]
+    assert sum(line["seconds"] for line in written["algorithms"].values()) <= elapsed
     assert "catch" in (tmp_path / "comparison.html").read_text()
     assert main([*arguments, "--resume"]) == 0  # complete runs are taken as they are
 

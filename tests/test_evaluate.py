@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
-from jaxpg import envs
+from jaxpg import config, envs
+from jaxpg.build import build
 from jaxpg.errors import UserError
-from jaxpg.evaluate import evaluate, play
+from jaxpg.evaluate import evaluate, play, scores
+from jaxpg.policy_gradient import playing
 from jaxpg.types import Actor, Box, Discrete, Env, TimeStep
 
 LONGEST = 6
@@ -117,6 +120,32 @@ def test_every_step_has_randomness_of_its_own():
     actor = Actor(start=lambda obs: (), act=lambda memory, obs, key, greedy: (jax.random.uniform(key), memory))
     episode = play(env._replace(step=step), actor, jax.random.key(5), greedy=False)
     assert len({*episode.actions.tolist(), *episode.rewards.tolist()}) == 18
+
+
+def test_a_policy_plays_its_mode_or_its_samples():
+    actor = playing(tiny.softmax_policy(jnp.log(jnp.array([[0.3, 0.5, 0.2]]))), jnp.log(jnp.array([[0.3, 0.5, 0.2]])))
+    keys = jax.random.split(jax.random.key(6), 2000)
+    greedy, sampled = (
+        np.bincount(jax.vmap(lambda key, g=g: actor.act((), jnp.ones(1), key, g)[0])(keys), minlength=3)
+        for g in (True, False)
+    )
+    np.testing.assert_array_equal(greedy, [0, 2000, 0])
+    np.testing.assert_allclose(sampled / 2000, [0.3, 0.5, 0.2], atol=0.05)
+
+
+def test_a_config_says_whether_evaluations_are_greedy():
+    """A new policy for CartPole: its samples stay up longer than its mode."""
+    key = jax.random.key(0)
+
+    def measured(greedy):
+        own = {"evaluation_greedy": greedy, "evaluation_episodes": 16}
+        setup = build(config.resolve("cartpole", "a2c", own))
+        state = setup.learner.init(key)
+        by_hand = scores(setup.env, setup.learner.actor(state), key, episodes=16, greedy=greedy)
+        assert setup.evaluate(state, key) == by_hand
+        return by_hand["return"]
+
+    assert measured(False) > measured(True) + 3
 
 
 def test_no_episodes_are_refused():

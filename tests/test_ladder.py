@@ -181,12 +181,16 @@ def test_annealing_falls_linearly_to_zero_and_stays_there():
     assert ladder.reinforce(learning_rate=0.4).learning_rate(jnp.int32(10**9)) == np.float32(0.4)
 
 
-def test_adam_clips_by_the_global_norm_and_has_a_large_eps():
+def test_gradients_are_clipped_by_their_global_norm():
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
     clipped, _ = ladder.sgd(max_grad_norm=0.5).update(gradient, ladder.sgd(max_grad_norm=0.5).init(gradient))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), clipped, {"a": [0.3, 0.0], "b": [[0.4]]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rung_steps_with_an_adam_of_a_large_eps(name):
     small = {"a": jnp.full(2, 1e-5)}
-    optimizer = ladder.adam(max_grad_norm=None)
+    optimizer = make(name).optimizer()
     step, _ = optimizer.update(small, optimizer.init(small))
     np.testing.assert_allclose(step["a"], 0.5, rtol=1e-5)  # g/(|g| + eps) with eps = 1e-5
 
