@@ -1,0 +1,36 @@
+"""Learning, as a user starts it: whole runs by the command line, and what their policies earn at the end of them.
+
+Scores are interquartile means over seeds of a hundred whole episodes each, and the bounds come from published results:
+CleanRL's PPO reaches 490 and its A2C 497 on CartPole-v1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpg import record, report
+from jaxpg.__main__ import main
+
+pytestmark = pytest.mark.learning
+
+
+def score(out: Path, *arguments: str) -> float:
+    """The interquartile mean at the end of a run."""
+    settings = ["--set", "evaluations=1", "--set", "evaluation_episodes=100", "--quiet", "--out", str(out)]
+    assert main(["train", *arguments, *settings]) == 0
+    final = record.load_metrics(out)["evaluation_return"][-1]
+    print(np.sort(final))
+    return float(report.interquartile_mean(final))
+
+
+@pytest.mark.parametrize(("algorithm", "least"), [("ppo", 475.0), ("a2c", 470.0), ("grpo", 450.0)])
+def test_cart_pole(algorithm: str, least: float, tmp_path: Path) -> None:
+    assert score(tmp_path / "run", "cartpole", algorithm, "--seeds", "10") >= least
+
+
+def test_four_devices_that_share_the_environments_learn(tmp_path: Path) -> None:
+    """Three seeds do not divide among them, so each device has a quarter of every seed's environments."""
+    assert score(tmp_path / "run", "catch", "ppo", "--seeds", "3", "--devices", "4", "--steps", "50000") >= 0.9
