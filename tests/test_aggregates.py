@@ -70,6 +70,28 @@ def test_a_mean_over_episodes_of_means_over_their_steps() -> None:
     np.testing.assert_allclose((weights * loss).sum(), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "divisor"),
+    [
+        ("per_step", lambda n: 10),
+        ("per_episode", lambda n: 3 * n),
+        ("per_episode_keep_empty", lambda n: 4 * n),
+        ("per_episode_over", lambda n: 3 * LENGTH),
+        ("per_episode_over_keep_empty", lambda n: 4 * LENGTH),
+    ],
+)
+def test_the_gradient_of_a_weighted_loss_is_that_of_a_slow_loop(name: str, divisor: Callable[[int], int]) -> None:
+    """Of half the squares: what stands there, divided. Padding has none."""
+    lengths, width = (3, 0, 5, 2), 6
+    x, mask = np.random.default_rng(1).normal(size=(width, 4)), mask_of(lengths, width)
+    got = jax.jit(jax.grad(lambda x: (AGGREGATES[name](mask) * x**2 / 2).sum()))(x)
+    expected = np.zeros((width, 4))
+    for b, n in enumerate(lengths):
+        for t in range(n):
+            expected[t, b] = x[t, b] / divisor(n)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
 def test_equal_lengths_make_all_aggregates_one() -> None:
     mask = mask_of((LENGTH,) * 4, 9)
     for aggregate in AGGREGATES.values():

@@ -25,7 +25,9 @@ SCALED = {"normalize_observations": True, "scale_rewards": True}
 mlp = partial(networks.mlp, hidden=(4,))
 gru = partial(networks.recurrent, hidden=(4,), width=4)
 min_gru = partial(gru, cell="min_gru")
+cnn = partial(networks.cnn, channels=(2,), hidden=(4,))
 counter, target = tiny.counter(), tiny.target()
+pictures = tiny.pictures(counter)
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
 decoder = partial(language.transformer, width=8, layers=2, heads=2, kv_heads=1)
 TEXT = GROUPS | {"clip_high": 0.3}
@@ -51,6 +53,7 @@ TABLE = {
     "dapo, text": ("dapo", TEXT | {"drop_cut_off": True}, text, decoder, {}),
     "a2c, gru": ("a2c", SEGMENT, counter, gru, {}),
     "ppo, gru": ("ppo", SEGMENT | MINIBATCHES, counter, gru, {}),
+    "ppo, cnn": ("ppo", SEGMENT | MINIBATCHES, pictures, cnn, {}),
     "grpo, min_gru": ("grpo", GROUPS, counter, min_gru, {}),
     "trpo, shared": ("trpo", SEGMENT | TRUST, counter, partial(mlp, shared=True), {}),
     "ppo, gaussian, scaled": ("ppo", SEGMENT | MINIBATCHES | {"start_pool": 2}, target, mlp, SCALED),
@@ -165,6 +168,7 @@ POLICIES = {
     "mlp": (counter, mlp),
     "gru": (counter, gru),
     "min_gru": (counter, min_gru),
+    "cnn": (pictures, cnn),
     "gaussian": (target, mlp),
     "squashed": (target, partial(mlp, squash=True)),
     "gru, gaussian": (target, gru),

@@ -13,7 +13,7 @@ import tiny
 
 from jaxpg import advantages, envs, improve, ladder, networks
 from jaxpg.distributions import Categorical, DiagonalGaussian
-from jaxpg.policy_gradient import policy_gradient
+from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Params, Rollout, Transition
 
 COUNTER = tiny.counter()
@@ -274,6 +274,55 @@ def test_a_step_in_a_trust_region_improves_and_stays_inside(max_kl):
     assert change < 0
     assert 0.01 * max_kl < kl <= max_kl * 1.001
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-3, atol=1e-7)
+
+
+def table_batch(states=3, actions=4):
+    """Logits `[S, A]` and, in float64, a ragged batch that their policy has acted in."""
+    rng = np.random.default_rng(2)
+    logits, state, action = (
+        rng.normal(size=(states, actions)),
+        rng.integers(states, size=(T, B)),
+        rng.integers(actions, size=(T, B)),
+    )
+    log_prob = np.asarray(jax.nn.log_softmax(jnp.asarray(logits)))[state, action]
+    mask = np.arange(T)[:, None] < np.array([4, 1, 3, 0, 2, 4])
+    weight = mask / mask.sum()
+    zeros = np.zeros((T, B))
+    steps = Transition(np.eye(states)[state], action, log_prob, zeros, zeros, zeros == 1, mask.astype(float))
+    part = Rollout(steps, memory=(), trains=steps.mask)
+    batch = improve.Batch(part, mask * rng.normal(size=(T, B)), zeros, zeros, weight, (), ())
+    return logits, state, action, jax.tree.map(jnp.asarray, batch)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 5])
+def test_steps_in_float64_are_those_of_a_loop(chunk_rows):
+    """Ordinary ones, whole or by chunks, and one in a trust region, by explicit sums over the steps."""
+    with jax.enable_x64(True):
+        logits, state, action, batch = table_batch()
+        p, actions = np.exp(logits) / np.exp(logits).sum(1, keepdims=True), logits.shape[1]
+        gradient, fisher = np.zeros_like(logits), 0.1 * np.eye(logits.size)
+        for t, b in np.ndindex(T, B):
+            s, weight = state[t, b], float(batch.weight[t, b])
+            score = np.eye(actions)[action[t, b]] - p[s]
+            gradient[s] -= weight * float(batch.advantage[t, b]) * score
+            block = slice(s * actions, (s + 1) * actions)
+            fisher[block, block] += weight * (np.diag(p[s]) - np.outer(p[s], p[s]))
+        natural = np.linalg.solve(fisher, gradient.ravel())
+        natural *= np.sqrt(2 * 1e-3 / (natural @ fisher @ natural))
+
+        algorithm = ladder.trpo(num_envs=B, max_kl=1e-3, damping=0.1, conjugate_steps=40, normalize_advantages=False)
+        goal = make_objective(tiny.softmax_policy(jnp.asarray(logits)), None, algorithm)
+        start, key = Params(jnp.asarray(logits), ()), jax.random.key(0)
+        once = partial(improve.minibatches, epochs=1, num_minibatches=1, chunk_rows=chunk_rows)
+        ordinary, *_ = once(goal, ladder.sgd(), 0.5, start, (), batch, key)
+        whole, *_ = improve.gradient_step(goal, ladder.sgd(), 0.5, start, (), batch, key)
+        trusted, _, metrics = algorithm.improve(goal, ladder.sgd(), 0.5, start, (), batch, key)
+    for params in (ordinary, whole):
+        np.testing.assert_allclose(params.policy, logits - 0.5 * gradient, rtol=0, atol=1e-12)
+    assert float(metrics["accepted"]) == 1
+    # Conjugate gradients stop at a residual of 1e-5 of the gradient.
+    np.testing.assert_allclose(trusted.policy, logits - natural.reshape(logits.shape), rtol=0, atol=1e-6)
+    assert np.abs(natural).max() > 0.01
 
 
 def line_search(loss, distribution, start, backtracks, max_kl=0.1):

@@ -29,6 +29,7 @@ SCALED = {"normalize_observations": True, "scale_rewards": True}
 
 mlp = partial(networks.mlp, hidden=(4,))
 gru = partial(networks.recurrent, hidden=(4,), width=4)
+cnn = partial(networks.cnn, channels=(2,), hidden=(4,))
 counter, target = tiny.counter(), tiny.target()
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
 decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
@@ -44,6 +45,7 @@ TABLE = {
     "a2c, scaled": ("a2c", SEGMENT | {"learning_rate": 0.2}, counter, mlp, SCALED),
     "trpo": ("trpo", SEGMENT | TRUST, counter, mlp, {}),
     "ppo": ("ppo", SEGMENT | WHOLE_BATCH, counter, mlp, {}),
+    "ppo, cnn": ("ppo", SEGMENT | WHOLE_BATCH, tiny.pictures(counter), cnn, {}),
     "ppo, gru, pool": ("ppo", SEGMENT | WHOLE_BATCH | {"start_pool": 2, "target_kl": 0.01}, counter, gru, {}),
     "grpo": ("grpo", GROUPS, counter, mlp, {}),
     "rloo": ("rloo", GROUPS, counter, mlp, {}),

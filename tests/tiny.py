@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,25 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
 
     space = Box(np.zeros(2, np.float32), np.full(2, max(longest, time_limit), np.float32))
     return Env("counter", reset, step, space, Discrete(actions), time_limit, earliest_cut=time_limit)
+
+
+def pictures(env: Env) -> Env:
+    """`env` with each observation `[2]` as a picture `[4, 4, 4]`, waves that tell one from another."""
+
+    def drawn(obs: Array) -> Array:
+        rows, columns, channels = jnp.indices((4, 4, 4))
+        return 0.3 * jnp.sin((rows + 1.0) * obs[0] + (columns + 1.0) * obs[1] + channels)
+
+    def reset(key: Array) -> tuple[Any, Array]:
+        state, obs = env.reset(key)
+        return state, drawn(obs)
+
+    def step(key: Array, state: Any, action: Array) -> tuple[Any, TimeStep]:
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(obs=drawn(timestep.obs))
+
+    space = Box(-np.ones((4, 4, 4), np.float32), np.ones((4, 4, 4), np.float32))
+    return env._replace(name="pictures", reset=reset, step=step, observation_space=space)
 
 
 def target(*, time_limit: int = 4) -> Env:
