@@ -112,19 +112,19 @@ def test_eval_plays_the_mode_only_if_it_is_asked_to(
     keys = jax.random.split(jax.random.key(0), 2)
     asked, other = (jax.jit(jax.vmap(partial(mean_return, mode=mode)))(params, keys) for mode in (greedy, not greedy))
     np.testing.assert_allclose(printed, asked, atol=1e-3)
-    assert np.abs(asked - other).min() > 0.1
+    assert np.abs(asked - other).max() > 0.05  # or the test could not tell
 
 
+@pytest.mark.parametrize("best", [0, 1])
 def test_play_draws_the_seed_that_did_best(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, best: int
 ) -> None:
-    """Its greedy actions, of the last checkpoint; the other seed would have acted otherwise."""
-    episodes = []
+    """In the last evaluation; its greedy actions are drawn, and the other seed would have acted otherwise."""
+    scores, episodes = np.array([[0.5, 0.5], [0.1, 0.1], [np.nan, np.nan]]), []
+    scores[:2, best] = 0.2
+    monkeypatch.setattr(record, "load_metrics", lambda run: {"evaluation_return": scores})
     monkeypatch.setattr(report, "render_gif", lambda env, episode, path: episodes.append(episode))
     assert main(["play", str(trained), "--gif", str(tmp_path / "x.gif"), "--checkpoint", "last", "--greedy"]) == 0
-    final = record.load_metrics(trained)["evaluation_return"][-1]
-    best = int(final.argmax())
-    assert final[best] > final[1 - best]
     assert f"seed {best}, 9 steps" in capsys.readouterr().out
     setup = build(config.load(trained))
     state = jaxpg.train.restore(setup.learner, trained, [0, 1], "last").learner
