@@ -243,7 +243,8 @@ def test_half_precision_is_near_and_its_parameters_are_whole():
     _, part, _ = collected(exact, params)
     a, b = (x.evaluate(params, part).log_prob(part.steps.action) for x in (exact, half))
     assert b.dtype == jnp.float32
-    assert half.evaluate(params, part).features.dtype == jnp.bfloat16  # not float16, whose gradients would vanish
+    features = jax.eval_shape(lambda params: half.evaluate(params, part).features, params)
+    assert features.dtype == jnp.bfloat16  # not float16, in which gradients vanish
     assert 0 < float(jnp.abs(a - b).max()) < 0.05
     assert {x.dtype for x in jax.tree.leaves(half.init(jax.random.key(0)))} == {jnp.dtype("float32")}
     _, part, _ = collected(half, params)
