@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import config as configs
-from jaxpg import devices, listing, record
+from jaxpg import devices, hosts, listing, record
 from jaxpg.errors import UserError
 
 INTERRUPTED = 130
@@ -32,11 +32,12 @@ SHARED = (
 
 def train(arguments: argparse.Namespace) -> int:
     """Train an algorithm on a task, and draw its learning curve."""
-    devices.start_jax(arguments)
     config = _resolve(arguments, arguments.task, arguments.algorithm, arguments.out)
     out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not _train_with_what_it_needs(config, out, out, arguments):
         return _interrupted(out, f"train {arguments.task} {arguments.algorithm}")
+    if not hosts.is_first():
+        return 0
     from jaxpg import report
 
     run = _measured(record.load_metrics(out))
@@ -56,7 +57,6 @@ def train(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
-    devices.start_jax(arguments)
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
     from jaxpg.stages import build_stage
 
@@ -67,6 +67,8 @@ def compare(arguments: argparse.Namespace) -> int:
     for name, config in resolved.items():
         if not _train_with_what_it_needs(config, out / name, out, arguments):
             return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
+    if not hosts.is_first():
+        return 0
     from jaxpg import report, samples
 
     runs = {name: _measured(record.load_metrics(out / name)) for name in algorithms}
@@ -260,7 +262,8 @@ def _is_finished(directory: Path, config: configs.Config) -> bool:
 
 def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
     """Train as the config says; whether the end was reached."""
-    console = Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
+    console = Console(quiet=arguments.quiet or not hosts.is_first(), highlight=False, soft_wrap=True)
+    hosts.if_lost(lambda: _how_to_go_on(out))
     import jax
 
     from jaxpg import parallel
@@ -285,8 +288,8 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
             config=configs.to_dict(config),
             resume=arguments.resume,
             initial=initial,
-            on_evaluation=Shown(config, setup, out, console),
-            on_row=reporter if not arguments.quiet else lambda row: None,
+            on_evaluation=Shown(config, setup, out, console) if hosts.is_first() else lambda state: None,
+            on_row=reporter if not console.quiet else lambda row: None,
             should_stop=should_stop,
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
@@ -302,14 +305,24 @@ def _header(config: configs.Config, out: Path, mesh: Any) -> str:
     )
 
 
+def _how_to_go_on(out: Path) -> str:
+    """What to say of a run that ends because one of its processes has."""
+    from jaxpg.checkpoint import find
+    from jaxpg.train import CHECKPOINTS
+
+    found = find(out / CHECKPOINTS)
+    last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
+    return f"another process of this run has gone; {last}. Start all of them again with --resume to go on."
+
+
 def _interrupted(out: Path, command: str) -> int:
-    print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
+    if hosts.is_first():
+        print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
     return INTERRUPTED
 
 
 def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
-    devices.start_jax(arguments)
     config = configs.load(arguments.run)
     from jaxpg.stages import build_stage
     from jaxpg.train import restore
