@@ -36,7 +36,7 @@ def start_jax(arguments: argparse.Namespace) -> None:
             jax.config.update("jax_num_cpu_devices", max(_wanted(arguments), _cores()))
     if getattr(arguments, "distributed", False):
         _join(arguments)
-    elif getattr(arguments, "coordinator", None) or getattr(arguments, "processes", None):
+    elif any(getattr(arguments, name, None) is not None for name in ("coordinator", "processes", "process")):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -32,6 +33,7 @@ GONE = re.compile(r"gloo|nccl|coordination service|CoordinationService|heartbeat
 """What jax says in an exception when another process does not answer."""
 
 _last_words: Callable[[], str] = str
+_ending = threading.Lock()
 
 
 def is_first() -> bool:
@@ -43,12 +45,15 @@ def any_of(flags: Sequence[bool]) -> list[bool]:
     """Of each flag, whether it is set in any process. All processes wait for each other here."""
     if jax.process_count() == 1:
         return list(flags)
-    return [bool(x) for x in parallel.of_each_process(np.asarray(flags)).any(0)]
+    return list(np.any(parallel.of_each_process(np.asarray(flags)), axis=0).tolist())
 
 
-def same(number: int) -> bool:
-    """Whether the number, below 2^31, is the same in all processes."""
-    return jax.process_count() == 1 or len(np.unique(parallel.of_each_process(np.asarray(number, np.int32)))) == 1
+def same(text: str) -> bool:
+    """Whether all processes say the same. All wait for each other here."""
+    if jax.process_count() == 1:
+        return True
+    checksum = np.asarray(zlib.crc32(text.encode()), np.uint32)
+    return len(np.unique(parallel.of_each_process(checksum))) == 1
 
 
 def on_first(action: Callable[[], object]) -> None:
@@ -119,9 +124,8 @@ def _pass_on(lines: Iterable[str]) -> None:
     for line in lines:
         if "distributed service detected fatal errors" in line:
             _lost()
-        about_others = bool(re.match(r"E\d{4} .*coordination_service", line)) or (
-            about_others and not re.match(r"[IWEF]\d{4} ", line)
-        )
+        if re.match(r"[IWEF]\d{4} ", line):
+            about_others = bool(re.search("coordination_service|preemption_sync_manager", line))
         if not about_others and not line.startswith("[Gloo] Rank"):
             sys.stderr.write(line)
 
@@ -134,6 +138,7 @@ def _abort_later(_: int) -> None:
 
 def _lost() -> None:
     """End this process because another one is gone."""
+    _ending.acquire()  # for good: two threads may notice, and one sentence is enough
     if (console := Console()).is_terminal:
         console.show_cursor()  # which the progress bar has hidden
         console.print()

@@ -234,9 +234,11 @@ def _begin(
     learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
 ) -> tuple[RunState, dict[str, Any]]:
     """The state to go on from, and how much of the record stands at that point."""
+    if not hosts.same(record.dumps(config)):
+        raise UserError("The processes of this run were told different things. Give all of them the same arguments.")
     hosts.on_first(partial(record.open_directory, run_dir, config, resume=resume))
     found = checkpoint.find(run_dir / CHECKPOINTS)
-    if not hosts.same(found.steps if found else -1):
+    if not hosts.same(str(found and found.steps)):
         raise UserError(f"The processes see different checkpoints in {run_dir}: it has to be one directory for all.")
     if found is None:
         state = compiled_start(learner)(keys)

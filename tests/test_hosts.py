@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,9 @@ def process(arguments: list[str], **environment: str) -> subprocess.Popen:
 
 
 @contextlib.contextmanager
-def processes(number: int, out: Path, *more: str, slurm: bool = False) -> Iterator[list[subprocess.Popen]]:
+def processes(
+    number: int, out: Path, *more: str, slurm: bool = False, each: Sequence[list[str]] = ()
+) -> Iterator[list[subprocess.Popen]]:
     """That many of one run, told by arguments or as Slurm tells them, and ended with the test."""
     port, started = str(free_port()), []
     command = [*TASK, *SHORT, "--out", str(out), "--devices", str(number), "--distributed", *more]
@@ -58,7 +60,7 @@ def processes(number: int, out: Path, *more: str, slurm: bool = False) -> Iterat
                 started.append(process(command, JAX_COORDINATOR_PORT=port, **told))
             else:
                 told = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(number), "--process", str(i)]
-                started.append(process([*command, *told]))
+                started.append(process([*command, *told, *(each[i] if each else [])]))
         yield started
     finally:
         for one in started:
@@ -145,7 +147,7 @@ def test_one_is_killed_and_all_are_started_again(
             run[victim].kill()
             killed = time.monotonic()
             ((code, _, said),) = ends([run[1 - victim]])
-            assert time.monotonic() - killed < 15
+            assert time.monotonic() - killed < 20  # 10 at most where nothing else keeps the cores
         assert (code, said.count("\n")) == (2, 1), said
         assert said.startswith(GONE.format(last_checkpoint(out)))
         resume = ["--resume"]
@@ -180,6 +182,13 @@ def test_what_the_first_refuses_ends_all(by_two: tuple[Path, list[tuple[int, str
 
 
 @pytest.mark.slow
+def test_processes_that_were_told_different_things(tmp_path: Path) -> None:
+    with processes(2, tmp_path / "run", each=[["--set", "gamma=0.9"], []]) as run:
+        assert [(code, "told different things" in said) for code, _, said in ends(run)] == [(2, True)] * 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_a_host_that_never_joins(tmp_path: Path) -> None:
     """Whether it is the first that waits, or one of the others."""
     command = [*TASK, "--out", str(tmp_path), "--distributed", "--join-seconds", "2", "--processes", "2"]
@@ -211,7 +220,7 @@ REFUSED = [
     (["--distributed", *TOLD, "--process", "0", "--coordinator", "here"], "--coordinator takes HOST:PORT"),
     (["--distributed", *TOLD, "--process", "0", "--join-seconds", "0"], "--join-seconds must be at least 1"),
     (["--distributed", *TOLD, "--process", "0"], "--distributed needs --out"),
-    ([*TOLD, "--process", "0"], "are for --distributed"),
+    (["--process", "0"], "are for --distributed"),
 ]
 
 
