@@ -33,7 +33,8 @@ def start_jax(arguments: argparse.Namespace) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if told.jax_num_cpu_devices < 0:
         with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
-            jax.config.update("jax_num_cpu_devices", max(_wanted(arguments), _cores()))
+            share = -(-_wanted(arguments) // (getattr(arguments, "processes", None) or 1))
+            jax.config.update("jax_num_cpu_devices", max(share, _cores()))
     if getattr(arguments, "distributed", False):
         _join(arguments)
     elif any(getattr(arguments, name, None) is not None for name in ("coordinator", "processes", "process")):
