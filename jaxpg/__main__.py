@@ -29,6 +29,17 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     training.add_argument("--quiet", action="store_true", help="no progress")
 
+    several = training.add_argument_group(
+        "several hosts", "The same command in one process per host, with an --out that all of them see."
+    )
+    several.add_argument("--distributed", action="store_true", help="this is one process of several")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (default: as the cluster says)")
+    several.add_argument("--processes", type=int, metavar="N", help="how many there are (default: as above)")
+    several.add_argument("--process", type=int, metavar="I", help="which one this is, from 0 (default: as above)")
+    several.add_argument(
+        "--join-seconds", type=int, default=300, metavar="N", help="how long to wait for all of them (default 300)"
+    )
+
     trained = argparse.ArgumentParser(add_help=False)
     trained.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
     trained.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
@@ -79,13 +90,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if all went well, 2 after a mistake that a sentence explains, 130 if interrupted."""
     arguments = parser().parse_args(argv)
+    from jaxpg import hosts
+
     try:
-        from jaxpg import devices
-
-        devices.start_jax(arguments)
-        from jaxpg import commands  # only now: gymnax computes when it is imported, and that fixes the devices
-
-        return commands.COMMANDS[arguments.command](arguments)
+        return hosts.together(_run, arguments)
     except UserError as error:
         print(f"jaxpg: {error}", file=sys.stderr)
         return 2
@@ -95,6 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `jaxpg list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from jaxpg import devices
+
+    devices.start_jax(arguments)
+    from jaxpg import commands  # not earlier: gymnax computes while it is imported
+
+    return commands.COMMANDS[arguments.command](arguments)
 
 
 if __name__ == "__main__":

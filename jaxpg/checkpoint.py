@@ -99,15 +99,13 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
     Raises:
         UserError: the checkpoint is damaged, or of another structure than `like`; says which part.
     """
-    import orbax.checkpoint as ocp
-
     manifest = json.loads((checkpoint.path / MANIFEST).read_text())
     for name, expected in manifest["files"].items():
         file = checkpoint.path / name
         if not file.exists() or _checksum(file) != expected:
             raise _unusable(checkpoint.path, name, "damaged" if file.exists() else "missing")
     _refuse_differences(checkpoint, manifest["arrays"], like)
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+    with _orbax() as checkpointer:
         arrays = checkpointer.restore(checkpoint.path.absolute() / "state") or {}
     leaves, structure = jax.tree.flatten(like)
     names = _names(like)
@@ -127,11 +125,21 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    arrays = {name: x for name, x in arrays.items() if x.size}  # orbax refuses arrays without elements
+    with _quiet(), _orbax() as checkpointer:
+        checkpointer.save(path.absolute(), arrays)
+
+
+def _orbax() -> Any:
+    """Orbax for whole arrays on the host, in this process alone: of several, it would wait for the others."""
     import orbax.checkpoint as ocp
 
-    arrays = {name: x for name, x in arrays.items() if x.size}  # orbax refuses arrays without elements
-    with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(path.absolute(), arrays)
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
+    )
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import config as configs
-from jaxpg import devices, listing, record
+from jaxpg import devices, hosts, listing, record
 from jaxpg.errors import UserError
 from jaxpg.grid import parse_grid, plan
 from jaxpg.progress import Reporter, Watch, interruptible
@@ -40,6 +40,8 @@ def train(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     if not _train_with_what_it_needs(config, out, out, arguments):
         return _interrupted(out, f"train {arguments.task} {arguments.algorithm}")
+    if not hosts.is_first():
+        return 0
     from jaxpg import report
 
     run = _measured(record.load_metrics(out))
@@ -69,6 +71,8 @@ def compare(arguments: argparse.Namespace) -> int:
     for name, config in resolved.items():
         if not _train_with_what_it_needs(config, out / name, out, arguments):
             return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
+    if not hosts.is_first():
+        return 0
     from jaxpg import report, samples
 
     runs = {name: _measured(record.load_metrics(out / name)) for name in algorithms}
@@ -320,6 +324,7 @@ def _is_finished(directory: Path, config: configs.Config) -> bool:
 def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
     """Train as the config says; whether the end was reached."""
     console = _console(arguments)
+    hosts.if_lost(lambda: _how_to_go_on(out))
     import jax
 
     from jaxpg import parallel
@@ -342,7 +347,7 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
             config=configs.to_dict(config),
             resume=arguments.resume,
             initial=initial,
-            on_evaluation=Shown(config, setup, out, console),
+            on_evaluation=Shown(config, setup, out, console) if hosts.is_first() else lambda state: None,
             on_row=watch.on_row,
             should_stop=watch.should_stop,
         )
@@ -355,11 +360,12 @@ def _watched(arguments: argparse.Namespace, header: str, total_steps: int) -> It
     console = _console(arguments)
     console.print(header)
     with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
-        yield Watch(reporter if not arguments.quiet else lambda row: None, should_stop)
+        yield Watch(reporter if not console.quiet else lambda row: None, should_stop)
 
 
 def _console(arguments: argparse.Namespace) -> Console:
-    return Console(quiet=arguments.quiet, highlight=False, soft_wrap=True)
+    """Where progress is shown: of several processes the first alone has something to say."""
+    return Console(quiet=arguments.quiet or not hosts.is_first(), highlight=False, soft_wrap=True)
 
 
 def _header(config: configs.Config, out: Path, mesh: Any) -> str:
@@ -372,8 +378,19 @@ def _header(config: configs.Config, out: Path, mesh: Any) -> str:
     )
 
 
+def _how_to_go_on(out: Path) -> str:
+    """What to say of a run that ends because one of its processes has."""
+    from jaxpg.checkpoint import find
+    from jaxpg.train import CHECKPOINTS
+
+    found = find(out / CHECKPOINTS)
+    last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
+    return f"another process of this run has gone; {last}. Start all of them again with --resume to go on."
+
+
 def _interrupted(out: Path, command: str) -> int:
-    print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
+    if hosts.is_first():
+        print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
     return INTERRUPTED
 
 

@@ -7,6 +7,7 @@ are replicated, and the sums that make the devices one learner go through `psum`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,8 +105,37 @@ EVERYWHERE = PartitionSpec()
 
 
 def place(tree: Tree, specs: Tree, mesh: Mesh) -> Tree:
-    """Move arrays to where `specs` says."""
-    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+    """Move arrays to where `specs` says. Of several processes each has all of them, and keeps its own devices' part."""
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.device_put(tree, shardings) if jax.process_count() == 1 else jax.tree.map(_own_part, tree, shardings)
+
+
+def _own_part(x: Any, sharding: NamedSharding) -> jax.Array:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_own_part(jax.random.key_data(x), sharding))
+    array = np.asarray(x)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def whole(tree: Tree) -> Tree:
+    """Arrays on a mesh as this process can read them: what lies on several hosts is copied to a device of each."""
+    if jax.process_count() == 1:
+        return tree
+    copied = _everywhere(jax.tree.leaves(tree)[0].sharding.mesh)(tree)
+    return jax.tree.map(lambda x: x.addressable_data(0), copied)
+
+
+def of_each_process(x: np.ndarray) -> np.ndarray:
+    """The `x` of every process, `[processes, ...]`, in each of them. All wait for each other here."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([first[i] for i in sorted(first)]), "process")
+    sharding = NamedSharding(mesh, PartitionSpec("process"))
+    return np.asarray(whole(jax.make_array_from_process_local_data(sharding, x[None])))
+
+
+@functools.cache
+def _everywhere(mesh: Mesh) -> Callable[[Tree], Tree]:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, EVERYWHERE))
 
 
 def placed(shapes: Tree, specs: Tree, mesh: Mesh) -> Tree:

@@ -88,6 +88,21 @@ class Recorder:
         return self._file.tell()
 
 
+class Unrecorded:
+    """A recorder that keeps nothing: of several processes the first alone writes."""
+
+    size = 0
+
+    def __enter__(self) -> Unrecorded:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def write(self, row: Row) -> None:
+        """Leave it to the first process."""
+
+
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
     """Begin the directory of a run, or go on with it.
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from jaxpg import checkpoint, host, parallel, record
+from jaxpg import checkpoint, host, hosts, parallel, record
 from jaxpg.errors import UserError
 from jaxpg.record import Row
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
@@ -137,6 +137,9 @@ def train(
 ) -> RunState:
     """Train every seed for `total_steps` environment steps, and leave a record and checkpoints in `run_dir`.
 
+    Several processes (`jax.distributed`) call this alike, with a mesh that has devices of each; the first of them alone
+    writes, and all read from `run_dir`.
+
     Args:
         learner: what learns.
         seeds: the numbers of the seeds.
@@ -171,11 +174,12 @@ def train(
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     state, origin = _begin(learner, keys.init, run_dir, config, resume, initial)
-    healthy = np.ones(len(seeds), bool)
+    steps, healthy = np.array(state.steps), np.ones(len(seeds), bool)  # a copy, since the state is given away
     if keep_going:
         healthy[_anywhere(_bad_parameters(state.learner))] = False
     chunk, evaluation = _programs(learner, evaluate, state, mesh)
     state = parallel.place(state, parallel.state_specs(state), mesh)
+    keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
     clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
     host.forget_failures()
 
@@ -187,38 +191,42 @@ def train(
     def behind(steps: np.ndarray) -> int:
         return int(steps[healthy].min(initial=total_steps))
 
-    with record.Recorder(run_dir, keep=origin["bytes"], steps=int(np.min(state.steps))) as recorder:
-        if not np.any(state.iteration):
-            on_evaluation(state)
-        while (done := behind(np.asarray(state.steps))) < total_steps:
-            target = _next_target(np.asarray(state.steps)[healthy], log_every, total_steps)
+    with _recorder(run_dir, keep=origin["bytes"], steps=int(steps.min())) as recorder:
+        if not steps.any():
+            on_evaluation(parallel.whole(state))
+        while (done := behind(steps)) < total_steps:
+            target = _next_target(steps[healthy], log_every, total_steps)
             began = time.monotonic()
             state, metrics = chunk(keys.run, state, np.int32(target))
-            row = jax.device_get(metrics) | {"chunk_seconds": time.monotonic() - began}
+            row = jax.device_get(parallel.whole(metrics)) | {"chunk_seconds": time.monotonic() - began}
             host.refuse_failure()
             check(_bad_metrics(row), row)
-            reached = behind(row["steps"])
-            finished, stop = reached >= total_steps, should_stop()
+            steps = row["steps"]
+            reached = behind(steps)
+            finished = reached >= total_steps
+            stop, due = hosts.any_of([should_stop(), time.monotonic() - saved > checkpoint_seconds])
             evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
             if evaluated:
-                measured = jax.device_get(evaluation(keys.evaluation, state))
+                measured = jax.device_get(parallel.whole(evaluation(keys.evaluation, state)))
                 row |= {name: np.where(healthy, x, np.nan) for name, x in measured.items()}
                 host.refuse_failure()
             row["seconds"] = time.monotonic() - clock
             recorder.write(row)
             on_row(row)
             if evaluated:
-                on_evaluation(state)
-            if evaluated or finished or stop or time.monotonic() - saved > checkpoint_seconds:
-                saving = jax.device_get(state)
+                on_evaluation(parallel.whole(state))
+            if evaluated or finished or stop or due:
+                saving = jax.device_get(parallel.whole(state))
                 check(_bad_parameters(saving.learner), row)
                 score = float(row["evaluation_return"][healthy].mean()) if evaluated and healthy.any() else None
                 origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
-                checkpoint.save(run_dir / CHECKPOINTS, saving, steps=reached, score=score, about=origin)
+                hosts.on_first(
+                    partial(checkpoint.save, run_dir / CHECKPOINTS, saving, steps=reached, score=score, about=origin)
+                )
                 saved = time.monotonic()
             if stop:
                 break
-    return state
+    return parallel.whole(state)
 
 
 def _next_target(steps: np.ndarray, log_every: int, total_steps: int) -> int:
@@ -243,8 +251,12 @@ def _begin(
     learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
 ) -> tuple[RunState, dict[str, Any]]:
     """The state to go on from, and how much of the record stands at that point."""
-    record.open_directory(run_dir, config, resume=resume)
+    if not hosts.same(record.dumps(config)):
+        raise UserError("The processes of this run were told different things. Give all of them the same arguments.")
+    hosts.on_first(partial(record.open_directory, run_dir, config, resume=resume))
     found = checkpoint.find(run_dir / CHECKPOINTS)
+    if not hosts.same(str(found and found.steps)):
+        raise UserError(f"The processes see different checkpoints in {run_dir}: it has to be one directory for all.")
     if found is None:
         state = compiled_start(learner)(keys)
         if initial is not None:
@@ -252,6 +264,10 @@ def _begin(
         return state, {"bytes": 0, "seconds": 0.0}
     record.refuse_other_config(f"The checkpoint {found.path}", found.about["config"], config)
     return checkpoint.restore(found, _shapes(learner, len(keys))), found.about
+
+
+def _recorder(run_dir: Path, *, keep: int, steps: int) -> record.Recorder | record.Unrecorded:
+    return record.Recorder(run_dir, keep=keep, steps=steps) if hosts.is_first() else record.Unrecorded()
 
 
 def _shapes(learner: Learner, num_seeds: int) -> RunState:

@@ -362,6 +362,16 @@ def test_interrupt_twice_stops_at_once(tmp_path: Path) -> None:
     toy_learner.run(tmp_path, resume=True)
 
 
+def test_devices_are_made_before_anything_computes() -> None:
+    """As many as are asked for, in a process that has not used jax before; importing gymnax already does."""
+    code = (
+        "import jax, jaxpg.__main__ as m; assert m.main(['train', 'catch', 'none', '--devices', '3']) == 2; "
+        "print(jax.device_count() >= 3)"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "True\n"
+
+
 def test_help_is_instant() -> None:
     """It imports nothing heavy."""
     code = (

@@ -1,0 +1,234 @@
+"""Several processes that talk over loopback are one run, to the end or to the end of one of them.
+
+One CPU device each, and no more than a compiler and two cores can take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpg import record
+from jaxpg.__main__ import main
+
+TASK = ["train", "catch", "a2c", "--seeds", "2", "--steps", "9000"]
+SHORT = ["--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=3"]
+LIMIT = 240  # seconds that a run may take on a machine that does other things
+GONE = "jaxpg: another process of this run has gone; the last checkpoint is {}. Start all of them again with --resume"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def process(arguments: list[str], **environment: str) -> subprocess.Popen:
+    own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxpg", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | own | environment,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def processes(
+    number: int, out: Path, *more: str, slurm: bool = False, each: Sequence[list[str]] = ()
+) -> Iterator[list[subprocess.Popen]]:
+    """That many of one run, told by arguments or as Slurm tells them, and ended with the test."""
+    port, started = str(free_port()), []
+    command = [*TASK, *SHORT, "--out", str(out), "--devices", str(number), "--distributed", *more]
+    try:
+        for i in range(number):
+            if slurm:
+                names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID", "STEP_NUM_NODES")
+                values = ("1", "127.0.0.1", str(number), str(i), str(i), "1")
+                told = {f"SLURM_{name}": value for name, value in zip(names, values, strict=True)}
+                started.append(process(command, JAX_COORDINATOR_PORT=port, **told))
+            else:
+                told = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(number), "--process", str(i)]
+                started.append(process([*command, *told, *(each[i] if each else [])]))
+        yield started
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+            one.stdout.close()
+            one.stderr.close()
+
+
+def ends(run: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    said = [one.communicate(timeout=LIMIT) for one in run]
+    return [(one.returncode, *words) for one, words in zip(run, said, strict=True)]
+
+
+def wait_for(condition: Callable[[], object], run: list[subprocess.Popen]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        assert all(one.poll() is None for one in run), [one.stderr.read() for one in run if one.poll() is not None]
+        time.sleep(0.01)
+
+
+def last_checkpoint(out: Path) -> Path | None:
+    return max((path.parent for path in out.glob("checkpoints/*/manifest.json")), default=None)
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert main([*TASK, *SHORT, "--devices", "1", "--quiet", "--out", str(out)]) == 0
+    return record.load_metrics(out)
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, str]]]:
+    """The directory of a run of two processes, and how they ended."""
+    out = tmp_path_factory.mktemp("two") / "run"
+    with processes(2, out, slurm=True) as run:
+        return out, ends(run)
+
+
+def learned_the_same(metrics: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    np.testing.assert_array_equal(metrics["steps"], expected["steps"])
+    np.testing.assert_allclose(metrics["value_loss"][:3], expected["value_loss"][:3], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run(
+    by_two: tuple[Path, list[tuple[int, str, str]]], on_one_device: dict[str, np.ndarray]
+) -> None:
+    """As Slurm starts them, a seed each. One log, one checkpoint, one that speaks."""
+    out, (first, second) = by_two
+    assert (first[0], second) == (0, (0, "", "")), first
+    assert "in 2 processes" in first[1]
+    assert first[1].count("9,000 / 9,000 steps") == 1
+    assert "IQM" in first[1]
+    learned_the_same(record.load_metrics(out), on_one_device)
+    names = {path.name for path in out.iterdir()}
+    assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
+    assert len(list((out / "tensorboard").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_four_processes_share_the_environments_of_two_seeds(
+    tmp_path: Path, on_one_device: dict[str, np.ndarray]
+) -> None:
+    """Gradients are summed over processes."""
+    with processes(4, tmp_path / "run", "--quiet") as run:
+        assert [(code, err) for code, _, err in ends(run)] == [(0, "")] * 4
+    learned_the_same(record.load_metrics(tmp_path / "run"), on_one_device)
+
+
+@pytest.mark.slow
+def test_one_is_killed_and_all_are_started_again(
+    tmp_path: Path, by_two: tuple[Path, list[tuple[int, str, str]]]
+) -> None:
+    """Not the first, then the first. The other ends with a sentence; in the end it is as if nothing had happened."""
+    out, resume = tmp_path / "run", []
+    for victim in (1, 0):
+        before = last_checkpoint(out)
+        with processes(2, out, "--quiet", *resume) as run:
+            wait_for(lambda before=before: last_checkpoint(out) != before, run)
+            run[victim].kill()
+            killed = time.monotonic()
+            ((code, _, said),) = ends([run[1 - victim]])
+            assert time.monotonic() - killed < 20  # 10 at most where nothing else keeps the cores
+        assert (code, said.count("\n")) == (2, 1), said
+        assert said.startswith(GONE.format(last_checkpoint(out)))
+        resume = ["--resume"]
+    with processes(2, out, "--quiet", *resume) as run:
+        assert ends(run)[1] == (0, "", "")
+    metrics, expected = record.load_metrics(out), record.load_metrics(by_two[0])
+    for name in expected.keys() - {"seconds", "chunk_seconds"}:
+        np.testing.assert_array_equal(metrics[name], expected[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_interrupting_one_stops_and_saves_all(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    with processes(2, tmp_path, "--quiet") as run:
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size, run)
+        run[1].send_signal(signal.SIGINT)
+        first, second = ends(run)
+    assert (first[0], second[0]) == (130, 130), (first, second)
+    assert "interrupted and saved. Go on with" in first[2]
+    assert "finishing this chunk" in second[2]
+    assert "interrupted" not in second[2]
+    assert record.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
+
+
+@pytest.mark.slow
+def test_what_the_first_refuses_ends_all(by_two: tuple[Path, list[tuple[int, str, str]]]) -> None:
+    with processes(2, by_two[0]) as run:
+        first, second = ends(run)
+    assert (first[0], second[0]) == (2, 2)
+    assert "holds a run already. Add --resume" in first[2]
+    assert second[2] == "jaxpg: The first process of this run could not go on, and says why.\n"
+
+
+@pytest.mark.slow
+def test_processes_that_were_told_different_things(tmp_path: Path) -> None:
+    with processes(2, tmp_path / "run", each=[["--set", "gamma=0.9"], []]) as run:
+        assert [(code, "told different things" in said) for code, _, said in ends(run)] == [(2, True)] * 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_host_that_never_joins(tmp_path: Path) -> None:
+    """Whether it is the first that waits, or one of the others."""
+    command = [*TASK, "--out", str(tmp_path), "--distributed", "--join-seconds", "2", "--processes", "2"]
+    alone = []
+    try:
+        for i in range(2):
+            alone.append(process([*command, "--coordinator", f"127.0.0.1:{free_port()}", "--process", str(i)]))
+        expected = "jaxpg: not all 2 processes of this run joined within 2 seconds (--join-seconds).\n"
+        assert ends(alone) == [(2, "", expected)] * 2
+    finally:
+        for one in alone:
+            one.kill()
+            one.wait()
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_cluster_is_found(tmp_path: Path) -> None:
+    one = process([*TASK, "--distributed", "--out", str(tmp_path)])
+    code, out, said = ends([one])[0]
+    assert (code, out, said.count("\n")) == (2, "", 1), said
+    assert said.startswith("jaxpg: --distributed found no cluster here")
+
+
+TOLD = ["--coordinator", "127.0.0.1:1234", "--processes", "2"]
+REFUSED = [
+    (["--distributed", *TOLD], "go together"),
+    (["--distributed", "--process", "0"], "go together"),
+    (["--distributed", *TOLD, "--process", "2"], "stays below --processes 2"),
+    (["--distributed", *TOLD, "--process", "0", "--coordinator", "here"], "--coordinator takes HOST:PORT"),
+    (["--distributed", *TOLD, "--process", "0", "--join-seconds", "0"], "--join-seconds must be at least 1"),
+    (["--distributed", *TOLD, "--process", "0"], "--distributed needs --out"),
+    (["--process", "0"], "are for --distributed"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_mistakes_are_refused_before_anyone_joins(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TASK, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert (said[:7], said.count("\n")) == ("jaxpg: ", 1)
