@@ -136,6 +136,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {arguments.episodes}.")
     config, setup, state = _restored(arguments)
+    if rest := arguments.episodes % config.evaluation_samples:
+        raise UserError(
+            f"--episodes {arguments.episodes} cannot be cut into groups that begin alike, of evaluation_samples = "
+            f"{config.evaluation_samples} in this run's config: give a multiple of that, such as --episodes "
+            f"{arguments.episodes - rest + config.evaluation_samples}."
+        )
     import jax
 
     from jaxpg import report
@@ -172,7 +178,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def play(arguments: argparse.Namespace) -> int:
-    """Draw one episode of the seed that did best."""
+    """Draw one episode of the seed that was best when the checkpoint was written."""
     if arguments.gif.suffix != ".gif":
         raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
     config, setup, state = _restored(arguments)
@@ -183,7 +189,9 @@ def play(arguments: argparse.Namespace) -> int:
     from jaxpg import report
     from jaxpg.evaluate import play as one_episode
 
-    scores = _last(record.load_metrics(arguments.run).get("evaluation_return"), len(config.seeds))
+    metrics = record.load_metrics(arguments.run)
+    before = (metrics["steps"] <= np.asarray(state.steps)).all(1)
+    scores = _last({name: x[before] for name, x in metrics.items()}.get("evaluation_return"), len(config.seeds))
     best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
     one = jax.tree.map(lambda x: x[best], state.learner)
     actor = setup.learner.actor(one)
@@ -379,6 +387,7 @@ def _interrupted(out: Path, command: str) -> int:
 
 def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
+    configs.check_seeds([arguments.seed])
     config = configs.load(arguments.run)
     from jaxpg.stages import build_stage
     from jaxpg.train import restore
