@@ -324,11 +324,12 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     next(line for line in process.stderr if "finishing this chunk" in line)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    said = process.communicate()[1]
+    try:
+        said = process.communicate(timeout=10)[1]
+    finally:
+        process.kill()
     assert process.returncode == 130
-    assert time.monotonic() - began < 10
     assert "stopped at once" in said
     learner = build(config.load(run)).learner
     assert jaxpg.train.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
