@@ -60,12 +60,10 @@ def train(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
-    from jaxpg.stages import build_stage
-
     algorithms = list(dict.fromkeys(arguments.algorithms))
     resolved = {name: _resolve(arguments, arguments.task, name, out / name) for name in algorithms}
     for config in resolved.values():
-        build_stage(config)  # whatever does not fit is refused before the first of them trains
+        _refuse_what_does_not_fit(config)
     for name, config in resolved.items():
         if not _train_with_what_it_needs(config, out / name, out, arguments):
             return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
@@ -300,6 +298,8 @@ def _with_what_it_needs(config: configs.Config, shared: Path, arguments: argpars
 
     They go to directories of their own in `shared`, and are not trained again where they are finished.
     """
+    if configs.ALGORITHMS.keys() & {config.reward, config.initial}:
+        _refuse_what_does_not_fit(config)
     for stage in ("reward", "initial"):
         name = getattr(config, stage)
         if name not in configs.ALGORITHMS:
@@ -315,6 +315,15 @@ def _with_what_it_needs(config: configs.Config, shared: Path, arguments: argpars
         changed: dict[str, Any] = {stage: str(directory)}
         config = dataclasses.replace(config, **changed)
     return config
+
+
+def _refuse_what_does_not_fit(config: configs.Config) -> None:
+    """Raise the UserError that the training of a config would raise, before something else trains."""
+    from jaxpg.build import build
+    from jaxpg.stages import build_stage
+
+    with_what_there_is = build if config.reward in configs.ALGORITHMS else build_stage  # yet to be trained, or there
+    with_what_there_is(config)
 
 
 def _is_finished(directory: Path, config: configs.Config) -> bool:

@@ -247,7 +247,8 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dotted_names(merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, the network's among them."""
-    kind = str(merged.get("network", {}).get("kind", "mlp"))
+    network = merged.get("network")
+    kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
     inner = options(NETWORKS[kind]) if kind in NETWORKS else {}
     return [*known, "network.kind", *(f"network.{name}" for name in inner)]
 

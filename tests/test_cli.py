@@ -170,6 +170,12 @@ REFUSED = [
     (["train", "cartpole", "grpo", "--set", "kl=loss_k4"], "no place for a KL 'loss_k4'. Did you mean 'loss_k3'"),
     (["train", "cartpole", "ppo", "--set", "evaluation_samples=3"], "evaluation_samples = 3 does not divide eval"),
     (["train", "sort", "dpo", "--set", "pairs.slip=1"], "no setting 'slip' of preference pairs. Did you mean 'slip_r"),
+    (
+        ["train", "sort", "grpo", "--set", "kl=loss_k4"],
+        "Did you mean 'loss_k3'",
+    ),  # before fine-tuning
+    (["compare", "summarise_toy", "rlhf", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
+    (["train", "cartpole", "ppo", "--set", "network=3", "--set", "gama=1"], "no setting 'gama'"),
     (["train", "cartpole", "ppo", "--resume"], "--resume needs --out"),
     (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
     (["eval", "nowhere"], "nowhere is not the directory of a run"),
