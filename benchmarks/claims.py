@@ -282,7 +282,7 @@ def divergence(run: Trained, columns: int = 512) -> np.ndarray:
 
 def origin(runs: list[Trained]) -> str:
     """What machines, versions and commits the runs come from."""
-    machines = [json.loads((run.directory / record.MACHINE).read_text()) for run in runs]
+    machines = [m for run in runs for m in json.loads((run.directory / record.MACHINE).read_text())]
     kinds = {f"{m['cpu']}, {m['cores']} cores, jax {m['jax']}, commit {str(m['commit'])[:12]}" for m in machines}
     return f"({'; '.join(sorted(kinds))})"
 

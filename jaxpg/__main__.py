@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from jaxpg.errors import UserError
+from jaxpg.options import nearest
+
+LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that names the nearest valid word where it refuses one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Each command refuses what it does not know by itself, since only it knows what there is."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        refused = re.match(r"(argument .*: invalid choice|unrecognized arguments): '?([\w-]+)", message)
+        if refused:
+            _, _, choices = message.partition("(choose from ")
+            near = nearest(refused[2], re.findall(r"[\w-]+", choices) or re.findall(r"--[\w-]+", self.format_usage()))
+            message += f". Did you mean {near!r}?" if near else ""
+        super().error(message)
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their arguments."""
-    main = argparse.ArgumentParser(prog="jaxpg", description="Policy gradients in JAX, from REINFORCE to DAPO.")
+    main = Parser(prog="jaxpg", description="Policy gradients in JAX, from REINFORCE to DAPO.")
     commands = main.add_subparsers(dest="command", required=True, metavar="command")
 
-    training = argparse.ArgumentParser(add_help=False)
+    training = Parser(add_help=False)
     training.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
     training.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
     training.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
@@ -40,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--join-seconds", type=int, default=300, metavar="N", help="how long to wait for all of them (default 300)"
     )
 
-    trained = argparse.ArgumentParser(add_help=False)
+    trained = Parser(add_help=False)
     trained.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
     trained.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
     trained.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
@@ -81,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
     plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
 
-    show = commands.add_parser("list", help="what there is: tasks, algorithms, environments, options of an algorithm")
-    show.add_argument("what", nargs="?", choices=("tasks", "algorithms", "environments", "options"), metavar="WHAT")
+    show = commands.add_parser("list", help="what there is, with defaults and meanings")
+    show.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
     show.add_argument("algorithm", nargs="?", metavar="ALGO", help="whose options")
     return main
 
@@ -103,6 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `jaxpg list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        reason = error.strerror or str(error)
+        told = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
+        print(f"jaxpg: {told}.", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxpg import parallel, returns
 from jaxpg.errors import UserError
+from jaxpg.options import refuse_unknown
 from jaxpg.types import Array, Transition
 
 Scalar = Array | float
@@ -88,7 +89,7 @@ def minus_mean(
 def check_average(average: str) -> None:
     """Raise a UserError unless `average` is one that `minus_mean` knows."""
     if average not in AVERAGES:
-        raise UserError(f"average is one of {', '.join(AVERAGES)}, not {average!r}.")
+        refuse_unknown("average", average, AVERAGES)
 
 
 def critic_baseline(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:

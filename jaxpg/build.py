@@ -52,6 +52,11 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Setup:
         _check_division(config, env.time_limit, policy.sequential, shards)
         algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
         learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+    if config.evaluation_episodes % config.evaluation_samples:
+        raise UserError(
+            f"evaluation_samples = {config.evaluation_samples} does not divide evaluation_episodes = "
+            f"{config.evaluation_episodes}: so many episodes of an evaluation begin alike."
+        )
 
     def evaluate(state: Any, key: Key) -> Metrics:
         return scores(

@@ -62,12 +62,10 @@ def train(arguments: argparse.Namespace) -> int:
 def compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
     out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
-    from jaxpg.stages import build_stage
-
     algorithms = list(dict.fromkeys(arguments.algorithms))
     resolved = {name: _resolve(arguments, arguments.task, name, out / name) for name in algorithms}
     for config in resolved.values():
-        build_stage(config)  # whatever does not fit is refused before the first of them trains
+        _refuse_what_does_not_fit(config)
     for name, config in resolved.items():
         if not _train_with_what_it_needs(config, out / name, out, arguments):
             return _interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
@@ -140,6 +138,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {arguments.episodes}.")
     config, setup, state = _restored(arguments)
+    if rest := arguments.episodes % config.evaluation_samples:
+        raise UserError(
+            f"--episodes {arguments.episodes} cannot be cut into groups that begin alike, of evaluation_samples = "
+            f"{config.evaluation_samples} in this run's config: give a multiple of that, such as --episodes "
+            f"{arguments.episodes - rest + config.evaluation_samples}."
+        )
     import jax
 
     from jaxpg import report
@@ -176,7 +180,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def play(arguments: argparse.Namespace) -> int:
-    """Draw one episode of the seed that did best."""
+    """Draw one episode of the seed that was best when the checkpoint was written."""
     if arguments.gif.suffix != ".gif":
         raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
     config, setup, state = _restored(arguments)
@@ -187,7 +191,9 @@ def play(arguments: argparse.Namespace) -> int:
     from jaxpg import report
     from jaxpg.evaluate import play as one_episode
 
-    scores = _last(record.load_metrics(arguments.run).get("evaluation_return"), len(config.seeds))
+    metrics = record.load_metrics(arguments.run)
+    before = (metrics["steps"] <= np.asarray(state.steps)).all(1)
+    scores = _last({name: x[before] for name, x in metrics.items()}.get("evaluation_return"), len(config.seeds))
     best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
     one = jax.tree.map(lambda x: x[best], state.learner)
     actor = setup.learner.actor(one)
@@ -296,6 +302,8 @@ def _with_what_it_needs(config: configs.Config, shared: Path, arguments: argpars
 
     They go to directories of their own in `shared`, and are not trained again where they are finished.
     """
+    if configs.ALGORITHMS.keys() & {config.reward, config.initial}:
+        _refuse_what_does_not_fit(config)
     for stage in ("reward", "initial"):
         name = getattr(config, stage)
         if name not in configs.ALGORITHMS:
@@ -311,6 +319,15 @@ def _with_what_it_needs(config: configs.Config, shared: Path, arguments: argpars
         changed: dict[str, Any] = {stage: str(directory)}
         config = dataclasses.replace(config, **changed)
     return config
+
+
+def _refuse_what_does_not_fit(config: configs.Config) -> None:
+    """Raise the UserError that the training of a config would raise, before something else trains."""
+    from jaxpg.build import build
+    from jaxpg.stages import build_stage
+
+    with_what_there_is = build if config.reward in configs.ALGORITHMS else build_stage  # yet to be trained, or there
+    with_what_there_is(config)
 
 
 def _is_finished(directory: Path, config: configs.Config) -> bool:
@@ -396,6 +413,7 @@ def _interrupted(out: Path, command: str) -> int:
 
 def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
+    configs.check_seeds([arguments.seed])
     config = configs.load(arguments.run)
     from jaxpg.stages import build_stage
     from jaxpg.train import restore

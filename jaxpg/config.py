@@ -52,7 +52,7 @@ class Config:
     Args:
         task: name of the task.
         algorithm: name of the algorithm.
-        environment: name of the environment.
+        environment: name of the environment, or package.module:function of one's own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
         network: kind (mlp, cnn, recurrent or transformer) and its settings.
@@ -222,7 +222,7 @@ def _section(raw: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -247,7 +247,8 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dotted_names(merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, the network's among them."""
-    kind = merged.get("network", {}).get("kind", "mlp")
+    network = merged.get("network")
+    kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
     inner = options(NETWORKS[kind]) if kind in NETWORKS else {}
     return [*known, "network.kind", *(f"network.{name}" for name in inner)]
 
@@ -262,7 +263,11 @@ def _assemble(task: str, algorithm: str, merged: dict[str, Any], own: dict[str, 
     if "environment" not in values:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     values["network"] = _check_network(values["network"])
+    values["pairs"] = _check_table(values["pairs"], options(preferences.pairs_of), " of preference pairs")
+    for name, settings in values["wrappers"].items():
+        check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
     config = Config(task=task, algorithm=algorithm, learner={}, settings={}, **values)
+    check_seeds(config.seeds)
     config.learner.update({n: check(o, merged.get(n, o.default)) for n, o in learner.items()})
     for name, option in own.items():
         value = merged.get(name, option.default)
@@ -274,20 +279,29 @@ def _assemble(task: str, algorithm: str, merged: dict[str, Any], own: dict[str, 
 
 def _check_network(network: dict[str, Any]) -> dict[str, Any]:
     kind = network.get("kind", "mlp")
-    if kind not in NETWORKS:
+    if str(kind) not in NETWORKS:
         refuse_unknown("kind of network", str(kind), NETWORKS)
     known = options(NETWORKS[kind])
-    for key in network.keys() - {"kind"}:
-        if key not in known:
-            refuse_unknown("setting", key, known, f" of the network {kind}")
-    given = {n: check(o, network.get(n, o.default), minimum=_minimum(o)) for n, o in known.items()}
-    return {"kind": kind, **given}
+    given = {name: value for name, value in network.items() if name != "kind"}
+    defaults = {name: option.default for name, option in known.items()}
+    return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")
+
+
+def _check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:
+    for name in given:
+        if name not in known:
+            refuse_unknown("setting", name, known, where)
+    return {name: check(known[name], value, minimum=_minimum(known[name])) for name, value in given.items()}
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise a UserError unless these can be the numbers of seeds."""
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**31:
+        raise UserError(f"seeds are different numbers from 0 to 2^31 - 1, at least one, not {list(seeds)}.")
 
 
 def _minimum(option: Option) -> float:
     """Sizes and counts are at least 1; other numbers of a task or a network may be anything."""
-    if option.name == "seeds":
-        return 0
     return 1 if option.kind is int or option.name in ("hidden", "channels") else float("-inf")
 
 

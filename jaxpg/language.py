@@ -18,6 +18,7 @@ from jax import lax
 from jaxpg.decoder import Cache, Decoder
 from jaxpg.distributions import Categorical
 from jaxpg.errors import UserError
+from jaxpg.options import refuse_unknown
 from jaxpg.rollout import anyone
 from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Prompt, Rollout, Transition, Tree
 
@@ -290,7 +291,7 @@ def _builder(
             f"heads = {heads} and kv_heads = {kv_heads} were given."
         )
     if dtype not in DTYPES:
-        raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}.")
+        refuse_unknown("dtype", dtype, DTYPES)
     return partial(
         Decoder,
         vocabulary=_vocabulary(env),

@@ -29,6 +29,7 @@ from jaxpg.layers import (
     PolicyHead,
     ValueHead,
 )
+from jaxpg.options import refuse_unknown
 from jaxpg.rollout import break_steps, breaks
 from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree
 
@@ -132,7 +133,7 @@ def recurrent(
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:
-        raise UserError(f"The recurrent cell is one of {', '.join(cells)}; {cell!r} was given.")
+        refuse_unknown("recurrent cell", cell, cells)
     gains = _gains(orthogonal)
     encoder = MLPTorso(len(env.observation_space.shape), tuple(hidden), _known(activation), gains.hidden)
     head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
@@ -154,7 +155,7 @@ def _gains(orthogonal: bool) -> Gains:
 
 def _known(activation: str) -> str:
     if activation not in ACTIVATIONS:
-        raise UserError(f"The activation is one of {', '.join(ACTIVATIONS)}; {activation!r} was given.")
+        refuse_unknown("activation", activation, ACTIVATIONS)
     return activation
 
 

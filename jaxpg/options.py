@@ -6,6 +6,7 @@ What the command line offers and what a config may say is nowhere listed a secon
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import math
 import re
@@ -67,9 +68,34 @@ def check(option: Option, value: Any, *, minimum: float = -math.inf) -> Any:
 def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError that names the nearest valid name, or all of them where none is near."""
     known = sorted(known)
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+    near = nearest(given, known)
+    hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(known)}."
     raise UserError(f"There is no {what} {given!r}{where}. {hint}")
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The valid name that was probably meant, None where none is near."""
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return near[0] if near else None
+
+
+def imported(name: str, what: str) -> Callable[..., Any]:
+    """The function "package.module:function" of a user.
+
+    Raises:
+        UserError: it cannot be imported, or is no function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise UserError(
+            f"The {what} {name} cannot be imported: {type(error).__name__}: {error}. Its module must be installed or "
+            "lie in a folder that PYTHONPATH names."
+        ) from error
+    if not callable(found):
+        raise UserError(f"{name} is no function, but {found!r}.")
+    return found
 
 
 def describe_kind(kind: Any) -> str:

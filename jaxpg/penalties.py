@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
+from jaxpg.options import refuse_unknown
 from jaxpg.surrogates import likelihood_ratio
 from jaxpg.types import Array
 
@@ -72,7 +73,7 @@ def reference_kl(placement: str, coefficient: Scalar) -> ReferenceKL:
         return ReferenceKL(partial(_IN_REWARD[placement], coefficient=coefficient), None)
     if placement in _IN_LOSS:
         return ReferenceKL(None, partial(_IN_LOSS[placement], coefficient=coefficient))
-    raise UserError(f"No KL placement is called {placement!r}. Use one of {', '.join([*_IN_REWARD, *_IN_LOSS])}.")
+    refuse_unknown("place for a KL", placement, [*_IN_REWARD, *_IN_LOSS])
 
 
 def _reward_k1(old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:

@@ -1,7 +1,7 @@
 """The directory of a run: what it was told to do, on what it ran, and what it measured.
 
     config.toml     the resolved config, and the seeds
-    run.json        versions, devices, commit
+    run.json        versions, devices and commit of every process that trained it, in order
     metrics.jsonl   one line per chunk of training, every quantity as a list over seeds
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
@@ -18,7 +18,7 @@ import platform
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -112,11 +112,27 @@ def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) ->
     if (run_dir / CONFIG).exists():
         if not resume:
             raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
-        refuse_other_config(f"The run in {run_dir}", tomllib.loads((run_dir / CONFIG).read_text()), config)
+        refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
     with _explained(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        replace_file(run_dir / MACHINE, json.dumps(machine(), indent=1) + "\n")
         replace_file(run_dir / CONFIG, dumps(config))
+
+
+def load_config(run_dir: Path) -> dict[str, Any]:
+    """The config that a run wrote down, as it stands in its file."""
+    return tomllib.loads((run_dir / CONFIG).read_text())
+
+
+def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
+    """Note in run.json that this process goes on with the run, on these devices.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = run_dir / MACHINE
+    before = json.loads(path.read_text()) if path.exists() else []
+    with _explained(run_dir):
+        replace_file(path, json.dumps([*before, machine(devices)], indent=1) + "\n")
 
 
 def refuse_other_config(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
@@ -171,8 +187,10 @@ def stack(rows: list[Row]) -> dict[str, np.ndarray]:
     return {name: np.array([row.get(name, missing) for row in rows], float) for name in names}
 
 
-def machine() -> dict[str, Any]:
-    """What a run depends on besides its config: versions, processor, devices and, from a checkout, the commit."""
+def machine(devices: Sequence[jax.Device] | None = None) -> dict[str, Any]:
+    """What a run depends on besides its config: versions, processor, devices (by default all that there are) and, from
+    a checkout, the commit.
+    """
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
     return {
         "python": platform.python_version(),
@@ -180,7 +198,7 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "devices": [device.device_kind for device in jax.devices()],
+        "devices": [device.device_kind for device in devices or jax.devices()],
         "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
@@ -253,11 +271,20 @@ def _dump(value: Any) -> str:
     return repr(value)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file all at once, so that a killed process leaves the old one or the new one."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file all at once, so that a killed process leaves the old one or the new one.
+
+    Raises:
+        OSError: it could not be written; it names the file, as the system itself does not where a disk is full.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _parse(line: str) -> Row | None:

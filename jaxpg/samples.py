@@ -19,6 +19,7 @@ from jaxpg.config import Config
 from jaxpg.envs.text import PAD, Tokenizer, Writing
 from jaxpg.errors import UserError
 from jaxpg.language import generate
+from jaxpg.record import replace_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
@@ -126,7 +127,8 @@ class Shown:
         samples = self._draw(params, jax.random.key(steps))
         self._directory.mkdir(exist_ok=True)
         path = self._directory / f"{steps:012d}.json"
-        path.write_text(json.dumps([sample._asdict() for sample in samples], indent=1, ensure_ascii=False) + "\n")
+        rows = [sample._asdict() for sample in samples]
+        replace_file(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
         for sample in samples:
             self._console.print(sample.line())
 

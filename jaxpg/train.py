@@ -191,6 +191,8 @@ def train(
     def behind(steps: np.ndarray) -> int:
         return int(steps[healthy].min(initial=total_steps))
 
+    if behind(steps) < total_steps:
+        hosts.on_first(partial(record.add_machine, run_dir, list(mesh.devices.flat)))
     with _recorder(run_dir, keep=origin["bytes"], steps=int(steps.min())) as recorder:
         if not steps.any():
             on_evaluation(parallel.whole(state))
@@ -239,11 +241,12 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
     """The state of a run at its `best` or `last` checkpoint.
 
     Raises:
-        UserError: there is none, or it cannot be used.
+        UserError: there is none, it is of another run, or it cannot be used.
     """
     found = checkpoint.find(run_dir / CHECKPOINTS, which)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint: the run did not get as far as its first one.")
+    record.refuse_other_config(f"The checkpoint {found.path}", found.about["config"], record.load_config(run_dir))
     return checkpoint.restore(found, _shapes(learner, len(seeds)))
 
 

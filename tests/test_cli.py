@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toy_learner
 from PIL import Image
 
 import jaxpg.train
-from jaxpg import config, record, report
+from jaxpg import checkpoint, config, envs, record, report
 from jaxpg.__main__ import main
 from jaxpg.build import build, networks
 from jaxpg.evaluate import evaluate, play
@@ -122,7 +121,8 @@ def test_play_draws_the_seed_that_did_best(
     """In the last evaluation; its greedy actions are drawn, and the other seed would have acted otherwise."""
     scores, episodes = np.array([[0.5, 0.5], [0.1, 0.1], [np.nan, np.nan]]), []
     scores[:2, best] = 0.2
-    monkeypatch.setattr(record, "load_metrics", lambda run: {"evaluation_return": scores})
+    metrics = {"evaluation_return": scores, "steps": np.zeros((3, 2))}
+    monkeypatch.setattr(record, "load_metrics", lambda run: metrics)
     monkeypatch.setattr(report, "render_gif", lambda env, episode, path: episodes.append(episode))
     assert main(["play", str(trained), "--gif", str(tmp_path / "x.gif"), "--checkpoint", "last", "--greedy"]) == 0
     assert f"seed {best}, 9 steps" in capsys.readouterr().out
@@ -160,16 +160,42 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    out = capsys.readouterr().out
+    def listed(*what: str) -> str:
+        assert main(["list", *what]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    out = listed()
     assert all(name in out for name in ("cartpole", "CartPole-v1", "reinforce_to_go", "dapo"))
-    assert main(["list", "environments"]) == 0
-    assert "Breakout-MinAtar" in capsys.readouterr().out
-    assert main(["list", "options", "dapo"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    assert out.endswith("There is more: jaxpg list options ALGO, environments, wrappers or pairs.")
+    out = listed("environments")
+    assert all(name in out for name in envs.names())
+    assert "Catch-bsuite rows = 10, columns = 5, max_steps_in_episode = 1000" in out
+    assert "json_lines path, tokenizer = characters," in out  # path has no default
+    out = listed("wrappers")
+    assert all(name in out for name in envs.WRAPPERS)
+    assert "probability 0.25 of repeating the action before, in [0, 1]." in out
+    assert "pairs.sharpness 10.0 how well the judge tells rewards apart." in listed("pairs")
+    out = listed("options", "dapo")
     assert "clip_high 0.28" in out
     assert "rounds of sampling" in out
     assert "network.{cnn}.channels" in out.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["trian", "cartpole", "ppo"], "train"),
+        (["list", "optionss"], "options"),
+        (["eval", "runs/x", "--checkpoint", "bset"], "best"),
+        (["train", "cartpole", "ppo", "--sets", "gamma=0.9"], "--set"),
+        (["train", "cartpole", "ppo", "--setps=9"], "--steps"),
+    ],
+)
+def test_words_of_the_command_line_itself(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"Did you mean {meant!r}?\n")
 
 
 REFUSED = [
@@ -191,10 +217,30 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "2 devices can not share 3 seeds"),
     (["train", "cartpole", "ppo", "--mesh", "data=2", "--devices", "3"], "has 2 devices, and --devices says 3"),
     (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
+    (["train", "cartpole", "ppo", "--seed", "5000000000"], "seeds are different numbers from 0 to 2^31 - 1"),
+    (["train", "cartpole", "ppo", "--set", "seeds=[]"], "seeds are different numbers"),
+    (["train", "cartpole", "ppo", "--set", "seeds=[0, 0]"], "seeds are different numbers"),
+    (["train", "cartpole", "ppo", "--set", "seeds=[0, -1]"], "seeds are different numbers"),
+    (["train", "cartpole", "ppo", "--set", "wrappers.flatten=0.1"], "wrappers.flatten must be a table, not 0.1"),
+    (["train", "cartpole", "ppo", "--set", "network.kind=mlpp"], "no kind of network 'mlpp'. Did you mean 'mlp'"),
+    (["train", "cartpole", "ppo", "--set", "network.kind=[1]"], "no kind of network '[1]'"),
+    (["train", "cartpole", "ppo", "--set", "network.activation=tahn"], "no activation 'tahn'. Did you mean 'tanh'"),
+    (["train", "cartpole", "reinforce_baseline", "--set", "average=runing"], "Did you mean 'running'"),
+    (["train", "cartpole", "grpo", "--set", "kl=loss_k4"], "no place for a KL 'loss_k4'. Did you mean 'loss_k3'"),
+    (["train", "cartpole", "ppo", "--set", "evaluation_samples=3"], "evaluation_samples = 3 does not divide eval"),
+    (["train", "sort", "dpo", "--set", "pairs.slip=1"], "no setting 'slip' of preference pairs. Did you mean 'slip_r"),
+    (
+        ["train", "sort", "grpo", "--set", "kl=loss_k4"],
+        "Did you mean 'loss_k3'",
+    ),  # before fine-tuning
+    (["compare", "summarise_toy", "rlhf", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
+    (["train", "cartpole", "ppo", "--set", "network=3", "--set", "gama=1"], "no setting 'gama'"),
     (["train", "cartpole", "ppo", "--resume"], "--resume needs --out"),
     (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
     (["eval", "nowhere"], "nowhere is not the directory of a run"),
     (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
+    (["eval", "nowhere", "--seed", "99999999999999999999"], "seeds are different numbers"),
+    (["play", "nowhere", "--gif", "x.gif", "--seed", "-1"], "seeds are different numbers"),
     (["play", "nowhere", "--gif", "x.png"], "--gif takes a file that ends in .gif"),
     (["plot", "nowhere"], "nowhere is not the directory of a run"),
     (["list", "options"], "Whose options?"),
@@ -251,16 +297,24 @@ def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> N
     jax.tree.map(np.testing.assert_array_equal, halves, whole)
 
 
-def test_damaged_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    largest = max((trained / "checkpoints").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
-    good = largest.read_bytes()
-    try:
-        largest.write_bytes(good[: len(good) // 2])
-        codes = [main([c, str(trained), *rest]) for c, *rest in (["eval", "--checkpoint", "last"], ["eval"])]
-    finally:
-        largest.write_bytes(good)
-    assert 2 in codes
-    assert re.search(r"checkpoint .* cannot be used: its file .* is damaged\.", capsys.readouterr().err)
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_damaged_checkpoint(trained: Path, which: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Cut off, it is used by nothing, and nothing happens to the run."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    folder = checkpoint.find(run / "checkpoints", which).path
+    largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    commands = [["eval", str(run), "--checkpoint", which]]
+    if which == "last":
+        commands += [["train", "catch", "a2c", "--out", str(run), "--resume", "--steps", "9000"]]
+    for command in commands:
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert re.fullmatch(r"jaxpg: The checkpoint .* cannot be used: its file .* is damaged\. .*\n", said)
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {path.name for path in before if before[path] != after[path]} <= {"config.toml"}  # of 9000 steps
+    assert before.keys() == after.keys()
 
 
 LAYOUTS = [["--devices", "4"], ["--mesh", "data=4"], ["--mesh", "seed=2"]]
@@ -323,43 +377,27 @@ def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     assert record.load_metrics(out)["steps"][-1, 0] >= reached + 2000
 
 
-WAITS = """
-import sys, time
-from pathlib import Path
-from rich.console import Console
-from toy_learner import run
-from jaxpg.progress import interruptible
-def slow(row):
-    print("row", flush=True)
-    time.sleep(0.0 if row["steps"].min() < 20 else 60.0)
-with interruptible(Console()) as should_stop:
-    run(Path(sys.argv[1]), on_row=slow, should_stop=should_stop)
-"""
-
-
-def test_interrupt_twice_stops_at_once(tmp_path: Path) -> None:
-    """In the middle of a chunk that would take a minute; the checkpoint before it is intact."""
+def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
+    """In the middle of a chunk that would take very long; the checkpoint before it is intact."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    command = ["train", "catch", "a2c", "--out", str(run), "--resume", "--steps", str(2**31 - 1)]
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)},
-        text=True,
+        [sys.executable, "-m", "jaxpg", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    for _ in range(5):
-        assert process.stdout.readline() == "row\n"
+    while len(json.loads((run / "run.json").read_text())) == 1:  # until it trains
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    while "finishing this chunk" not in process.stderr.readline():
-        pass
-    began = time.monotonic()
+    next(line for line in process.stderr if "finishing this chunk" in line)
     process.send_signal(signal.SIGINT)
-    said = process.communicate()[1]
+    try:
+        said = process.communicate(timeout=10)[1]
+    finally:
+        process.kill()
     assert process.returncode == 130
-    assert time.monotonic() - began < 10
     assert "stopped at once" in said
-    learner = toy_learner.toy(lucky_length=True)
-    assert (jaxpg.train.restore(learner, tmp_path, [0, 1, 2], "last").steps >= 12).all()
-    toy_learner.run(tmp_path, resume=True)
+    learner = build(config.load(run)).learner
+    assert jaxpg.train.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
 
 
 def test_devices_are_made_before_anything_computes() -> None:

@@ -138,7 +138,7 @@ REFUSED = [
     ("cartpole", "ppo", {"network.hidden": [64, 0]}, "hidden must be at least 1, not 0"),
     ("cartpole", "ppo", {"network.hidden": [64, 6.5]}, "hidden must be a list of integers"),
     ("cartpole", "ppo", {"network.hidden": 64}, "hidden must be a list of integers, not 64"),
-    ("cartpole", "ppo", {"network.activation": "tan"}, "activation is one of tanh"),
+    ("cartpole", "ppo", {"network.activation": "tan"}, "no activation 'tan'. Did you mean 'tanh'"),
     ("cartpole", "ppo", {"network.shared": 1}, "shared must be true or false, not 1"),
     ("cartpole", "ppo", {"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
     ("cartpole", "ppo", {"learning_rate": -1.0}, "learning_rate must be at least 0, not -1.0"),

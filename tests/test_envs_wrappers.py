@@ -45,14 +45,14 @@ CHOSEN = [1, 2, 3, 1, 2]
 
 @pytest.mark.parametrize(("probability", "executed"), [(0.0, CHOSEN), (1.0, [0] * 5)])
 def test_sticky_actions_at_the_extremes(probability, executed):
-    _, steps, _ = play(envs.sticky_actions(counter(), probability), CHOSEN)
+    _, steps, _ = play(envs.sticky_actions(counter(), probability=probability), CHOSEN)
     np.testing.assert_array_equal(steps.reward, executed)
 
 
 def test_sticky_actions_repeat_what_was_executed_not_what_was_chosen():
     steps, probability = 20_000, 0.25
     box = Box(np.zeros(1, np.float32), np.ones(1, np.float32))
-    env = envs.sticky_actions(counter(actions=box), probability)
+    env = envs.sticky_actions(counter(actions=box), probability=probability)
     chosen = jax.random.uniform(jax.random.key(1), (steps, 1))
 
     def step(state, x):
@@ -77,14 +77,14 @@ def test_sticky_actions_repeat_what_was_executed_not_what_was_chosen():
     ],
 )
 def test_time_limit(limit, last, discount):
-    env = envs.time_limit(counter(), limit)
+    env = envs.time_limit(counter(), steps=limit)
     _, steps, _ = play(env, [0] * len(last))
     np.testing.assert_array_equal(steps.last, np.array(last, bool))
     np.testing.assert_array_equal(steps.discount, discount)
     assert env.time_limit == limit
-    assert envs.time_limit(env, 1000).time_limit == limit
-    late = envs.time_limit(counter()._replace(earliest_cut=9), limit)  # from whichever cuts first
-    assert (late.earliest_cut, envs.time_limit(late, 2).earliest_cut) == (limit, 2)
+    assert envs.time_limit(env, steps=1000).time_limit == limit
+    late = envs.time_limit(counter()._replace(earliest_cut=9), steps=limit)  # from whichever cuts first
+    assert (late.earliest_cut, envs.time_limit(late, steps=2).earliest_cut) == (limit, 2)
 
 
 def test_frame_stack_holds_the_last_observations_oldest_first():
@@ -122,7 +122,9 @@ def test_clip_actions_clips_what_the_environment_gets():
 
 
 def test_wrappers_compose_and_unwrap():
-    env = envs.frame_stack(envs.time_limit(envs.sticky_actions(envs.make("Breakout-MinAtar"), 0.1), 4), num=2)
+    env = envs.frame_stack(
+        envs.time_limit(envs.sticky_actions(envs.make("Breakout-MinAtar"), probability=0.1), steps=4), num=2
+    )
     obs, steps, state = play(env, [0, 1, 2, 0])
     assert obs.shape == env.observation_space.shape == (10, 10, 8)
     np.testing.assert_array_equal(steps.last, [False, False, False, True])

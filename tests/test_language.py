@@ -380,7 +380,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     [
         ({"width": 18}, "heads must divide the width"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads must divide heads"),
-        ({"dtype": "float16"}, "dtype is one of float32, bfloat16"),
+        ({"dtype": "float16"}, "no dtype 'float16'. Did you mean 'bfloat16'"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings, sentence):

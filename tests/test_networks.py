@@ -293,8 +293,8 @@ def test_activations_differ(activation):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: networks.mlp(COUNTER, activation="swish"), "one of tanh, relu, silu, gelu; 'swish'"),
-        (lambda: networks.recurrent(COUNTER, cell="lstm"), "one of gru, min_gru; 'lstm'"),
+        (lambda: networks.mlp(COUNTER, activation="swish"), "no activation 'swish'. There are: gelu, relu, silu, tanh"),
+        (lambda: networks.recurrent(COUNTER, cell="lstm"), "no recurrent cell 'lstm'. There are: gru, min_gru"),
         (lambda: networks.cnn(COUNTER), r"counter gives \(2,\)\. Use an mlp"),
     ],
 )

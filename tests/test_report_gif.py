@@ -128,7 +128,7 @@ def test_the_map_of_a_lake_is_found_out(size, wrapped):
     rows = lake.split()
     expected = {(r, c): float(rows[r][c] == "G") for r in range(size) for c in range(size) if rows[r][c] in "HG"}
     for env in (ours, theirs):
-        env = envs.flatten(envs.sticky_actions(envs.frame_stack(env, 2))) if wrapped else env
+        env = envs.flatten(envs.sticky_actions(envs.frame_stack(env, num=2))) if wrapped else env
         walls, gain = _explore(env, env.reset(jax.random.key(0))[0])
         assert walls.shape == (size, size)
         assert not walls.any()
@@ -145,7 +145,7 @@ def test_the_map_of_a_grid_with_a_wall_is_found_out():
 
 def test_boards_show_what_the_agent_sees():
     """Breakout's three rows of bricks, also behind wrappers that change the observations."""
-    env = envs.flatten(envs.frame_stack(envs.make("Breakout-MinAtar"), 2))
+    env = envs.flatten(envs.frame_stack(envs.make("Breakout-MinAtar"), num=2))
     drawn = trimmed(some_episode(env))
     frame = np.asarray(draw_frame(env, SCENES[env.name](env, drawn), drawn, 0))
     red = (frame == [int(RED[i : i + 2], 16) for i in (1, 3, 5)]).all(axis=-1)

@@ -362,9 +362,24 @@ def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
 
 def test_run_json_says_what_it_ran_on(tmp_path: Path) -> None:
     run(tmp_path, total_steps=4)
-    machine = json.loads((tmp_path / "run.json").read_text())
+    (machine,) = json.loads((tmp_path / "run.json").read_text())
     assert machine["jax"] == jax.__version__
-    assert machine["devices"] == ["cpu"] * 4
+    assert machine["devices"] == ["cpu"]  # the one it used of four
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert head.returncode or machine["commit"].removesuffix("-dirty") == head.stdout.strip()
+
+
+def test_run_json_keeps_every_process_that_trained(tmp_path: Path) -> None:
+    """One that finds the run complete leaves no mark."""
+
+    def devices() -> list[list[str]]:
+        return [machine["devices"] for machine in json.loads((tmp_path / "run.json").read_text())]
+
+    run(tmp_path, total_steps=20)
+    run(tmp_path, total_steps=20, resume=True)
+    assert devices() == [["cpu"]]
+    run(tmp_path, total_steps=40, resume=True, mesh=parallel.make_mesh(3, 1, jax.devices()[:3]))
+    assert devices() == [["cpu"], ["cpu"] * 3]
 
 
 def events(run_dir: Path) -> list[Event]:

@@ -1,7 +1,7 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
 from jaxpg.envs.adapter import from_gymnax
-from jaxpg.envs.by_name import default_settings, make, names, register, wrap
+from jaxpg.envs.by_name import WRAPPERS, default_settings, make, names, register, wrap
 from jaxpg.envs.tabular import (
     MDP,
     action_values,
@@ -17,6 +17,7 @@ from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actio
 
 __all__ = [
     "MDP",
+    "WRAPPERS",
     "action_values",
     "as_env",
     "clip_actions",

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpg.envs import adapter, probes, tabular, text, wrappers
 from jaxpg.errors import UserError
+from jaxpg.options import imported
 from jaxpg.types import Env
 
 Factory = Callable[..., Env]
@@ -60,7 +61,7 @@ _factories: dict[str, Factory] = {
     "json_lines": _text(text.json_lines),
 }
 
-_wrappers: dict[str, Factory] = {
+WRAPPERS: dict[str, Factory] = {
     wrapper.__name__: wrapper
     for wrapper in (
         wrappers.sticky_actions,
@@ -96,7 +97,8 @@ def make(name: str, /, **settings: Any) -> Env:
     """Makes an environment.
 
     Args:
-        name: One of `names()`, such as "CartPole-v1" or "grid_world".
+        name: One of `names()`, such as "CartPole-v1" or "grid_world", or "package.module:function" of a function that
+            returns an Env.
         **settings: For gymnax's environments the constructor's arguments and the fields of EnvParams, such as
             `max_steps_in_episode` or `gravity`; for others the arguments of the factory.
 
@@ -105,12 +107,14 @@ def make(name: str, /, **settings: Any) -> Env:
 
     Raises:
         UserError: An unknown name or setting (the nearest valid one is named), a value of the wrong type, or none where
-            one is needed.
+            one is needed; a function that cannot be imported or called, or returns something else.
     """
     known = default_settings(name)
     _check(name, settings, known)
     if name in _factories:
         return _factories[name](**settings)
+    if ":" in name:
+        return _told_by(name, settings)
     return adapter.make_gymnax(name, settings)
 
 
@@ -118,8 +122,10 @@ def default_settings(name: str) -> dict[str, Any]:
     """The settings that `make` takes for an environment, with their defaults, `inspect.Parameter.empty` without one.
 
     Raises:
-        UserError: An unknown name, or MNISTBandit without its data.
+        UserError: An unknown name, a function that cannot be imported, or MNISTBandit without its data.
     """
+    if name not in names() and ":" in name:
+        return adapter.arguments(imported(name, "environment"))
     if name not in names():
         raise UserError(f"There is no environment {name!r}. Did you mean {_nearest(name, names())!r}?")
     return adapter.arguments(_factories[name]) if name in _factories else adapter.gymnax_settings(name)
@@ -131,12 +137,25 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     Raises:
         UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
     """
-    if name not in _wrappers:
-        raise UserError(f"There is no wrapper {name!r}. Did you mean {_nearest(name, _wrappers)!r}?")
-    known = adapter.arguments(_wrappers[name])
+    if name not in WRAPPERS:
+        raise UserError(f"There is no wrapper {name!r}. Did you mean {_nearest(name, WRAPPERS)!r}?")
+    known = adapter.arguments(WRAPPERS[name])
     del known["env"]
     _check(name, settings, known)
-    return _wrappers[name](env, **settings)
+    return WRAPPERS[name](env, **settings)
+
+
+def _told_by(name: str, settings: dict[str, Any]) -> Env:
+    """What the function "package.module:function" of a user makes."""
+    try:
+        env = imported(name, "environment")(**settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"The environment {name} cannot be made: {type(error).__name__}: {error}.") from error
+    if not isinstance(env, Env):
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {env!r}.")
+    return env
 
 
 def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def unwrap(state: Tree) -> Tree:
     return state
 
 
-def sticky_actions(env: Env, probability: float = 0.25) -> Env:
+def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
     """With this probability the environment repeats the action it executed before, whatever the agent chose.
 
     Before the first step of an episode that is action 0, "do nothing" in MinAtar. MinAtar's own default is 0.1.
@@ -43,7 +43,7 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
 
     Args:
         env: What to wrap.
-        probability: in [0, 1].
+        probability: of repeating the action before, in [0, 1].
 
     Raises:
         UserError: The probability is none.
@@ -66,12 +66,12 @@ def sticky_actions(env: Env, probability: float = 0.25) -> Env:
     return env._replace(reset=reset, step=step)
 
 
-def time_limit(env: Env, steps: int) -> Env:
+def time_limit(env: Env, *, steps: int) -> Env:
     """Ends an episode after this many steps at the latest, as a time-out: `last` is set, `discount` is left alone.
 
     Args:
         env: What to wrap.
-        steps: at least 1.
+        steps: the most that an episode takes, at least 1.
 
     Raises:
         UserError: Fewer than one step.
@@ -96,7 +96,7 @@ def time_limit(env: Env, steps: int) -> Env:
     )
 
 
-def frame_stack(env: Env, num: int = 4) -> Env:
+def frame_stack(env: Env, *, num: int = 4) -> Env:
     """Observes the last `num` observations, oldest first, concatenated along the last axis.
 
     `[H, W, C]` becomes `[H, W, num * C]` and `[D]` becomes `[num * D]`. An episode starts with copies of its first
@@ -104,7 +104,7 @@ def frame_stack(env: Env, num: int = 4) -> Env:
 
     Args:
         env: What to wrap; its observations are arrays with at least one axis.
-        num: at least 1.
+        num: how many observations are seen at once, at least 1.
 
     Raises:
         UserError: Fewer than one observation, or observations without an axis.

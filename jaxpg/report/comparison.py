@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
 
+from jaxpg.record import replace_file
 from jaxpg.report.figures import color, learning_curve, step_grid
 from jaxpg.report.page import html_page
 from jaxpg.report.statistics import (
@@ -147,7 +148,7 @@ def compare(
     learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold)
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
     text = json.dumps(plain(record), indent=2, allow_nan=False)
-    (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
+    replace_file(directory / "comparison.json", text + "\n")
     page = html_page(
         title=title,
         threshold=threshold,
@@ -157,7 +158,7 @@ def compare(
         seeds=[("seed", *summaries), *_per_seed(summaries)],
         details=details,
     )
-    (directory / "comparison.html").write_text(page, encoding="utf-8")
+    replace_file(directory / "comparison.html", page)
     return summaries
 
 

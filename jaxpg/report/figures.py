@@ -16,9 +16,11 @@ from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
+from jaxpg.record import replace_file
 from jaxpg.report.statistics import Estimate, Floats, binned, bootstrap
 
 BINS = 100
+FORMATS = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's colours, told apart by colour-blind readers, without those that vanish on white or on black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -72,11 +74,24 @@ def learning_curve(curves: Curves, path: str | Path, *, title: str, threshold: f
         threshold: return drawn as a dashed line.
 
     Raises:
-        UserError: if there is no curve, or shapes do not fit.
+        UserError: if there is no curve, shapes do not fit, or the suffix is another.
     """
-    figure = curves_figure(curves, title=title, threshold=threshold)
+    save(curves_figure(curves, title=title, threshold=threshold), path)
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure into a file, whole or not at all.
+
+    Raises:
+        UserError: its suffix is none of FORMATS.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise UserError(f"A figure goes into a file that ends in {', '.join(FORMATS)}, not {path}.")
+    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(path, dpi=200, facecolor="white")
+        figure.savefig(buffer, format=path.suffix[1:], dpi=200, facecolor="white")
+    replace_file(path, buffer.getvalue())
 
 
 def inline_svg(figure: Figure) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from jaxpg.envs.wrappers import unwrap
 from jaxpg.evaluate import Episode
+from jaxpg.record import replace_file
 from jaxpg.report import boards, control
 from jaxpg.report.canvas import INK, PAPER, QUIET, Canvas, Scene, font
 from jaxpg.types import Discrete, Env
@@ -51,8 +53,9 @@ def render_gif(env: Env, episode: Episode, path: str | Path, *, fps: float | Non
     frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in range(length + 1))
     pace = 10 * max(2, round(100 / (fps or scene.fps)))
     first = next(frames)
+    buffer = io.BytesIO()
     first.save(
-        path,
+        buffer,
         format="GIF",
         save_all=True,
         append_images=frames,
@@ -61,6 +64,7 @@ def render_gif(env: Env, episode: Episode, path: str | Path, *, fps: float | Non
         optimize=False,
         disposal=1,
     )
+    replace_file(Path(path), buffer.getvalue())
 
 
 def trimmed(episode: Episode) -> Episode:

@@ -19,8 +19,9 @@ from rich import box
 from rich.table import Table
 
 from jaxpg.errors import UserError
+from jaxpg.record import replace_file
 from jaxpg.report.comparison import interval, number, plain
-from jaxpg.report.figures import STYLE, color
+from jaxpg.report.figures import STYLE, color, save
 from jaxpg.report.statistics import Estimate, bootstrap
 
 Grid = Mapping[str, Sequence[Any]]
@@ -52,7 +53,7 @@ def write_sweep(
         for place, (point, final) in enumerate(zip(points, scores, strict=True))
     ]
     text = json.dumps(plain({"title": title, "grid": grid, "points": found, "details": details}), indent=1)
-    (directory / "sweep.json").write_text(text + "\n", encoding="utf-8")
+    replace_file(directory / "sweep.json", text + "\n")
     if np.isnan(estimate.value).all():
         raise UserError(f"Runs of every point went astray ({directory / 'sweep.json'}): try smaller step sizes.")
     sweep_figure(grid, scores, directory / "sweep.png", title=title)
@@ -105,7 +106,7 @@ def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str
             figure = _curve(grid, estimate, title)
         else:
             figure = _maps(grid, estimate, places, title)
-        figure.savefig(path, dpi=200, facecolor="white")
+    save(figure, path)
 
 
 def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:

@@ -14,7 +14,6 @@ value that is no finite number, does so as a UserError through `jaxpg.host`.
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
 import re
@@ -34,7 +33,7 @@ from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.envs.text.writing import fingerprint
 from jaxpg.errors import UserError
-from jaxpg.options import refuse_unknown
+from jaxpg.options import imported, refuse_unknown
 from jaxpg.types import Array
 
 Reward = Callable[[str, str, str], float]
@@ -183,16 +182,6 @@ def _complaint(name: str, where: str, reason: str, completion: str) -> str:
 
 def _load(name: str) -> Reward:
     """The function "package.module:function"."""
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         refuse_unknown("way to match", name, ["exact", "numeric", "package.module:function"])
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise UserError(
-            f"The reward function {name} cannot be imported: {type(error).__name__}: {error}. Its module must be "
-            "installed or lie in a folder that PYTHONPATH names."
-        ) from error
-    if not callable(found):
-        raise UserError(f"{name} is no function, but {found!r}.")
-    return found
+    return imported(name, "reward function")
