@@ -39,8 +39,8 @@ class Scorer(NamedTuple):
 class Tokens(NamedTuple):
     """The distributions over the next token at `[T, B]` places, as features and the weights that read logits off them.
 
-    Logits are made for a `1/chunks` share of the columns at a time, and made again for the gradient, so that
-    `[T, B, vocabulary]` never exists whole.
+    Logits are made for a `1/chunks` share of the columns at a time, rounded up, and made again for the gradient, so
+    that `[T, B, vocabulary]` never exists whole.
 
     logits(features) -> [..., vocabulary]: the last layer.
     features: [T, B, width].
@@ -76,9 +76,15 @@ class Tokens(NamedTuple):
     def _by_chunks(self, function: Callable[[Any], Any], inputs: tuple[Array, ...]) -> Any:
         if self.chunks == 1:
             return function(inputs)
-        split = jax.tree.map(lambda x: x.reshape(x.shape[0], self.chunks, -1, *x.shape[2:]).swapaxes(0, 1), inputs)
-        joined = lax.map(jax.checkpoint(function), split)
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1), joined)
+        columns = self.features.shape[1]
+        size = -(-columns // self.chunks)
+
+        def split(x: Array) -> Array:
+            padded = jnp.pad(x, [(0, 0), (0, -columns % size), *[(0, 0)] * (x.ndim - 2)])
+            return padded.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+
+        joined = lax.map(jax.checkpoint(function), jax.tree.map(split, inputs))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :columns], joined)
 
 
 def transformer(
@@ -107,7 +113,7 @@ def transformer(
         tied: logits are read off by the embedding itself.
         dtype: of the arithmetic, float32 or bfloat16; parameters, softmax and log-probabilities stay float32.
         remat: keep only what enters each block for the gradient, and compute the rest again.
-        logit_chunks: make the logits of a batch in so many parts, never all at once.
+        logit_chunks: make the logits of a batch in at most so many parts, never all at once.
         temperature: of the policy, in acting and in learning alike.
         shared: the critic reads the policy's features and adds only a head.
 

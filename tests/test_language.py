@@ -186,7 +186,7 @@ def loss_of(policy, part, params):
     return (part.steps.mask * (log_prob + 0.1 * entropy)).sum()
 
 
-@pytest.mark.parametrize("setting", [{"logit_chunks": 4}, {"remat": True}])
+@pytest.mark.parametrize("setting", [{"logit_chunks": 4}, {"logit_chunks": 5}, {"logit_chunks": 30}, {"remat": True}])
 def test_saving_memory_changes_nothing(setting):
     plain, frugal = (language.transformer(ENV, **SIZES, **more)[0] for more in ({}, setting))
     params = initial(plain)
@@ -225,6 +225,7 @@ def test_logits_never_exist_whole():
 
     assert widest(1) == T * 24 * VOCABULARY
     assert widest(4) == T * 6 * VOCABULARY
+    assert widest(5) == T * 5 * VOCABULARY  # which does not divide 24
 
 
 def test_divergence_of_two_models():
