@@ -51,7 +51,7 @@ def copying() -> Task:
     def demonstration(problem, key):
         return jnp.where(prompt(problem) == WORDS.id("?"), END, prompt(problem))
 
-    return Task("copying", WORDS, P, T, draw, prompt, demonstration, verify)
+    return Task("copying", WORDS, P, T, draw, prompt, demonstration, verify, lambda prompts: [False] * len(prompts))
 
 
 def walk(env, problem, text, ids):

@@ -567,8 +567,8 @@ BAD = {
     "no such match": ([], {"match": "fuzzy"}, "no way to match 'fuzzy'"),
     "no such split": ([], {"split": "held_out"}, "split must be train or test, not 'held_out'"),
     "no share": ([], {"held_out": 1.5}, "held_out is a share from 0 to 1, not 1.5"),
-    "nothing held out": ([], {"split": "test"}, "None of the 1 records is in the test split with held_out = 0"),
-    "nothing left": ([], {"held_out": 1}, "None of the 1 records is in the train split"),
+    "nothing held out": ([], {"split": "test"}, "None of the 1 records of .*data.jsonl is in the test split"),
+    "nothing left": ([], {"held_out": 1}, "None of the 1 records .* in the train split"),
     "no length": ([], {"prompt_length": 0}, "prompt_length must be a number of tokens, at least 1, not 0"),
     "half a token": ([], {"max_tokens": 2.5}, "max_tokens must be a number of tokens, at least 1, not 2.5"),
 }

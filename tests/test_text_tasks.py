@@ -226,6 +226,14 @@ def test_no_problem_is_in_both_splits_and_draws_cover_them(name):
         assert 0.3 * size < len(train | test) <= size  # as many draws as there are problems
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_a_prompt_as_text_is_held_out_as_its_problem_is(name):
+    train, test = (TASKS[name](**SMALL[name][0], split=split) for split in ("train", "test"))
+    for task, expected in ((train, False), (test, True)):
+        prompts = drawn(task, 200)
+        assert set(train.held_out(prompts)) == set(test.held_out(prompts)) == {expected}
+
+
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_settings():
     short = set(drawn(TASKS["parity"](length=7, min_length=3, split="test"), 300))
     long = set(drawn(TASKS["parity"](length=9, min_length=3, split="train"), 3000))

@@ -101,7 +101,9 @@ def corrupted(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
 
 
 def recorded(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
-    """Pairs that lie in arrays, leaves `[N, ...]`, each as likely to be drawn as any other.
+    """Pairs that lie in arrays, leaves `[N, ...]`.
+
+    Each is drawn for itself, any as likely as any other, so a batch may hold a pair twice.
 
     Raises:
         UserError: nothing to learn from, or nothing held out.

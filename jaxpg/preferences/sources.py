@@ -24,7 +24,8 @@ def pairs_of(
     Args:
         task: where the prompts come from.
         held_out: the same task on its held-out prompts.
-        file: JSON lines, each with a prompt, a chosen and a rejected completion.
+        file: JSON lines, each with a prompt, a chosen and a rejected completion. Held out are the pairs whose prompts
+            are held out of the task.
         num_pairs: learn from so many judged pairs, again and again; from ever new ones if not given.
         sharpness: how well the judge tells rewards apart.
         slip_rate: the judged completions are demonstrations in which each token may slip, with this probability.
@@ -35,7 +36,12 @@ def pairs_of(
     if file is not None:
         train, test = (
             preference_pairs(
-                file, task.vocabulary, prompt_length=task.prompt_length, max_tokens=task.max_tokens, split=split
+                file,
+                task.vocabulary,
+                prompt_length=task.prompt_length,
+                max_tokens=task.max_tokens,
+                split=split,
+                held_out=task.held_out,
             )
             for split in ("train", "test")
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.text.expression import evaluate
-from jaxpg.envs.text.generated import Problems, as_task, positive
+from jaxpg.envs.text.generated import Problems, as_task, ascending, positive
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.envs.text.writing import fingerprint, joined, numeral, pack, tokens_of
@@ -99,6 +99,7 @@ def countdown(
         scratchpad=lambda problem: _steps(problem, target_width),
         judge=_judge,
         canonical=lambda problem: problem._replace(numbers=jnp.sort(problem.numbers)),
+        canonical_prompt=ascending,
     )
     return as_task("countdown", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
 

@@ -6,7 +6,8 @@ its prompt, so whether a problem is held out depends on nothing but the problem.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.text import completion
+from jaxpg.envs.text.lines import padded
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.envs.text.writing import fingerprint
@@ -38,6 +40,7 @@ class Problems(NamedTuple):
     scratchpad(problem): what a demonstration thinks.
     judge(problem, answer, length): whether an answer [T] of so many tokens is right, and its fingerprint, [] int32.
     canonical(problem): the one problem that stands for all that are to be held out together.
+    canonical_prompt(text): the prompt of that one, from a prompt as text, on the host.
     """
 
     size: int
@@ -47,6 +50,7 @@ class Problems(NamedTuple):
     scratchpad: Callable[[Tree], Array]
     judge: Callable[[Tree, Array, Array], tuple[Array, Array]]
     canonical: Callable[[Tree], Tree] = lambda problem: problem
+    canonical_prompt: Callable[[str], str] = lambda text: text
 
 
 def nothing(problem: Tree) -> Array:
@@ -126,7 +130,18 @@ def as_task(
     def draw(key: Key) -> Tree:
         return draw_from(problems, key, held_out=split == "test")
 
-    return Task(name, CHARACTERS, prompt_length, max_tokens, draw, problems.prompt, demonstration, verify)
+    def held_out(prompts: Sequence[str]) -> list[bool]:
+        tokens = jnp.asarray(padded([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
+        return (jax.vmap(fingerprint)(tokens) % HELD_OUT == 0).tolist()
+
+    return Task(name, CHARACTERS, prompt_length, max_tokens, draw, problems.prompt, demonstration, verify, held_out)
+
+
+def ascending(prompt: str) -> str:
+    """The prompt with the numbers before its first ":" or "=" in ascending order: "9 4 6:18=" becomes "4 6 9:18="."""
+    given = re.split("[:=]", prompt)[0]
+    numbers = iter(sorted(re.findall("[0-9]+", given), key=int))
+    return re.sub("[0-9]+", lambda _: next(numbers), given) + prompt[len(given) :]
 
 
 def is_held_out(problems: Problems, problem: Tree) -> Array:

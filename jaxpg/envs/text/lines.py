@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError
 
 _TAG = re.compile("(</?(?:think|answer)>)")
+
+HeldOut = Callable[[Sequence[str]], Sequence[bool]]
+"""Which of some prompts are for the test."""
 
 
 class Line(NamedTuple):
@@ -95,25 +98,34 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def part(lines: Sequence[Line], prompt_field: str, *, split: str, held_out: float) -> list[int]:
-    """Which of the lines belong to the split "train" or "test"; the share `held_out` of all prompts is for the test.
-
-    A hash of the prompt decides, so that a prompt which stands in several lines is in one split only.
+def share_of(held_out: float, prompts: Sequence[str]) -> list[bool]:
+    """Which of the prompts are for the test: about the share `held_out` of all, by a hash of each.
 
     Raises:
-        UserError: no such split, a share that is none, or nothing in that split.
+        UserError: a share that is none.
+    """
+    if not 0 <= held_out <= 1:
+        raise UserError(f"held_out is a share from 0 to 1, not {held_out!r}.")
+    hashes = [hashlib.sha256(prompt.strip().encode()) for prompt in prompts]
+    return [int.from_bytes(h.digest()[:6], "big") < held_out * 2**48 for h in hashes]
+
+
+def part(path: str | Path, lines: Sequence[Line], prompt_field: str, *, split: str, held_out: HeldOut) -> list[int]:
+    """Which of the lines of a file belong to the split "train" or "test".
+
+    The prompt alone decides, so that a prompt which stands in several lines is in one split only.
+
+    Raises:
+        UserError: no such split, or nothing in that split.
     """
     if split not in ("train", "test"):
         raise UserError(f"split must be train or test, not {split!r}.")
-    if not 0 <= held_out <= 1:
-        raise UserError(f"held_out is a share from 0 to 1, not {held_out!r}.")
-    hashes = [hashlib.sha256(line.fields[prompt_field].strip().encode()) for line in lines]
-    in_test = [int.from_bytes(h.digest()[:6], "big") < held_out * 2**48 for h in hashes]
+    in_test = held_out([line.fields[prompt_field] for line in lines])
     chosen = [i for i, test in enumerate(in_test) if test == (split == "test")]
     if not chosen:
         raise UserError(
-            f"None of the {len(lines)} records is in the {split} split with held_out = {held_out:g}: change held_out, "
-            "or add records."
+            f"None of the {len(lines)} records of {path} is in the {split} split: add records of other prompts, or "
+            "change held_out where the task has it."
         )
     return chosen
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.generated import Problems, as_task, matches, nothing
+from jaxpg.envs.text.generated import Problems, as_task, ascending, matches, nothing
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.envs.text.writing import ZERO, A, joined, numeral, pack
@@ -157,6 +157,7 @@ def addition(
         scratchpad=backwards,
         judge=matches(answer),
         canonical=lambda problem: Sum(jnp.sort(problem.terms)),
+        canonical_prompt=ascending,
     )
     return as_task("addition", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.text.lines import padded, part, read_lines, token_rows
+from jaxpg.envs.text.lines import HeldOut, padded, part, read_lines, share_of, token_rows
 from jaxpg.envs.text.matching import Reward, verifier
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.tokenizer import tokenizer_named
@@ -46,7 +47,8 @@ def json_lines(
 
     A problem is the number of a record, [] int32, counted from 0. Its demonstration is the record's completion where it
     has one, else the answer itself; whether that is right is not asked. All records are checked, and decide how wide
-    prompts and completions are, whichever split is drawn from.
+    prompts and completions are, whichever split is drawn from. Each record is drawn for itself, any of the split as
+    likely as any other: a batch may hold one twice, and there are no passes over the file.
 
     Args:
         path: the file.
@@ -78,7 +80,8 @@ def json_lines(
         ),
         max_tokens,
     )
-    chosen = part(lines, prompt_field, split=split, held_out=held_out)
+    is_held_out = partial(share_of, held_out)
+    chosen = part(path, lines, prompt_field, split=split, held_out=is_held_out)
 
     def draw(key: Key) -> Array:
         return jnp.asarray(chosen)[jax.random.randint(key, (), 0, len(chosen))]
@@ -99,6 +102,7 @@ def json_lines(
             answer_field=answer_field,
             max_tokens=demonstrations.shape[1],
         ),
+        held_out=is_held_out,
     )
 
 
@@ -112,7 +116,7 @@ def preference_pairs(
     prompt_length: int | None = None,
     max_tokens: int | None = None,
     split: str = "train",
-    held_out: float = 0.1,
+    held_out: float | HeldOut = 0.1,
 ) -> PairData:
     """The pairs of one split of a file: one JSON object per line, with a prompt and two completions.
 
@@ -125,7 +129,7 @@ def preference_pairs(
         prompt_length: as in `json_lines`.
         max_tokens: a longer completion is refused; as many as the longest has if not given.
         split: "train" or "test".
-        held_out: the share of all prompts that is for the test.
+        held_out: the share of all prompts that is for the test, or what tells which they are: `Task.held_out`.
 
     Raises:
         UserError: as `json_lines`.
@@ -141,7 +145,8 @@ def preference_pairs(
         for field in (chosen_field, rejected_field)
     )
     completions = padded([*chosen, *rejected], max_tokens).reshape(2, len(lines), -1)
-    here = part(lines, prompt_field, split=split, held_out=held_out)
+    is_held_out = held_out if callable(held_out) else partial(share_of, held_out)
+    here = part(path, lines, prompt_field, split=split, held_out=is_held_out)
     tokens, first, second = (jnp.asarray(x[here]) for x in (prompts, *completions))
     return PairData(Prompt(tokens, tokens != PAD), first, second)
 

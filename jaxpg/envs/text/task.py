@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
@@ -34,6 +34,7 @@ class Task(NamedTuple):
     demonstration(problem, key): [T], a right completion with its end, padded behind it.
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end counted
         where there is one. What lies behind them is not read.
+    held_out(prompts): which of these texts are prompts of the test split; asked outside the compiled program.
     true_reward(problem, completion, length): how good a completion really is, [] float32, where there is more to say
         than right or wrong; None where there is not.
     """
@@ -46,6 +47,7 @@ class Task(NamedTuple):
     prompt: Callable[[Tree], Array]
     demonstration: Callable[[Tree, Key], Array]
     verify: Callable[[Tree, Array, Array], Verdict]
+    held_out: Callable[[Sequence[str]], Sequence[bool]]
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
 
     def shown(self, problem: Tree) -> Prompt:
