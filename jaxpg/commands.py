@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import config as configs
-from jaxpg import devices, hosts, listing, record
+from jaxpg import devices, host, hosts, listing, record
 from jaxpg.errors import UserError
 from jaxpg.grid import parse_grid, plan
 from jaxpg.progress import Reporter, Watch, interruptible
@@ -162,6 +162,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
     result = jax.device_get(jax.jit(jax.vmap(one_seed))(state.learner, keys))
+    host.refuse_failure()
     returns, lengths = result.returns.mean(1), result.lengths.mean(1)
     how = "greedy" if arguments.greedy else "sampled"
     table = Table("seed", "return", "length", box=box.SIMPLE_HEAD)
@@ -419,6 +420,7 @@ def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     from jaxpg.train import restore
 
     setup = build_stage(config)
+    host.forget_failures()
     return config, setup, restore(setup.learner, arguments.run, config.seeds, arguments.checkpoint)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from jaxpg import host
 from jaxpg.build import Setup, networks, task
 from jaxpg.config import Config
 from jaxpg.envs.text import PAD, Tokenizer, Writing
@@ -36,7 +37,7 @@ class Sample(NamedTuple):
 
     def line(self) -> Text:
         """For a terminal."""
-        mark = ("✓", "green") if self.accuracy else ("✗", "red")
+        mark = ("✓", "green") if self.accuracy > 0 else ("✗", "red")
         quiet = (f"  {self.reward:.2f} ", "dim")
         return Text.assemble(quiet, mark, " ", self.prompt, (self.completion, "bold"))
 
@@ -58,7 +59,10 @@ def held_out(
 
 
 def drawing(config: Config, setup: Setup, *, number: int, **how: Any) -> Callable[[Tree, Key], list[Sample]]:
-    """A program that writes so many completions of held-out prompts: (parameters of the policy, key) -> samples."""
+    """A program that writes so many completions of held-out prompts: (parameters of the policy, key) -> samples.
+
+    It raises what a reward function on the host raised.
+    """
     policy, _ = networks(config, setup.held_out)
     vocabulary = task(config, "test").vocabulary
 
@@ -71,6 +75,7 @@ def drawing(config: Config, setup: Setup, *, number: int, **how: Any) -> Callabl
 
     def draw(params: Tree, key: Key) -> list[Sample]:
         prompts, tokens, outcomes = jax.device_get(write(params, key))
+        host.refuse_failure()
         return [
             Sample(
                 prompt=vocabulary.decode(prompts.tokens[i][prompts.mask[i]].tolist()),
@@ -88,13 +93,16 @@ def complete(config: Config, setup: Setup, params: Tree, text: str, key: Key, *,
     """So many completions of one prompt.
 
     Raises:
-        UserError: the prompt holds what the vocabulary lacks, nothing at all, or more than the model was made for.
+        UserError: the prompt holds what the vocabulary lacks, padding or an end, nothing at all, or more than the
+            model was made for.
     """
     policy, _ = networks(config, setup.held_out)
     about = task(config, "test")
     ids = about.vocabulary.encode(text)
     if not 1 <= len(ids) <= about.prompt_length:
         raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {about.prompt_length}.")
+    if PAD in ids or about.vocabulary.end in ids:
+        raise UserError(f"The prompt {text!r} holds padding or an end, which no text can.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
 
     write = partial(generate, policy, params, prompt, end=about.vocabulary.end, max_tokens=about.max_tokens, **how)
