@@ -13,6 +13,9 @@ from jaxpg.options import options
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
 
+TEXTS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
+"""The environments that are texts."""
+
 
 class Setup(NamedTuple):
     """What a config describes.
@@ -83,14 +86,13 @@ def task(config: Config, split: str) -> envs.text.Task:
     Raises:
         UserError: its environment is none.
     """
-    known = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
-    if config.environment not in known:
+    if config.environment not in TEXTS:
         raise UserError(
-            f"{config.algorithm} learns from texts, and {config.environment} is none. There are: {', '.join(known)}."
+            f"{config.algorithm} learns from texts, and {config.environment} is none. There are: {', '.join(TEXTS)}."
         )
     payment = options(envs.text.text_env)
     settings = {name: x for name, x in config.environment_settings.items() if name not in payment}
-    return known[config.environment](**{**settings, "split": split})
+    return TEXTS[config.environment](**{**settings, "split": split})
 
 
 def _supervised(config: Config, env: Env) -> Learner:
@@ -103,14 +105,14 @@ def _supervised(config: Config, env: Env) -> Learner:
 
 def _reward_model(config: Config, env: Env, held_out: Env) -> Setup:
     """A reward model, whose evaluation is how often it agrees with the judge on pairs it has not seen."""
-    pairs, scorer = _pairs(config), _scorer(config, env)
+    pairs, model = _pairs(config), scorer(config, env)
 
     def evaluate(state: Any, key: Key) -> Metrics:
         params, number = state.params.critic, config.evaluation_episodes
-        accuracy = preferences.held_out_accuracy(pairs, scorer, params, key, num_pairs=number)
+        accuracy = preferences.held_out_accuracy(pairs, model, params, key, num_pairs=number)
         return {"return": accuracy, "accuracy": accuracy}
 
-    return Setup(preferences.reward_model(pairs, scorer, **config.settings), env, held_out, evaluate)
+    return Setup(preferences.reward_model(pairs, model, **config.settings), env, held_out, evaluate)
 
 
 def _pairs(config: Config) -> preferences.Pairs:
@@ -120,10 +122,10 @@ def _pairs(config: Config) -> preferences.Pairs:
 def _judged(config: Config, split: str, reward: Tree) -> Env:
     """The environment of RLHF: completions are worth what the reward model says."""
     plain = make_env(config, split)
-    return preferences.rlhf_env(task(config, split), _scorer(config, plain), reward)
+    return preferences.rlhf_env(task(config, split), scorer(config, plain), reward)
 
 
-def _scorer(config: Config, env: Env) -> language.Scorer:
+def scorer(config: Config, env: Env) -> language.Scorer:
     """A reward model as large as the policy."""
     sizes = {name: x for name, x in config.network.items() if name in options(language.scorer)}
     return language.scorer(env, **sizes)

@@ -26,6 +26,7 @@ from jaxpg.grid import parse_grid, plan
 from jaxpg.progress import Reporter, Watch, interruptible
 
 INTERRUPTED = 130
+PAGE = "report.html"
 SHARED = (
     "environment",
     "environment_settings",
@@ -53,6 +54,8 @@ def train(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     console.print(f"Learning curve: {curve}", highlight=False, soft_wrap=True)
+    if (out / PAGE).exists():
+        console.print(f"Report:         {out / PAGE}", highlight=False, soft_wrap=True)
     if config.algorithm != "reward_model":
         more = f"jaxpg sample {out}" if (out / "samples").exists() else f"jaxpg play {out} --gif {config.task}.gif"
         console.print(f"Look at it:     {more}", highlight=False, soft_wrap=True)
@@ -347,12 +350,20 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
 
     from jaxpg import parallel
     from jaxpg.samples import Shown
-    from jaxpg.stages import build_stage, policy_of
+    from jaxpg.stages import build_stage, keep_vocabulary, policy_of
     from jaxpg.train import train
 
     mesh = devices.lay_out(arguments, len(config.seeds), config.batch)
     setup = build_stage(config, shards=mesh.shape[parallel.DATA])
     initial = policy_of(config, setup)
+    keep_vocabulary(config, out)
+    shown = Shown(config, setup, out, console)
+
+    def on_evaluation(state: Any) -> None:
+        shown(state)
+        if setup.env.context and np.any(state.iteration):  # before the first one there is no curve
+            _write_page(config, out)
+
     with _watched(arguments, _header(config, out, mesh), config.total_steps) as watch:
         state = train(
             setup.learner,
@@ -365,11 +376,22 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
             config=configs.to_dict(config),
             resume=arguments.resume,
             initial=initial,
-            on_evaluation=Shown(config, setup, out, console) if hosts.is_first() else lambda state: None,
+            on_evaluation=on_evaluation if hosts.is_first() else lambda state: None,
             on_row=watch.on_row,
             should_stop=watch.should_stop,
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
+
+
+def _write_page(config: configs.Config, out: Path) -> None:
+    """The page of a run on a text, as far as it has come: learning curve, and completions with their rewards."""
+    from jaxpg import report, samples
+
+    run, written = _measured(record.load_metrics(out)), samples.as_text(samples.load(out))
+    details = {"completions": written} if written else {}
+    details |= {"config": record.flatten(configs.to_dict(config)), "machine": record.machine()}
+    page = report.page({config.algorithm: run}, title=config.task, threshold=config.threshold, details=details)
+    record.replace_file(out / PAGE, page)
 
 
 @contextlib.contextmanager
@@ -416,9 +438,10 @@ def _restored(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
     """Config, setup and state of a run."""
     configs.check_seeds([arguments.seed])
     config = configs.load(arguments.run)
-    from jaxpg.stages import build_stage
+    from jaxpg.stages import build_stage, refuse_other_vocabulary
     from jaxpg.train import restore
 
+    refuse_other_vocabulary(config, arguments.run)
     setup = build_stage(config)
     host.forget_failures()
     return config, setup, restore(setup.learner, arguments.run, config.seeds, arguments.checkpoint)

@@ -6,6 +6,8 @@
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
+and, of a text task, vocabulary.json (what its tokens stand for), samples/ and report.html (completions as it went).
+
 The lines of metrics.jsonl are the record; everything that is drawn or compared is read from them.
 """
 

@@ -1,7 +1,8 @@
-"""A run that begins with what another one learned: its policy, or its reward model."""
+"""A run that begins with what another one learned: its policy, or its reward model; and whether that fits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg import config as configs
-from jaxpg.build import Setup, build
-from jaxpg.config import Config
+from jaxpg import hosts, record
+from jaxpg.build import TEXTS, Setup, build, scorer, task
+from jaxpg.config import Config, make_env
 from jaxpg.errors import UserError
 from jaxpg.train import restore
 from jaxpg.types import Params, Tree
+
+VOCABULARY = "vocabulary.json"
 
 
 def build_stage(config: Config, shards: int = 1) -> Setup:
@@ -31,36 +35,98 @@ def policy_of(config: Config, setup: Setup) -> Tree:
     A run of one seed gives its policy to all; else every seed takes that of the same number.
 
     Raises:
-        UserError: there is no such run, it lacks a seed, or its network is another one.
+        UserError: there is no such run, it holds no policy, lacks a seed, or its vocabulary or network is another one.
     """
     if config.initial is None:
         return None
-    earlier, params = _params(config.initial)
+    earlier, params = _params(config.initial, config)
+    if earlier.algorithm == "reward_model":
+        raise UserError(f"{config.initial} is a run of reward_model and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
     state = jax.eval_shape(setup.learner.init, jax.random.key(0))
     mine = jax.eval_shape(setup.learner.adopt, state, jax.tree.map(lambda x: x[0], policies)).params
     expected = jax.tree.map(jnp.shape, jax.eval_shape(setup.learner.init, jax.random.key(0)).params)
     if jax.tree.map(jnp.shape, mine) != expected:
-        raise UserError(
-            f"The policy of {config.initial} has another network ({earlier.network}) than this run "
-            f"({config.network}). Give this run the same one."
-        )
+        raise _another_network(f"The policy of {config.initial}", earlier, config)
     return policies
 
 
 def reward_of(config: Config) -> Tree:
-    """Parameters of the reward model that the config names: those of its run's first seed; None where it names none."""
+    """Parameters of the reward model that the config names: those of its run's first seed; None where it names none.
+
+    Raises:
+        UserError: there is no such run, it is of another kind, or its vocabulary or network is another one.
+    """
     if config.reward is None:
         return None
-    earlier, params = _params(config.reward)
+    earlier, params = _params(config.reward, config)
     if earlier.algorithm != "reward_model":
         raise UserError(f"{config.reward} is a run of {earlier.algorithm}; reward takes one of reward_model.")
-    return jax.tree.map(lambda x: x[0], params.critic)
+    model = jax.tree.map(lambda x: x[0], params.critic)
+    expected = jax.eval_shape(scorer(config, make_env(config)).init, jax.random.key(0))
+    if jax.tree.map(jnp.shape, model) != jax.tree.map(jnp.shape, expected):
+        raise _another_network(f"The reward model of {config.reward}", earlier, config)
+    return model
 
 
-def _params(directory: str) -> tuple[Config, Params]:
-    """The config of a run and what it learned, `[S, ...]`."""
+def keep_vocabulary(config: Config, run_dir: Path) -> None:
+    """Write down what the tokens of a run that begins stand for; of one that goes on, see that it is so still.
+
+    Raises:
+        UserError: they stand for something else by now.
+    """
+    if (run_dir / record.CONFIG).exists():
+        refuse_other_vocabulary(config, run_dir)
+    elif config.environment in TEXTS and hosts.is_first():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        record.replace_file(run_dir / VOCABULARY, json.dumps(_vocabulary(config)) + "\n")
+
+
+def refuse_other_vocabulary(config: Config, run_dir: Path) -> None:
+    """Raise a UserError if the tokens of a run on a text stand for something else than when it began."""
+    path = run_dir / VOCABULARY
+    if path.exists() and (changed := _difference(json.loads(path.read_text()), _vocabulary(config))):
+        source = {"tokenizer": "characters", "path": config.environment} | config.environment_settings
+        file = source["path"] if source["tokenizer"] == "characters" else source["tokenizer"]
+        raise UserError(
+            f"The vocabulary of {file} has changed since the run in {run_dir} began ({changed}), so what that learned "
+            "no longer means anything. Bring the file back as it was, or train anew."
+        )
+
+
+def _vocabulary(config: Config) -> list[str]:
+    """What each token of a text task stands for; nothing where there are no texts."""
+    if config.environment not in TEXTS:
+        return []
+    vocabulary = task(config, "train").vocabulary
+    return [vocabulary.decode([i]) for i in range(vocabulary.size)]
+
+
+def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
+    """Where two vocabularies differ, None if they do not."""
+    if len(theirs) != len(ours):
+        return f"{len(theirs)} tokens there, {len(ours)} here"
+    different = [i for i in range(len(ours)) if theirs[i] != ours[i]]
+    return f"token {different[0]} is {theirs[different[0]]!r} there, {ours[different[0]]!r} here" if different else None
+
+
+def _another_network(what: str, earlier: Config, config: Config) -> UserError:
+    if earlier.network == config.network:
+        return UserError(
+            f"{what} is for other observations or actions ({earlier.environment}, {earlier.environment_settings}) than "
+            f"this run has ({config.environment}, {config.environment_settings})."
+        )
+    return UserError(
+        f"{what} has another network ({earlier.network}) than this run ({config.network}). Give this run the same one."
+    )
+
+
+def _params(directory: str, config: Config) -> tuple[Config, Params]:
+    """The config of a run, and what it learned, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load(Path(directory))
+    refuse_other_vocabulary(earlier, Path(directory))
+    if difference := _difference(_vocabulary(earlier), _vocabulary(config)):
+        raise UserError(f"The run in {directory} has another vocabulary than this one: {difference}.")
     learner = build_stage(earlier).learner
     return earlier, restore(learner, Path(directory), earlier.seeds, "last").learner.params
 

@@ -1,6 +1,6 @@
 """Reports: statistics over seeds, figures, a comparison of algorithms, and a policy playing as a GIF."""
 
-from jaxpg.report.comparison import Run, Summary, compare, comparison_table, summarize
+from jaxpg.report.comparison import Run, Summary, compare, comparison_table, page, summarize
 from jaxpg.report.figures import learning_curve
 from jaxpg.report.gif import render_gif
 from jaxpg.report.heatmap import sweep_table, write_sweep
@@ -17,6 +17,7 @@ __all__ = [
     "interquartile_mean",
     "learning_curve",
     "mean",
+    "page",
     "render_gif",
     "steps_to_threshold",
     "summarize",

@@ -149,17 +149,23 @@ def compare(
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
     text = json.dumps(plain(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
-    page = html_page(
+    written = page(runs, title=title, threshold=threshold, details=details)
+    replace_file(directory / "comparison.html", written)
+    return summaries
+
+
+def page(runs: Mapping[str, Run], *, title: str, threshold: float | None = None, details: Mapping[str, Any]) -> str:
+    """Runs as one HTML page that needs nothing else; arguments as for `compare`."""
+    summaries = summarize(runs, threshold)
+    return html_page(
         title=title,
         threshold=threshold,
-        curves=curves,
+        curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[COLUMNS, *(cells(name, summary) for name, summary in summaries.items())],
         seeds=[("seed", *summaries), *_per_seed(summaries)],
         details=details,
     )
-    replace_file(directory / "comparison.html", page)
-    return summaries
 
 
 def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:

@@ -40,7 +40,7 @@ details { margin: 0.4rem 0 }
 summary { cursor: pointer }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1.2rem;
   margin: 0.4rem 0 0.8rem; font-size: 0.92rem }
-dd { margin: 0; overflow-wrap: anywhere }
+dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap }
 """
 
 
