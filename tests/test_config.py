@@ -44,6 +44,14 @@ def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monke
         assert config.load(tmp_path) == resolved
 
 
+@pytest.mark.parametrize("task", sorted(envs.text.TASKS))
+def test_every_generated_text_has_a_config_for_all_that_it_names(task: str) -> None:
+    named = config.ALGORITHMS.keys() & tomllib.loads((config.TASKS / f"{task}.toml").read_text()).keys()
+    assert {"sft"} < named
+    for algorithm in named:
+        assert config.resolve(task, algorithm).environment == task
+
+
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
 def test_what_is_built_is_what_was_said(task: str) -> None:
     resolved = config.resolve(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
