@@ -86,7 +86,7 @@ def test_completions_are_kept_as_training_goes(trained: Path) -> None:
     kept = samples.load(trained)
     metrics = record.load_metrics(trained)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
-    assert sorted(kept) == metrics["steps"][evaluated][:, 0].astype(int).tolist()
+    assert sorted(kept) == [0, *metrics["steps"][evaluated][:, 0].astype(int)]
     for sample in kept[max(kept)]:
         asked, written = sample.prompt.rstrip("="), sample.completion.removesuffix(" ...")
         right = written == "".join(sorted(asked)) and not sample.completion.endswith(" ...")
