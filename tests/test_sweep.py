@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpg import config, grid, parallel, record, sweep
-from jaxpg.__main__ import main
+from jaxpg.__main__ import main, parser
 from jaxpg.errors import UserError
 
 SMALL = [
@@ -194,3 +194,9 @@ def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsy
 def test_a_sweep_without_a_directory_does_not_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--resume"]) == 2
     assert "--resume needs --out" in capsys.readouterr().err
+
+
+def test_a_sweep_is_one_process() -> None:
+    several = ["--distributed", "--coordinator", "localhost:1", "--processes", "1", "--process", "0", "--out", "x"]
+    with pytest.raises(UserError, match="A sweep is one process"):
+        commands.sweep(parser().parse_args([*COMMAND, *several]))
