@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg import config, grid, parallel, record, sweep
+from jaxpg import commands, config, grid, parallel, record, sweep
 from jaxpg.__main__ import main, parser
 from jaxpg.errors import UserError
 
