@@ -159,7 +159,7 @@ def policy_gradient(
             env, acting, params.policy, state.runner.collector, collect_key
         )
         rollout, trace, scales = _rescale(rollout, state.runner.reward_trace, state.scales, algorithm.gamma)
-        batch, credit = _make_batch(policy, critic, algorithm, params, state.reference, state.baseline, rollout)
+        batch, credit = make_batch(policy, critic, algorithm, params, state.reference, state.baseline, rollout)
         learning_rate = algorithm.learning_rate(state.steps)
         params, opt_state, metrics = algorithm.improve(
             objective, optimizer, learning_rate, params, state.opt_state, batch, improve_key
@@ -251,7 +251,7 @@ def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch
     return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
 
 
-def _make_batch(
+def make_batch(
     policy: Policy,
     critic: Critic | None,
     algorithm: PolicyGradient,
