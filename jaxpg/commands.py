@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ def compare(arguments: argparse.Namespace) -> int:
         "machine": record.machine(),
         "configs": {name: record.flatten(configs.to_dict(config)) for name, config in resolved.items()},
     }
+    if before := _first_stages(out, resolved):
+        details["first stages, last evaluation"] = before
     written = {name: samples.as_text(samples.load(out / name)) for name in algorithms}
     details |= {"completions": kept} if (kept := {name: text for name, text in written.items() if text}) else {}
     summaries = report.compare(runs, out, title=first.task, threshold=first.threshold, details=details)
@@ -79,6 +81,17 @@ def compare(arguments: argparse.Namespace) -> int:
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
     console.print(f"Report: {out / 'comparison.html'}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _first_stages(out: Path, resolved: Mapping[str, configs.Config]) -> dict[str, str]:
+    """How far those runs had come that the compared ones began with or were judged by."""
+    from jaxpg import report
+    from jaxpg.report.comparison import interval
+
+    named = [stage for config in resolved.values() for stage in (config.initial, config.reward)]
+    stages = dict.fromkeys(stage for stage in named if stage in configs.ALGORITHMS and stage)
+    finals = {stage: training.measured(record.load_metrics(out / stage)).final for stage in stages}
+    return {stage: interval(report.bootstrap(final)) for stage, final in finals.items()}
 
 
 def sweep(arguments: argparse.Namespace) -> int:

@@ -221,6 +221,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         if algorithm.reference_kl and algorithm.reference_kl.in_loss:
             loss += algorithm.reference_kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
         # Where the surrogate has no slope, it has cut this step off: that is what "clipped" means, for any of them.
+        # CISPO clips weights and keeps every slope, so by this measure it clips nothing.
         cut = (pullback(jnp.ones_like(loss))[0] == 0) & (batch.advantage != 0)
         raised = log_prob > steps.log_prob
         metrics = {

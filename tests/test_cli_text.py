@@ -125,7 +125,10 @@ def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> 
     page = (tmp_path / "comparison.html").read_text()
     assert "completions" in page
     assert samples.load(tmp_path / "rloo")[max(samples.load(tmp_path / "rloo"))][0].prompt in page
-    assert set(json.loads((tmp_path / "comparison.json").read_text())["algorithms"]) == {"grpo", "rloo"}
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert set(written["algorithms"]) == {"grpo", "rloo"}
+    before = record.load_metrics(tmp_path / "sft")["evaluation_return"][-1, 0]
+    assert float(written["details"]["first stages, last evaluation"]["sft"]) == pytest.approx(before, abs=1e-3)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
