@@ -78,7 +78,7 @@ def spread(learner: Learner, devices: int, updates: int) -> Spread:
     """So many updates of one seed whose environments are split over so many devices."""
     mesh = parallel.make_mesh(1, COLUMNS, jax.devices()[:devices])
     state = jax.tree.map(lambda x: x[None], jax.jit(learner.init)(jax.random.key(0)))
-    specs, keys = parallel.state_specs(state), jax.random.split(jax.random.key(1), updates)[None]
+    specs, keys = parallel.state_specs(state, mesh), jax.random.split(jax.random.key(1), updates)[None]
 
     def run(state: Any, keys: jax.Array) -> Any:
         return jax.lax.scan(learner.step, state, keys)[0]
@@ -171,7 +171,7 @@ def learns(devices: Sequence[int], seeds: int) -> dict[int, list[float]]:
         final = []
         for seed in range(seeds):
             state = jax.tree.map(lambda x: x[None], jax.jit(learner.init)(jax.random.key(seed)))
-            specs, keys = parallel.state_specs(state), jax.random.split(jax.random.key(100 + seed), updates)[None]
+            specs, keys = parallel.state_specs(state, mesh), jax.random.split(jax.random.key(100 + seed), updates)[None]
 
             def run(state: Any, keys: jax.Array, step: Any = learner.step) -> Any:
                 return jax.lax.scan(step, state, keys)[0]

@@ -76,7 +76,7 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
     seeds, start = partial(jax.random.split, num=agents), train.compiled_start(learner)
     state = jax.eval_shape(start, seeds(jax.random.key(0)))
-    specs = parallel.state_specs(state)
+    specs = parallel.state_specs(state, mesh)
 
     def advance(state: train.RunState, keys: jax.Array) -> Any:
         state, metrics = train.advance(learner, keys, state, state.steps.min() + per_agent)

@@ -52,6 +52,7 @@ def lay_out(arguments: argparse.Namespace, num_seeds: int, num_envs: int) -> Mes
     """
     available = jax.devices()
     shape = parse_mesh(arguments.mesh) if arguments.mesh else {}
+    sharded = parallel.SHARD in shape
     if shape:
         number = math.prod(shape.values())
         if arguments.devices not in (None, "all", str(number)):
@@ -64,11 +65,12 @@ def lay_out(arguments: argparse.Namespace, num_seeds: int, num_envs: int) -> Mes
     if not 1 <= number <= len(available):
         asked = f"--mesh {arguments.mesh}" if shape else f"--devices {arguments.devices}"
         raise UserError(f"{asked} takes {number} devices, and {_here()} has {len(available)}.")
-    return parallel.make_mesh(num_seeds, num_envs, _of_each(number), shape.get(parallel.DATA, 1) if shape else None)
+    over_data = number if sharded else shape.get(parallel.DATA, 1) if shape else None
+    return parallel.make_mesh(num_seeds, num_envs, _of_each(number), over_data, sharded)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`data=4,seed=2` as sizes by axis.
+    """`data=4,seed=2`, or `shard=4`, as sizes by axis.
 
     Raises:
         UserError: it is not of that form.
@@ -76,10 +78,13 @@ def parse_mesh(text: str) -> dict[str, int]:
     shape: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = part.partition("=")
-        if axis not in (parallel.DATA, parallel.SEED) or axis in shape or not size.isdecimal() or int(size) < 1:
+        known = axis in (parallel.DATA, parallel.SEED, parallel.SHARD) and axis not in shape
+        alone = parallel.SHARD not in {*shape, axis} or not shape
+        if not known or not alone or not size.isdecimal() or int(size) < 1:
             raise UserError(
                 f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
-                f"seeds), or both, such as data=4,seed=2; not {text!r}."
+                f"seeds), or both, such as data=4,seed=2, or shard=N (devices that share environments and parameters); "
+                f"not {text!r}."
             )
         shape[axis] = int(size)
     return shape
@@ -88,11 +93,12 @@ def parse_mesh(text: str) -> dict[str, int]:
 def describe(mesh: Mesh) -> str:
     """The devices of a mesh in words."""
     kind = mesh.devices.flat[0].device_kind
-    shared = {"seeds": mesh.shape[parallel.SEED], "environments": mesh.shape[parallel.DATA]}
+    shared = {"seeds": mesh.shape[parallel.SEED], "environments": parallel.batch_shards(mesh)}
     over = " and ".join(f"{number} over {what}" for what, number in shared.items() if number > 1)
     per_core = kind == "cpu" and jax.local_device_count() >= _cores()
     told = ["one XLA device per core"] if per_core else []
     told += [over] if min(shared.values()) > 1 else []
+    told += ["which share the parameters"] if parallel.is_sharded(mesh) else []
     told += [f"in {jax.process_count()} processes"] if jax.process_count() > 1 else []
     return f"{mesh.size} x {kind}" + (f" ({', '.join(told)})" if told else "")
 

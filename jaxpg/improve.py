@@ -249,13 +249,13 @@ def _columns(batch: Batch, pick: Callable[..., Array], *others: Batch) -> Batch:
 
 def _take(columns: Array, axis: int, x: Array) -> Array:
     """The columns of these numbers, none of them twice."""
-    return jnp.take(x, columns, axis, unique_indices=True, mode="clip")
+    return parallel.columns(jnp.take(x, columns, axis, unique_indices=True, mode="clip"), axis)
 
 
 def _slice(i: Array | int, chunks: int, axis: int, x: Array) -> Array:
     """The i-th of so many equal runs along an axis."""
     size = x.shape[axis] // chunks
-    return lax.dynamic_slice_in_dim(x, i * size, size, axis)
+    return parallel.columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
 
 
 def _part(batch: Batch, i: Array | int, chunks: int) -> Batch:

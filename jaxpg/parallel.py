@@ -3,6 +3,10 @@
 A program is written once, for one device. `spread` runs it on a mesh of two axes: independent runs (seeds,
 hyperparameters) are split over SEED and exchange nothing; within a run, environments are split over DATA, parameters
 are replicated, and the sums that make the devices one learner go through `psum`.
+
+For a model that outgrows a device the second axis is SHARD instead: parameters and what the optimizer knows of them are
+split over it too, array by array, and so are the columns of a batch. The program stays that of one device, with the
+whole batch; XLA cuts it up, gathers a layer's weights where it needs them, and scatters the sums of gradients.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -22,6 +27,10 @@ from jaxpg.types import Key, Tree
 
 DATA = "data"  # environments are split over it, gradients are summed over it
 SEED = "seed"  # independent runs are split over it, nothing is communicated
+SHARD = "shard"  # environments and parameters are split over it
+
+_cut_up: ContextVar[Mesh | None] = ContextVar("_cut_up", default=None)
+"""The mesh that XLA is to cut up the program for that is being traced."""
 
 
 def num_shards() -> int:
@@ -57,8 +66,10 @@ def shard_index() -> jax.Array | int:
     return lax.axis_index(DATA) if num_shards() > 1 else 0
 
 
-def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over_data: int | None = None) -> Mesh:
-    """A mesh of two axes, SEED and DATA.
+def make_mesh(
+    num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over_data: int | None = None, sharded: bool = False
+) -> Mesh:
+    """A mesh of two axes, SEED and DATA, or SHARD in its place.
 
     Args:
         num_seeds: independent runs.
@@ -66,6 +77,8 @@ def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over
         devices: all that are used.
         over_data: how many of them share the environments of a run; as few as possible by default, since those on the
             seed axis need not talk.
+
+        sharded: they share the parameters as well.
 
     Raises:
         UserError: the devices can not be shared out evenly.
@@ -79,18 +92,35 @@ def make_mesh(num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over
             f"{over_seeds} over the seeds and {over_data} over the environments. Use a number of devices that divides "
             f"the seeds, or environments that are a multiple of {over_data}."
         )
-    return Mesh(np.asarray(devices).reshape(over_seeds, over_data), (SEED, DATA))
+    return Mesh(np.asarray(devices).reshape(over_seeds, over_data), (SEED, SHARD if sharded else DATA))
 
 
-def state_specs(state: Tree) -> Tree:
+def is_sharded(mesh: Mesh) -> bool:
+    """Whether devices share the parameters of a run."""
+    return SHARD in mesh.axis_names
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts of their own programs a run's batch is cut: XLA cuts up one program for all of SHARD."""
+    return mesh.shape.get(DATA, 1)
+
+
+def state_specs(state: Tree, mesh: Mesh) -> Tree:
     """How the state of a run, stacked over seeds `[S, ...]`, lies on a mesh.
 
     What belongs to single environments (`[S, B, ...]`, see `is_per_environment`) is split over both axes; all else over
-    the seeds alone.
+    the seeds alone, or, where parameters are shared out, also along the longest axis that divides evenly.
     """
+    second = mesh.axis_names[1]
 
-    def spec(path: tuple[Any, ...], _: Any) -> PartitionSpec:
-        return PartitionSpec(SEED, DATA) if is_per_environment(path) else PER_SEED
+    def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
+        if is_per_environment(path):
+            return PartitionSpec(SEED, second)
+        sizes = [size if size % mesh.shape[second] == 0 else 0 for size in x.shape[1:]]
+        if second == DATA or not any(sizes):
+            return PER_SEED
+        longest = int(np.argmax(sizes))
+        return PartitionSpec(SEED, *[None] * longest, SHARD)
 
     return jax.tree_util.tree_map_with_path(spec, state)
 
@@ -104,9 +134,14 @@ PER_SEED = PartitionSpec(SEED)
 EVERYWHERE = PartitionSpec()
 
 
+def lying(specs: Tree, mesh: Mesh) -> Tree:
+    """`specs` as shardings."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
 def place(tree: Tree, specs: Tree, mesh: Mesh) -> Tree:
     """Move arrays to where `specs` says. Of several processes each has all of them, and keeps its own devices' part."""
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    shardings = lying(specs, mesh)
     return jax.device_put(tree, shardings) if jax.process_count() == 1 else jax.tree.map(_own_part, tree, shardings)
 
 
@@ -154,7 +189,36 @@ def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs
     Replication is not checked: under the check, the gradient with respect to replicated parameters arrives already
     summed over devices, and summing it again would be wrong by their number, which Adam hides.
     """
+    if is_sharded(mesh):
+        return _cut(function, mesh, in_specs, out_specs)
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _cut(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function` for XLA to cut up, from how its arguments lie and how its results shall."""
+
+    def constrained(specs: Any, tree: Tree) -> Tree:
+        def below(spec: PartitionSpec, part: Tree) -> Tree:
+            return jax.tree.map(lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)), part)
+
+        return jax.tree.map(below, specs, tree)
+
+    def cut_up(*arguments: Any) -> Any:
+        token = _cut_up.set(mesh)
+        try:
+            return constrained(out_specs, function(*constrained(in_specs, arguments)))
+        finally:
+            _cut_up.reset(token)
+
+    return cut_up
+
+
+def columns(x: jax.Array, axis: int = 0) -> jax.Array:
+    """`x`, its columns along that axis split over the devices that share parameters; as it is, where none do."""
+    mesh = _cut_up.get()
+    if mesh is None or x.shape[axis] % mesh.shape[SHARD]:
+        return x
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*[None] * axis, SHARD)))
 
 
 def each_seed(function: Callable[..., Any]) -> Callable[..., Any]:

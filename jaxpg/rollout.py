@@ -181,6 +181,7 @@ def _collect_segment(
     env: Env, policy: Policy, params: Tree, runner: Runner, key: Key, *, num_steps: int, start_pool: int
 ) -> tuple[Runner, Rollout, Tally]:
     num_columns = runner.episode_length.shape[0]
+    runner = jax.tree.map(parallel.columns, runner)
     slots = 1 + -(-(num_steps - 1) // env.earliest_cut)
     begin = partial(_begin, env, policy, params)
 
@@ -258,6 +259,7 @@ def _collect_episodes(
         )
     start_key, step_key = jax.random.split(key)
     start = jax.vmap(partial(_begin, env, policy, params))(column_keys(start_key, num_columns, group_size))
+    start = jax.tree.map(parallel.columns, start)
     keys = column_keys(step_key, num_columns, each=(env.time_limit, 2)).swapaxes(0, 1)
 
     def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:

@@ -200,7 +200,7 @@ def sweep(
     scores = np.full((sum(len(p.points) for p in programs), len(programs[0].config.seeds)), np.nan)
     for i, program in enumerate(programs):
         mesh = mesh_for(program.config)
-        setup = setup_of(program, shards=mesh.shape[parallel.DATA])
+        setup = setup_of(program, shards=parallel.batch_shards(mesh))
         runs = runs_of(program)
         if i == len(sizes):  # as planned before it was stopped, whatever memory there is now
             sizes.append(wave_size(setup.learner, len(runs), mesh, memory_of(mesh)))

@@ -62,9 +62,9 @@ def start(learner: Learner, keys: Key) -> RunState:
     return RunState(lax.map(learner.init, keys), zeros, zeros)  # vmap would take twice as long to compile
 
 
-def compiled_start(learner: Learner) -> Callable[[Key], RunState]:
+def compiled_start(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
     """`start` as a program that runs once: on a CPU, most of the time to compile it would go into making it fast."""
-    return jax.jit(partial(start, learner), compiler_options=compiler_options(runs_once=True))
+    return jax.jit(partial(start, learner), out_shardings=shardings, compiler_options=compiler_options(runs_once=True))
 
 
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
@@ -173,12 +173,12 @@ def train(
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    state, origin = _begin(learner, keys.init, run_dir, config, resume, initial)
+    state, origin = _begin(learner, keys.init, mesh, run_dir, config, resume, initial)
     steps, healthy = np.array(state.steps), np.ones(len(seeds), bool)  # a copy, since the state is given away
     if keep_going:
         healthy[_anywhere(_bad_parameters(state.learner))] = False
     chunk, evaluation = _programs(learner, evaluate, state, mesh)
-    state = parallel.place(state, parallel.state_specs(state), mesh)
+    state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
     keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
     clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
     host.forget_failures()
@@ -251,7 +251,7 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
 
 
 def _begin(
-    learner: Learner, keys: Key, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
+    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
 ) -> tuple[RunState, dict[str, Any]]:
     """The state to go on from, and how much of the record stands at that point."""
     if not hosts.same(record.dumps(config)):
@@ -261,7 +261,9 @@ def _begin(
     if not hosts.same(str(found and found.steps)):
         raise UserError(f"The processes see different checkpoints in {run_dir}: it has to be one directory for all.")
     if found is None:
-        state = compiled_start(learner)(keys)
+        # Parameters that no single device can hold come into being where they lie.
+        specs = parallel.state_specs(_shapes(learner, len(keys)), mesh)
+        state = compiled_start(learner, parallel.lying(specs, mesh) if parallel.is_sharded(mesh) else None)(keys)
         if initial is not None:
             state = state._replace(learner=jax.jit(jax.vmap(learner.adopt))(state.learner, initial))
         return state, {"bytes": 0, "seconds": 0.0}
@@ -283,7 +285,7 @@ def memory(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
     state = _shapes(learner, num_seeds)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))
     chunk, _ = _programs(learner, None, state, mesh)
-    arguments = parallel.placed((keys, state), (parallel.PER_SEED, parallel.state_specs(state)), mesh)
+    arguments = parallel.placed((keys, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
     needed = chunk.lower(*arguments, np.int32(1)).compile().memory_analysis()
     given_and_made = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes
     return given_and_made + needed.temp_size_in_bytes
@@ -293,7 +295,7 @@ def _programs(
     learner: Learner, evaluate: Callable[[Any, Key], Metrics] | None, state: RunState, mesh: Mesh
 ) -> tuple[Any, Any]:
     """The functions that advance and evaluate all seeds on the devices of the mesh."""
-    seeds, specs = parallel.PER_SEED, parallel.state_specs(state)
+    seeds, specs = parallel.PER_SEED, parallel.state_specs(state, mesh)
 
     def evaluation(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called

@@ -113,7 +113,7 @@ def _train(config: configs.Config, out: Path, arguments: argparse.Namespace) -> 
     from jaxpg.train import train
 
     mesh = devices.lay_out(arguments, len(config.seeds), config.batch)
-    setup = build_stage(config, shards=mesh.shape[parallel.DATA])
+    setup = build_stage(config, shards=parallel.batch_shards(mesh))
     initial = policy_of(config, setup)
     keep_vocabulary(config, out)
     shown = Shown(config, setup, out, console)

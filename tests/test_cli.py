@@ -214,6 +214,9 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--mesh", "time=2"], "--mesh takes data=N"),
     (["train", "cartpole", "ppo", "--mesh", "data=2,data=2"], "--mesh takes data=N"),
     (["train", "cartpole", "ppo", "--mesh", "data"], "--mesh takes data=N"),
+    (["train", "cartpole", "ppo", "--mesh", "shard=2,seed=2"], "--mesh takes data=N"),
+    (["train", "cartpole", "ppo", "--mesh", "data=2,shard=2"], "--mesh takes data=N"),
+    (["train", "sort", "grpo", "--mesh", "shard=3"], "3 devices can not share"),
     (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "2 devices can not share 3 seeds"),
     (["train", "cartpole", "ppo", "--mesh", "data=2", "--devices", "3"], "has 2 devices, and --devices says 3"),
     (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
@@ -317,7 +320,7 @@ def test_damaged_checkpoint(trained: Path, which: str, capsys: pytest.CaptureFix
     assert before.keys() == after.keys()
 
 
-LAYOUTS = [["--devices", "4"], ["--mesh", "data=4"], ["--mesh", "seed=2"]]
+LAYOUTS = [["--devices", "4"], ["--mesh", "data=4"], ["--mesh", "seed=2"], ["--mesh", "shard=4"]]
 
 
 @pytest.fixture(scope="module")
@@ -342,10 +345,11 @@ def test_devices_share_the_seeds_and_the_environments(
 
 
 def test_a_run_goes_on_with_other_devices(tmp_path: Path) -> None:
-    """Half of the way on four devices, then on four or on one: the checkpoint knows nothing of devices."""
+    """Half of the way on four devices, then on four or on two that share parameters: checkpoints know no devices."""
     half = laid_out(tmp_path / "4", ["--mesh", "data=4"], "--steps", "1500")
     shutil.copytree(tmp_path / "4", tmp_path / "1")
-    same, moved = (laid_out(tmp_path / n, ["--mesh", f"data={n}"], "--resume", "--steps", "3000") for n in "41")
+    meshes = {"4": "data=4", "1": "shard=2"}
+    same, moved = (laid_out(tmp_path / n, ["--mesh", m], "--resume", "--steps", "3000") for n, m in meshes.items())
     assert len(same["steps"]) > len(half["steps"]) + 3
     np.testing.assert_array_equal(moved["steps"], same["steps"])
     next_rows = slice(len(half["steps"]), len(half["steps"]) + 3)

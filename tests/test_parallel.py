@@ -90,7 +90,7 @@ def on_one(learner, state):
 def by_shard_map(learner, state):
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES])
     states = jax.tree.map(lambda x: x[None], state)
-    specs = parallel.state_specs(states)
+    specs = parallel.state_specs(states, mesh)
     program = parallel.spread(
         parallel.each_seed(updates(learner)),
         mesh,
@@ -231,7 +231,7 @@ def test_seeds_over_devices_are_a_loop_over_seeds():
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
     states = jax.vmap(learner.init)(keys)
     mesh = parallel.make_mesh(2, 8, jax.devices()[:4])
-    specs = parallel.state_specs(states)
+    specs = parallel.state_specs(states, mesh)
     program = parallel.spread(
         parallel.each_seed(updates(learner)),
         mesh,
@@ -249,3 +249,49 @@ def test_without_devices_the_functions_are_trivial():
     assert parallel.psum(3.0) == 3.0
     assert parallel.num_shards() == 1
     assert parallel.shard_index() == 0
+
+
+SHARDED = {
+    "grpo, text": GROUPS,
+    "ppo": SEGMENT | WHOLE_BATCH,
+    "rlhf, text": EPISODES | WHOLE_BATCH,
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_devices_that_share_the_parameters_are_one_as_well(name):
+    """Each holds a part of them, before and after, and what is learned is what one device learns."""
+    learner = make(name)
+    keys = jax.random.split(jax.random.key(0), 1)
+    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
+    assert parallel.batch_shards(mesh) == 1
+    states = jax.vmap(learner.init)(keys)
+    specs = parallel.state_specs(states, mesh)
+    program = parallel.spread(
+        parallel.each_seed(updates(learner)),
+        mesh,
+        in_specs=(specs, parallel.PER_SEED),
+        out_specs=(specs, parallel.PER_SEED),
+    )
+    placed = parallel.place(states, specs, mesh)
+    after, metrics = tiny.jit(program)(placed, KEYS[None])
+    expected, expected_metrics = on_one(learner, jax.tree.map(lambda x: x[0], states))
+    assert moved(jax.tree.map(lambda x: x[0], states), expected) > 1e-3
+    assert distance(jax.tree.map(lambda x: x[0], after.params), expected.params) < 1e-5
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[0], y, rtol=1e-4, atol=1e-5), metrics, expected_metrics)
+    for state in (placed, after):
+        arrays = jax.tree.leaves(state.params)
+        here = sum(x.addressable_shards[0].data.size for x in arrays)
+        assert here < 0.5 * sum(x.size for x in arrays)
+
+
+def test_a_large_model_keeps_the_arrays_that_devices_share(monkeypatch):
+    """Flattened they would all be gathered; what Adam makes of them is the same."""
+    params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(2)}
+    optimizer = ladder.adam(max_grad_norm=1.0)
+    small = optimizer.update(params, optimizer.init(params))
+    monkeypatch.setattr(ladder, "FLAT_BELOW", 8)
+    large = optimizer.update(params, optimizer.init(params))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), small[0], large[0])
+    assert {x.shape for x in jax.tree.leaves(small[1])} == {(), (8,)}
+    assert {x.shape for x in jax.tree.leaves(large[1])} == {(), (2, 3), (2,)}

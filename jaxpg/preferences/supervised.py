@@ -117,7 +117,7 @@ def _part(examples: Examples, i: Array | int, parts: int) -> Examples:
     size = examples.weight.shape[1] // parts
 
     def pick(axis: int, x: Array) -> Array:
-        return lax.dynamic_slice_in_dim(x, i * size, size, axis)
+        return parallel.columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
 
     return Examples(examples.rollout.map_columns(pick), pick(1, examples.weight))
 
