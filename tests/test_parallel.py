@@ -87,9 +87,8 @@ def on_one(learner, state):
     return tiny.jit(updates(learner))(state, KEYS)
 
 
-def by_shard_map(learner, state):
-    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES])
-    states = jax.tree.map(lambda x: x[None], state)
+def over(mesh, learner, states):
+    """Where the states lie on a mesh, where the updates take them, and the metrics; all `[S, ...]`."""
     specs = parallel.state_specs(states, mesh)
     program = parallel.spread(
         parallel.each_seed(updates(learner)),
@@ -97,8 +96,14 @@ def by_shard_map(learner, state):
         in_specs=(specs, parallel.PER_SEED),
         out_specs=(specs, parallel.PER_SEED),
     )
-    states, metrics = tiny.jit(program)(parallel.place(states, specs, mesh), KEYS[None])
-    return jax.tree.map(lambda x: x[0], (states, metrics))
+    placed = parallel.place(states, specs, mesh)
+    keys = jnp.broadcast_to(KEYS, (mesh.shape[parallel.SEED], *KEYS.shape))
+    return placed, *tiny.jit(program)(placed, keys)
+
+
+def by_shard_map(learner, state):
+    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES])
+    return jax.tree.map(lambda x: x[0], over(mesh, learner, jax.tree.map(lambda x: x[None], state))[1:])
 
 
 def split(state):
@@ -231,14 +236,7 @@ def test_seeds_over_devices_are_a_loop_over_seeds():
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
     states = jax.vmap(learner.init)(keys)
     mesh = parallel.make_mesh(2, 8, jax.devices()[:4])
-    specs = parallel.state_specs(states, mesh)
-    program = parallel.spread(
-        parallel.each_seed(updates(learner)),
-        mesh,
-        in_specs=(specs, parallel.PER_SEED),
-        out_specs=(specs, parallel.PER_SEED),
-    )
-    after, _ = tiny.jit(program)(parallel.place(states, specs, mesh), jnp.stack([KEYS, KEYS]))
+    _, after, _ = over(mesh, learner, states)
     single = tiny.jit(updates(learner))
     for i in range(2):
         expected, _ = single(jax.tree.map(lambda x, i=i: x[i], states), KEYS)
@@ -266,15 +264,7 @@ def test_devices_that_share_the_parameters_are_one_as_well(name):
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
     assert parallel.batch_shards(mesh) == 1
     states = jax.vmap(learner.init)(keys)
-    specs = parallel.state_specs(states, mesh)
-    program = parallel.spread(
-        parallel.each_seed(updates(learner)),
-        mesh,
-        in_specs=(specs, parallel.PER_SEED),
-        out_specs=(specs, parallel.PER_SEED),
-    )
-    placed = parallel.place(states, specs, mesh)
-    after, metrics = tiny.jit(program)(placed, KEYS[None])
+    placed, after, metrics = over(mesh, learner, states)
     expected, expected_metrics = on_one(learner, jax.tree.map(lambda x: x[0], states))
     assert moved(jax.tree.map(lambda x: x[0], states), expected) > 1e-3
     assert distance(jax.tree.map(lambda x: x[0], after.params), expected.params) < 1e-5
