@@ -157,12 +157,14 @@ def run(request):
     """A learner, its state, and where one device takes it."""
     learner = make(request.param)
     state = initial(learner)
-    return learner, state, *on_one(learner, state)
+    return request.param, learner, state, *on_one(learner, state)
 
 
 @pytest.mark.parametrize("way", [by_shard_map, by_pmap])
 def test_four_devices_are_one(run, way):
-    learner, state, expected, expected_metrics = run
+    name, learner, state, expected, expected_metrics = run
+    if way is by_pmap and name != TABLE[name][0] in TABLE:
+        pytest.skip("every rung is mapped once, and its variants by shard_map alone")
     assert moved(state, expected) > 1e-3
     after, metrics = way(learner, state)
     assert distance(after._replace(runner=()), expected._replace(runner=())) < 1e-5
@@ -249,14 +251,7 @@ def test_without_devices_the_functions_are_trivial():
     assert parallel.shard_index() == 0
 
 
-SHARDED = {
-    "grpo, text": GROUPS,
-    "ppo": SEGMENT | WHOLE_BATCH,
-    "rlhf, text": EPISODES | WHOLE_BATCH,
-}
-
-
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("name", ["grpo, text"])
 def test_devices_that_share_the_parameters_are_one_as_well(name):
     """Each holds a part of them, before and after, and what is learned is what one device learns."""
     learner = make(name)

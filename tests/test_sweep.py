@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jaxpg import commands, config, grid, parallel, record, sweep
+from jaxpg import commands, config, grid, parallel, record, report, sweep
 from jaxpg.__main__ import main, parser
 from jaxpg.errors import UserError
 
@@ -87,65 +86,48 @@ def scores(directory: Path) -> np.ndarray:
     return np.array([point["final"] for point in json.loads((directory / "sweep.json").read_text())["points"]], float)
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three step sizes, two seeds and two shapes, in waves of two runs: two programs, three waves each."""
-    out = tmp_path_factory.mktemp("sweep") / "all"
-    assert main([*COMMAND, "--out", str(out), "--memory", "1"]) == 0
-    return out
-
-
 COMMAND = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--grid", "learning_rate=0.001,0.01,0.1", "num_envs=4,8"]
 
 
-def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
-    """The same as `train` with the setting of that point, for a traced one and for one of its shape."""
-    final = scores(swept)
-    assert final.shape == (6, 2)
-    assert np.isfinite(final).all()
-    for place, settings in ((2, ["learning_rate=0.01", "num_envs=4"]), (3, ["learning_rate=0.01", "num_envs=8"])):
-        told = [x for setting in settings for x in ("--set", setting)]
-        out = tmp_path / str(place)
-        assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *told, "--out", str(out)]) == 0
-        np.testing.assert_allclose(record.load_metrics(out)["evaluation_return"][-1], final[place], atol=1e-6)
-    assert len(np.unique(final)) > 3
-
-
-def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path, tmp_path: Path) -> None:
-    best = tomllib.loads((swept / "best.toml").read_text())
-    place = int(np.argmax(scores(swept).mean(1)))
-    points = json.loads((swept / "sweep.json").read_text())["points"]
-    assert best["a2c"]["learning_rate"] == points[place]["settings"]["learning_rate"]
-    assert best["a2c"]["num_envs"] == points[place]["settings"]["num_envs"]
-    assert (swept / "sweep.png").stat().st_size > 10_000
-    again = ["train", str(swept / "best.toml"), "a2c", "--seeds", "2", "--out", str(tmp_path / "run"), "--quiet"]
-    assert main(again) == 0
-    final = record.load_metrics(tmp_path / "run")["evaluation_return"][-1]
-    np.testing.assert_allclose(final, scores(swept)[place], atol=1e-6)
-
-
-def test_a_sweep_goes_on_where_it_was_stopped(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Stopped in the second program: what is finished is not trained again, and the result is the same."""
-    out, train_wave, waves = tmp_path / "run", sweep.train_wave, []
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three step sizes, two seeds and two shapes; stopped in the second program, refused twice, and resumed."""
+    out, train_wave = tmp_path_factory.mktemp("sweep") / "all", sweep.train_wave
 
     def stopped_early(program: grid.Program, *arguments: object) -> None:
         if program.config.settings["num_envs"] == 8:
             raise KeyboardInterrupt
         train_wave(program, *arguments)
 
-    monkeypatch.setattr(sweep, "train_wave", stopped_early)
-    assert main([*COMMAND, "--out", str(out)]) == 130
-    assert main([*COMMAND, "--out", str(out)]) == 2
-    assert "holds a sweep already. Add --resume" in capsys.readouterr().err
-    assert main([*COMMAND[:-1], "num_envs=4", "--out", str(out), "--resume"]) == 2
-    assert "has another grid" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "train_wave", stopped_early)
+        assert main([*COMMAND, "--out", str(out)]) == 130
     before = (out / "program-000" / "wave-000" / record.METRICS).read_bytes()
-    monkeypatch.setattr(sweep, "train_wave", lambda *a: (waves.append(a[3]), train_wave(*a)))
+    assert main([*COMMAND, "--out", str(out)]) == 2
+    assert main([*COMMAND[:-1], "num_envs=4", "--out", str(out), "--resume"]) == 2
     assert main([*COMMAND, "--out", str(out), "--resume"]) == 0
     assert (out / "program-000" / "wave-000" / record.METRICS).read_bytes() == before
-    np.testing.assert_array_equal(scores(out), scores(swept))
+    return out
+
+
+def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
+    """The same as `train` with the setting of that point, a traced one and one of its shape."""
+    final = scores(swept)
+    assert final.shape == (6, 2)
+    assert np.isfinite(final).all()
+    assert len(np.unique(final)) > 3
+    told = ["--set", "learning_rate=0.01", "--set", "num_envs=8"]
+    assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *told, "--out", str(tmp_path / "run")]) == 0
+    np.testing.assert_allclose(record.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6)
+
+
+def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None:
+    best = config.resolve(swept / "best.toml", "a2c")
+    points = json.loads((swept / "sweep.json").read_text())["points"]
+    settings = points[int(np.argmax(scores(swept).mean(1)))]["settings"]
+    assert {name: best.settings[name] for name in settings} == settings
+    assert best.total_steps == 2000
+    assert (swept / "sweep.png").stat().st_size > 10_000
 
 
 def program_of(**grids: list[float]) -> grid.Program:
@@ -178,17 +160,19 @@ def test_too_little_memory_is_told_before_anything_is_trained(
 
 
 def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step size of 1e30 spoils its runs; the others are what they are without them."""
-    command = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--out"]
-    assert main([*command, str(tmp_path / "a"), "--grid", "learning_rate=0.01,1e38", "max_grad_norm=none"]) == 0
-    final = scores(tmp_path / "a")
+    """A step size of 1e38 spoils its runs, and the others reach their end."""
+    command = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--out", str(tmp_path)]
+    assert main([*command, "--grid", "learning_rate=0.01,1e38", "max_grad_norm=none"]) == 0
+    final = scores(tmp_path)
     assert np.isfinite(final[0]).all()
     assert np.isnan(final[1]).all()
     assert "went astray" in capsys.readouterr().out
-    assert main([*command, str(tmp_path / "b"), "--grid", "learning_rate=0.01", "max_grad_norm=none"]) == 0
-    np.testing.assert_array_equal(scores(tmp_path / "b")[0], final[0])
-    assert main([*command, str(tmp_path / "c"), "--grid", "learning_rate=1e38", "max_grad_norm=none"]) == 2
-    assert "Runs of every point went astray" in capsys.readouterr().err
+    assert record.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
+
+
+def test_where_all_go_astray_there_is_no_best(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Runs of every point went astray"):
+        report.write_sweep({"gamma": [0.9]}, np.full((1, 2), np.nan), tmp_path, title="", details={})
 
 
 def test_a_sweep_without_a_directory_does_not_resume(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,7 +193,7 @@ def test_the_verdict_of_an_expression():
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text) + 1] = [*CHARACTERS.encode(text), END]
     verify = jit(jax.vmap(lambda t, n: task.verify(problem, t, n)))
-    accuracy, form, answer = jax.device_get(verify(jnp.asarray(tokens), jnp.array(lengths)))
+    accuracy, form, answer, _ = jax.device_get(verify(jnp.asarray(tokens), jnp.array(lengths)))
     assert accuracy.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
     assert form.tolist() == [1, 1, 1, 1, 1, 1, 1, 0]
     assert answer[0] == answer[1] >= 0
