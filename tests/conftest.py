@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+if jax.__version_info__ < (0, 11):  # no fused kernels: half the time to compile; later versions can not do without
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -26,6 +28,26 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAXPG_CACHE"] = str(config.cache.mkdir(f"xla-{worker}-commands"))
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"xla-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+LONGEST = (
+    "readme",
+    "contracts",
+    "parallel",
+    "hosts",
+    "language",
+    "learning",
+    "controls",
+    "cli",
+    "cli_text",
+    "cli_records",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no worker is left alone with one at the end."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(autouse=True)
