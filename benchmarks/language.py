@@ -27,17 +27,19 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
+from work import update_bytes
 
 from jaxpg import ladder, language, rollout
 from jaxpg.advantages import group_relative
 from jaxpg.improve import Batch
 from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
 from jaxpg.record import machine
-from jaxpg.types import Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
+from jaxpg.types import Critic, Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, VOCABULARY, GROUP = 16, 48, 64, 8
 SIZES: dict[str, dict[str, int]] = {
+    "0.01M": {"width": 24, "layers": 1, "heads": 2, "kv_heads": 1},
     "0.1M": {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2},
     "1M": {"width": 160, "layers": 4, "heads": 8, "kv_heads": 4},
     "10M": {"width": 384, "layers": 7, "heads": 8, "kv_heads": 4},
@@ -110,6 +112,11 @@ def measured_limits(rounds: int) -> Limits:
     read = seconds(jax.jit(lambda x: x.reshape(-1, 1024) @ x[:1024]), x, rounds=rounds)
     matmul = seconds(jax.jit(lambda a: a @ a), a, rounds=rounds)
     return Limits(max(2 * x.nbytes / copy, x.nbytes / read), 2 * side**3 / matmul)
+
+
+def transformer_of(env: Env, size: str) -> tuple[Policy, Critic]:
+    """The model of a size, and a critic of the same make."""
+    return language.transformer(env, **SIZES[size])
 
 
 def learner_of(policy: Policy, critic: Any, env: Env, columns: int, algorithm: str = "grpo") -> Learner:
@@ -206,7 +213,7 @@ def endings(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[s
 def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, Any]:
     """Everything about one size of model."""
     env, key = endless(), jax.random.key(0)
-    policy, critic = language.transformer(env, **SIZES[size])
+    policy, critic = transformer_of(env, size)
     grpo = learner_of(policy, critic, env, columns)
     state = jax.jit(grpo.init)(key)
     params = state.params.policy
@@ -245,16 +252,8 @@ def measure(size: str, columns: int, rounds: int, limits: Limits) -> dict[str, A
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
         "ending, seconds": endings(policy, params, part.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
-        "memory, bytes": {name: memory_of(name, env, policy, critic, columns) for name in ALGORITHMS},
+        "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS},
     }
-
-
-def memory_of(algorithm: str, env: Env, policy: Policy, critic: Any, columns: int) -> dict[str, int]:
-    """What XLA's analysis of one compiled step says: arguments (the state, donated), and what is alive beside it."""
-    learner = learner_of(policy, critic, env, columns, algorithm)
-    shapes = jax.eval_shape(learner.init, jax.random.key(0)), jax.eval_shape(lambda: jax.random.key(0))
-    analysis = jax.jit(learner.step, donate_argnums=0).lower(*shapes).compile().memory_analysis()
-    return {"state": analysis.argument_size_in_bytes, "temporary": analysis.temp_size_in_bytes}
 
 
 def main() -> None:

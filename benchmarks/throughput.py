@@ -1,6 +1,7 @@
-"""How fast PPO runs on this machine's CPU, beside rejax doing the same work.
+"""How fast PPO, A2C and GRPO run on this machine, beside the peers doing the same work.
 
-    python benchmarks/throughput.py --peer-python PEER/bin/python
+    python benchmarks/throughput.py --peer-python PEER/bin/python [--purejaxrl PATH]
+    python benchmarks/throughput.py --peer-python PEER/bin/python --to-return
     python benchmarks/throughput.py --quick
 
 benchmarks/README.md says how PEER is made, what "the same work" is and how to read the tables. Every program has a
@@ -15,10 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,6 +23,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from turns import Peers, Row, interleave, workers
+from work import EPISODES, NUM_STEPS
 from workloads import ppo_flops_per_step
 
 from jaxpg.record import machine
@@ -33,104 +32,57 @@ from jaxpg.record import machine
 HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
 
-# environment, environments side by side, and the steps of one timed run: one to two seconds of the slowest program.
-CASES = [
-    ("CartPole-v1", 64, 2**19),
-    ("CartPole-v1", 2048, 2**19),
-    ("Breakout-MinAtar", 64, 2**17),
-    ("Breakout-MinAtar", 1024, 2**17),
-]
 
+class Case(NamedTuple):
+    """Programs that do the same work, and the steps of one timed run: one to two seconds of a compiled program."""
 
-class Program(NamedTuple):
-    """One row: a workload of workloads.py, how many agents it trains at once, and on how many XLA devices."""
-
-    workload: str
-    agents: int = 1
-    devices: int = 1
+    environment: str
+    num_envs: int
+    steps: int
+    programs: tuple[Row, ...]
 
     @property
-    def label(self) -> str:
-        if self.workload not in ("jaxpg", "rejax"):
-            return self.workload
-        agents, devices = (f"{n} {what}{'s' * (n > 1)}" for n, what in zip(self[1:], ("agent", "device"), strict=True))
-        return f"{self.workload}, {agents}, {devices}"
+    def title(self) -> str:
+        workload = self.programs[-1].workload
+        if workload == "jaxpg_language":
+            return f"GRPO, a transformer of {self.environment} weights, {self.num_envs} completions"
+        algorithm = {"jaxpg_a2c": "A2C", "jaxpg_grpo": "GRPO"}.get(workload, "PPO")
+        return f"{algorithm}, {self.environment}, {self.num_envs} environments"
 
 
-LOOPS = [
-    Program("rejax"),
-    Program("jaxpg"),
-    Program("jaxpg", devices=CORES),
-    Program("rejax", agents=CORES),
-    Program("jaxpg", agents=CORES, devices=CORES),
+PPO = ("jaxpg", "rejax", "purejaxrl", "sb3", "sbx", "brax", "reference")
+AGENTS = 64
+COMPILED = (Row("rejax"), Row("purejaxrl"))
+BASELINES = (Row("sb3"), Row("sbx"))
+ALONE = (Row("jaxpg"), Row("jaxpg", devices=CORES))
+SEVERAL = (Row("rejax", agents=CORES), Row("jaxpg", agents=CORES, devices=CORES))
+MANY = (Row("rejax", agents=AGENTS), Row("jaxpg", agents=AGENTS), Row("jaxpg", AGENTS, CORES))
+CASES = [
+    Case("CartPole-v1", 4, 2**18, (*COMPILED, *BASELINES, *ALONE, *SEVERAL)),
+    Case("CartPole-v1", 64, 2**19, (*COMPILED, *BASELINES, *ALONE, *SEVERAL, *MANY)),
+    Case("CartPole-v1", 2048, 2**19, (*COMPILED, *BASELINES, *ALONE, *SEVERAL)),
+    Case("CartPole-v1", 65536, 2**23, (*COMPILED, *ALONE)),
+    Case("Breakout-MinAtar", 64, 2**17, (*COMPILED, *ALONE, *SEVERAL)),
+    Case("Breakout-MinAtar", 1024, 2**17, (*COMPILED, *ALONE, *SEVERAL)),
+    Case("Pendulum-v1", 64, 2**18, (Row("rejax"), Row("brax"), *BASELINES, *ALONE, *SEVERAL)),
+    Case("CartPole-v1", 64, 2**19, (Row("sb3_a2c"), Row("jaxpg_a2c"))),
+    Case("CartPole-v1", 256, 2**17, (Row("jaxpg_grpo"), Row("jaxpg_grpo", devices=CORES))),
+    Case("0.1M", 64, 2**15, (Row("jaxpg_language"),)),
 ]
-COLLECTING = [Program("bare"), Program("collect_random"), Program("collect")]
+COLLECTING = (Row("bare"), Row("collect_random"), Row("collect"))
 
 
-class Worker:
-    """A process that serves one program; `ask` returns what one run, or one compilation, took."""
-
-    def __init__(self, python: str, program: Program, env_name: str, num_envs: int, steps: int) -> None:
-        numbers = map(str, (num_envs, program.agents, program.devices, steps))
-        quiet = ["-W", "ignore::FutureWarning"]  # gymnax 0.0.9 relies on casts that jax has deprecated
-        command = [python, *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        hello = self._read()
-        self.work: int = hello["work"]
-        self.versions: dict[str, str] = hello["versions"]
-
-    def ask(self, what: str) -> dict[str, float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(what + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"A worker ended: {self.process.args}")  # its own error stands above
-        return json.loads(line)
-
-
-@contextmanager
-def workers(programs: Iterable[Program], peer: str | None, *case: Any) -> Iterator[dict[Program, Worker]]:
-    """The programs of one case, built one after another and ended together."""
-    with ExitStack() as stack:
-        running = {}
-        for program in programs:
-            python = peer if program.workload == "rejax" else sys.executable
-            if python is None:
-                continue
-            running[program] = Worker(python, program, *case)
-            stack.callback(running[program].close)
-        yield running
-
-
-def interleave(running: dict[Program, Worker], what: str, rounds: int) -> dict[Program, list[dict[str, float]]]:
-    """Ask every worker in turn, `rounds` times over; the first round warms up and is thrown away."""
-    samples: dict[Program, list[dict[str, float]]] = {program: [] for program in running}
-    for number in range(rounds + 1):
-        for program, worker in running.items():
-            cost = worker.ask(what)
-            if number:
-                samples[program].append(cost)
-    return samples
-
-
-def measure(programs: list[Program], peer: str | None, case: tuple, rounds: int, compiles: int) -> list[dict[str, Any]]:
-    """One record per program: seconds per million steps of every round, seconds of every compilation."""
-    with workers(programs, peer, *case) as running:
+def measure(case: Case, peers: Peers, rounds: int, compiles: int) -> list[dict[str, Any]]:
+    """One record per program: seconds per million steps of every round, seconds of every compilation, bytes at most."""
+    with workers(case.programs, peers, *case[:3]) as running:
         runs = interleave(running, "run", rounds)
+        memory = {program: worker.ask("memory")["peak"] for program, worker in running.items()}
         builds = interleave(running, "compile", compiles) if compiles else {program: [] for program in running}
         return [
             program._asdict()
-            | {"label": program.label, "environment": case[0], "num_envs": case[1], "versions": worker.versions}
+            | {"label": program.label, "environment": case.environment, "num_envs": case.num_envs}
+            | {"versions": worker.versions, "peak_bytes": memory[program]}
+            | {"iteration_steps": program.agents * case.num_envs * NUM_STEPS if program.workload in PPO else 0}
             | {f"{k}_s_per_million": [r[k] * 1e6 / worker.work for r in runs[program]] for k in ("cpu", "wall")}
             | {f"compile_{k}_s": [b[k] for b in builds[program]] for k in ("cpu", "wall")}
             for program, worker in running.items()
@@ -142,14 +94,55 @@ def ratio(base: dict[str, Any], record: dict[str, Any], key: str) -> float:
     return median(b / r for b, r in zip(base[key], record[key], strict=True))
 
 
-def matmul_rate(env_name: str, num_envs: int, steps: int, rounds: int) -> float:
+RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 2_000_000, 5
+LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), *BASELINES, *ALONE))
+
+
+def time_to_return(peers: Peers) -> list[dict[str, Any]]:
+    """What every program takes until its policy is worth RETURN, scored off the clock every EVERY steps.
+
+    One record per program: of each seed the environment steps, the seconds of running and of making the program; NaN
+    where PATIENCE steps were not enough.
+    """
+    records = []
+    with workers(LEARNING.programs, peers, *LEARNING[:3]) as running:
+        for program, worker in running.items():
+            seeds = []
+            for _ in range(SEEDS):
+                made, steps, spent, reached = worker.ask("compile")["wall"], 0, 0.0, False
+                while not reached and steps < PATIENCE:
+                    spent += worker.ask("run")["wall"]
+                    steps += worker.work
+                    reached = steps % EVERY == 0 and worker.ask("score")["return"] >= RETURN
+                nothing = 1.0 if reached else float("nan")
+                seeds.append({"steps": steps * nothing, "wall": spent * nothing, "compile_wall": made})
+            records.append({"label": program.label, "seeds": seeds})
+    return records
+
+
+def return_table(records: list[dict[str, Any]]) -> Table:
+    """Medians over the seeds, and the range of the seconds."""
+    title = f"PPO, CartPole-v1, 64 environments: until {EPISODES} episodes are worth {RETURN:.0f}"
+    found = Table("program", "steps", "wall s", "range", "with compiling", title=title, title_justify="left")
+    for record in records:
+        steps, wall, made = ([seed[key] for seed in record["seeds"]] for key in ("steps", "wall", "compile_wall"))
+        whole = median(w + m for w, m in zip(wall, made, strict=True))
+        spread = f"{min(wall):.1f} to {max(wall):.1f}"
+        found.add_row(record["label"], f"{median(steps):,.0f}", f"{median(wall):.1f}", spread, f"{whole:.1f}")
+    return found
+
+
+def rate(workload: str, rounds: int, *case: Any) -> float:
+    """What one of the machine's limits does per CPU second."""
+    with workers([Row(workload)], Peers(), *case) as running:
+        samples = interleave(running, "run", rounds)[Row(workload)]
+        return running[Row(workload)].work / median(s["cpu"] for s in samples)
+
+
+def matmul_rate(case: Case, rounds: int) -> float:
     """FLOPs per CPU second that the matrix products of the two networks reach by themselves, at the best batch size."""
-    rates = []
-    for rows in sorted({256, num_envs * 32}):  # a cache-sized chunk, and a whole minibatch
-        with workers([Program("matmul")], None, env_name, rows, steps) as running:
-            samples = interleave(running, "run", rounds)[Program("matmul")]
-            rates.append(running[Program("matmul")].work / median(s["cpu"] for s in samples))
-    return max(rates)
+    sizes = {256, min(case.num_envs, 2048) * 32}  # a cache-sized chunk, and a whole minibatch
+    return max(rate("matmul", rounds, case.environment, rows, min(case.steps, 2**19)) for rows in sizes)
 
 
 def busy_machine() -> dict[str, Any]:
@@ -157,40 +150,52 @@ def busy_machine() -> dict[str, Any]:
     return machine() | {"load_before": os.getloadavg()[0]}
 
 
+def first_update(record: dict[str, Any]) -> float | None:
+    """Wall seconds from nothing compiled to the first new parameters of PPO; None where compiling was not timed."""
+    if not record["compile_wall_s"] or not record["iteration_steps"]:
+        return None
+    iteration = record["iteration_steps"] * 1e-6 * median(record["wall_s_per_million"])
+    return median(record["compile_wall_s"]) + iteration
+
+
 def table(title: str, records: list[dict[str, Any]]) -> Table:
     """Medians, and how many times as long as a row the first program took with as many agents, in CPU and wall time."""
     found = Table(title=title, title_justify="left")
     found.add_column("program", no_wrap=True)
     base = records[0]["workload"]
-    for head in (
+    heads = (
         "CPU s / M steps",
         f"× {base}",
         "wall s / M steps",
         f"× {base}",
         "compile CPU s",
         "wall s",
-        "of matmul",
-    ):
+        "first update s",
+    )
+    for head in (*heads, "GiB", "of matmul"):
         found.add_column(head, justify="right")
     bases = {record["agents"]: record for record in reversed(records) if record["workload"] == base}
     for record in records:
         cells = []
         for key in ("cpu_s_per_million", "wall_s_per_million"):
-            cells += [f"{median(record[key]):.2f}", f"{ratio(bases[record['agents']], record, key):.2f}"]
+            peer = bases.get(record["agents"])
+            cells += [f"{median(record[key]):.2f}", f"{ratio(peer, record, key):.2f}" if peer else ""]
         builds = [record[key] for key in ("compile_cpu_s", "compile_wall_s")]
         cells += [f"{median(b):.1f}" if b else "" for b in builds]
+        first = first_update(record)
+        cells += ["" if first is None else f"{first:.1f}", f"{record['peak_bytes'] / 2**30:.2f}"]
         found.add_row(record["label"], *cells, f"{record['matmul_share']:.0%}" if "matmul_share" in record else "")
     return found
 
 
-QUICK = ("CartPole-v1", 64, 2**18)
+QUICK = Case("CartPole-v1", 64, 2**18, (Row("reference"), Row("jaxpg")))
 KNOWN = HERE / "results" / "quick.json"
 SLOWER = 0.75
 
 
 def quick(rounds: int, out: Path | None) -> None:
     """How many times faster than the frozen loop jaxpg is; ends with an error where it has been much more."""
-    found = measure([Program("reference"), Program("jaxpg")], None, QUICK, rounds, 1)
+    found = measure(QUICK, Peers(), rounds, 1)
     times = {
         "loop": ratio(*found, "cpu_s_per_million"),
         "compile": found[0]["compile_cpu_s"][0] / found[1]["compile_cpu_s"][0],
@@ -204,36 +209,65 @@ def quick(rounds: int, out: Path | None) -> None:
         raise SystemExit(f"More than a quarter slower than it has been: {', '.join(slower)}.")
 
 
+def one_case(case: Case, peers: Peers, rounds: int, compiles: int, console: Console) -> dict[str, Any]:
+    """What is known of a case, its tables printed; collecting and the share of the matmul rate for PPO alone."""
+    loops = measure(case, peers, rounds, compiles)
+    found: dict[str, Any] = {"title": case.title, "loops": loops}
+    if case.title.startswith("PPO"):
+        bare = case._replace(steps=min(case.steps, 2**19), programs=COLLECTING) if case.num_envs <= 2048 else None
+        found["collecting"] = measure(bare, Peers(), rounds, 0) if bare else []
+        found["ppo_flops_per_step"] = ppo_flops_per_step(case.environment)
+        found["matmul_flops_per_cpu_s"] = matmul_rate(case, rounds)
+        for record in loops:
+            flops = found["ppo_flops_per_step"] * 1e6 / median(record["cpu_s_per_million"])
+            record["matmul_share"] = flops / found["matmul_flops_per_cpu_s"]
+    console.print(table(f"{case.title}: the whole loop", loops))
+    if found.get("collecting"):
+        console.print(table(f"{case.title}: collecting alone", found["collecting"]))
+    return found
+
+
 def main() -> None:
     """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", help="a Python that has rejax and gymnax 0.0.9; without it, jaxpg alone")
+    parser.add_argument(
+        "--peer-python", help="a Python that has the peers (benchmarks/README.md); without it, jaxpg alone"
+    )
+    parser.add_argument("--purejaxrl", type=Path, help="a clone of PureJaxRL, which is no package")
     parser.add_argument("--rounds", type=int, default=7, help="timed turns of every program (default 7)")
     parser.add_argument("--compiles", type=int, default=3, help="timed compilations of every program (default 3)")
-    parser.add_argument("--only", default="", help="only the cases whose 'environment num_envs' contains this")
+    parser.add_argument("--only", default="", help="only the cases whose title contains this")
     parser.add_argument("--quick", action="store_true", help="one small case beside a loop that never changes")
-    parser.add_argument("--out", type=Path, help="where to write (default results/throughput.json; --quick: nowhere)")
+    parser.add_argument("--to-return", action="store_true", help="instead of speed, the time until CartPole is learned")
+    parser.add_argument(
+        "--out", type=Path, help="where to write (default results/throughput.json or to_return.json; --quick: nowhere)"
+    )
     args = parser.parse_args()
     if args.quick:
         return quick(args.rounds, args.out)
-    args.out = args.out or HERE / "results" / "throughput.json"
-    console = Console(width=120)
-    result: dict[str, Any] = {"machine": busy_machine(), "arguments": vars(args) | {"out": str(args.out)}, "cases": []}
-    for case in track([c for c in CASES if args.only in f"{c[0]} {c[1]}"], console=console, transient=True):
-        env_name, num_envs, _ = case
-        loops = measure(LOOPS, args.peer_python, case, args.rounds, args.compiles)
-        collecting = measure(COLLECTING, None, case, args.rounds, 0)
-        rate, flops = matmul_rate(*case, args.rounds), ppo_flops_per_step(env_name)
-        for record in loops:
-            record["matmul_share"] = flops * 1e6 / median(record["cpu_s_per_million"]) / rate
-        measured = {"loops": loops, "collecting": collecting}
-        result["cases"].append(measured | {"ppo_flops_per_step": flops, "matmul_flops_per_cpu_s": rate})
-        title = f"{env_name}, {num_envs} environments"
-        console.print(table(f"{title}: the whole loop", loops))
-        console.print(table(f"{title}: collecting alone", collecting))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"Written to {args.out}")
+    args.out = args.out or HERE / "results" / ("to_return.json" if args.to_return else "throughput.json")
+    peers = Peers(args.peer_python, args.purejaxrl and args.purejaxrl / "purejaxrl")
+    if peers.purejaxrl and not (peers.purejaxrl / "ppo.py").exists():
+        parser.error(f"--purejaxrl: there is no {peers.purejaxrl / 'ppo.py'}")
+    console = Console(width=140)
+    given = {name: str(value) for name, value in vars(args).items() if value}
+    result: dict[str, Any] = {"machine": busy_machine(), "arguments": given, "cases": []}
+    if args.to_return:
+        result["cases"] = time_to_return(peers)
+        console.print(return_table(result["cases"]))
+        return write(args.out, result, console)
+    result["copied_bytes_per_cpu_s"] = rate("copy", 3, "CartPole-v1", 1, 1)
+    console.print(f"Memory: {result['copied_bytes_per_cpu_s'] / 1e9:.1f} GB per CPU second, read and written.")
+    for case in track([c for c in CASES if args.only in c.title], console=console, transient=True):
+        result["cases"].append(one_case(case, peers, args.rounds, args.compiles, console))
+    write(args.out, result, console)
+
+
+def write(path: Path, result: dict[str, Any], console: Console) -> None:
+    """The JSON of a measurement."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    console.print(f"Written to {path}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The programs that throughput.py times, each served by a process of its own.
+"""The programs that throughput.py and scaling.py time, each served by a process of its own.
 
     python workloads.py NAME ENVIRONMENT NUM_ENVS AGENTS DEVICES STEPS
 
-A process prints one line of JSON when its program stands compiled, and then one per line that it reads: `run` times one
-call of about STEPS environment steps, `compile` times building the program anew. While another process is timed, this
+A process prints one line of JSON when its program is made, and then one per line that it reads: `run` times one call of
+about STEPS environment steps, `compile` times making the program anew, `memory` says how much the process, or on an
+accelerator the device, has held at most, `score` what the policy is worth by now. While another process is timed, this
 one waits for its next line and uses no core. Whatever goes beyond jax is imported where it is used, so the same file
 runs in an environment without jaxpg.
 """
@@ -11,53 +12,45 @@ runs in an environment without jaxpg.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, reduce
 from importlib import metadata
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-HIDDEN = (64, 64)
-NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 128, 4, 4
-LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY, MAX_GRAD_NORM = 3e-4, 0.99, 0.95, 0.2, 0.01, 0.5
-
-
-class Workload(NamedTuple):
-    """A program to time.
-
-    init(key) -> state: compiled by itself.
-    run(state) -> state, output: to be compiled.
-    work: what one run does, in environment steps (of `matmul`: in FLOPs).
-    compiler_options: what the program is compiled with by those who run it, XLA's defaults if nothing else.
-    """
-
-    init: Callable[[jax.Array], Any]
-    run: Callable[[Any], tuple[Any, Any]]
-    work: int
-    compiler_options: Mapping[str, Any] = {}
-
-
-def over_agents(agents: int, function: Callable) -> Callable:
-    """The function itself for one agent, so that one agent pays for no batching; otherwise its vmap."""
-    return function if agents == 1 else jax.vmap(function)
+import peers
+from work import (
+    A2C_LEARNING_RATE,
+    A2C_STEPS,
+    CLIP,
+    ENTROPY,
+    EPISODES,
+    GAMMA,
+    HIDDEN,
+    LAMBDA,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NUM_EPOCHS,
+    NUM_MINIBATCHES,
+    NUM_STEPS,
+    VALUE,
+    Workload,
+    compiled,
+    whole_iterations,
+)
 
 
 def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The whole loop of jaxpg's PPO, run as the command line runs it, between two looks of the host.
+    """The whole loop of jaxpg's PPO. The settings are those of the peers; all others stay at their defaults."""
+    from jaxpg import ladder
 
-    The settings below are those of rejax; all others stay at their defaults.
-    """
-    from jaxpg import envs, ladder, networks, parallel, policy_gradient, train
-
-    env = envs.make(env_name)
-    policy, critic = networks.mlp(env, hidden=HIDDEN, activation="tanh")
     algorithm = ladder.ppo(
         num_envs=num_envs,
         num_steps=NUM_STEPS,
@@ -69,57 +62,85 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
         clip=CLIP,
         value_clip=CLIP,
         entropy_coefficient=ENTROPY,
+        value_coefficient=VALUE,
         max_grad_norm=MAX_GRAD_NORM,
     )
+    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
+
+
+def jaxpg_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The whole loop of jaxpg's A2C: one gradient step every five."""
+    from jaxpg import ladder
+
+    algorithm = ladder.a2c(
+        num_envs=num_envs,
+        num_steps=A2C_STEPS,
+        learning_rate=A2C_LEARNING_RATE,
+        gamma=GAMMA,
+        gae_lambda=1.0,
+        entropy_coefficient=ENTROPY,
+        value_coefficient=VALUE,
+        max_grad_norm=MAX_GRAD_NORM,
+    )
+    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents, A2C_STEPS))
+
+
+def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """One iteration of jaxpg's GRPO, groups of 8 whole episodes; steps are counted to the time limit of all of them."""
+    from jaxpg import envs, ladder
+
+    algorithm = ladder.grpo(
+        num_envs=num_envs, group_size=8, epochs=NUM_EPOCHS, num_minibatches=NUM_MINIBATCHES, gamma=1.0
+    )
+    one = whole_loop(algorithm, env_name, num_envs, agents, 1)
+    return one._replace(work=agents * num_envs * envs.make(env_name).max_steps)
+
+
+def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
+    """So many steps of each agent as the command line trains them between two looks of the host."""
+    from jaxpg import envs, evaluate, networks, parallel, policy_gradient, train
+
+    env = envs.make(env_name)
+    policy, critic = networks.mlp(env, hidden=HIDDEN, activation="tanh")
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
-    per_agent = max(1, steps // (num_envs * NUM_STEPS * agents)) * num_envs * NUM_STEPS
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
     seeds, start = partial(jax.random.split, num=agents), train.compiled_start(learner)
-    state = jax.eval_shape(start, seeds(jax.random.key(0)))
-    specs = parallel.state_specs(state, mesh)
+    specs = parallel.state_specs(jax.eval_shape(start, seeds(jax.random.key(0))), mesh)
 
     def advance(state: train.RunState, keys: jax.Array) -> Any:
         state, metrics = train.advance(learner, keys, state, state.steps.min() + per_agent)
         return (state, keys), metrics
 
+    def score(state: Any) -> jax.Array:
+        learner_state = jax.tree.map(lambda x: x[0], state[0].learner)
+        return evaluate.scores(env, learner.actor(learner_state), jax.random.key(0), episodes=EPISODES)["return"]
+
     per_seed = parallel.PER_SEED
     spread = parallel.spread(advance, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
-    return Workload(
+    return compiled(
         init=lambda key: parallel.place((start(seeds(key)), seeds(key)), (specs, per_seed), mesh),
         run=lambda state: spread(*state),
         work=agents * per_agent,
         compiler_options=train.compiler_options(),
+        score=score,
     )
 
 
-def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The whole loop of rejax's PPO, its evaluation switched off: it would run inside the loop."""
-    import rejax
+def jaxpg_language(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """GRPO on a transformer, a size of language.py in place of an environment; the work is the tokens written."""
+    import language
 
-    per_agent = max(1, steps // (num_envs * NUM_STEPS * agents)) * num_envs * NUM_STEPS
-    algorithm = rejax.PPO.create(
-        env=env_name,
-        num_envs=num_envs,
-        num_steps=NUM_STEPS,
-        num_epochs=NUM_EPOCHS,
-        num_minibatches=NUM_MINIBATCHES,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN},
-        learning_rate=LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        clip_eps=CLIP,
-        ent_coef=ENTROPY,
-        max_grad_norm=MAX_GRAD_NORM,
-        total_timesteps=per_agent,
-        eval_freq=per_agent,
-        skip_initial_evaluation=True,
-    ).replace(eval_callback=lambda algorithm, train_state, key: ())
-    keys = partial(jax.random.split, num=agents) if agents > 1 else lambda key: key
-    return Workload(
-        init=jax.jit(lambda key: over_agents(agents, algorithm.init_state)(keys(key))),
-        run=over_agents(agents, lambda state: algorithm.train(train_state=state)),
-        work=agents * per_agent,
-    )
+    env = language.endless()
+    learner = language.learner_of(*language.transformer_of(env, size), env, num_envs)
+    iterations = max(1, steps // (num_envs * language.TOKENS))
+
+    def iteration(state: Any, _: None) -> tuple[Any, Any]:
+        key, step_key = jax.random.split(state[1])
+        learner_state, metrics = learner.step(state[0], step_key)
+        return (learner_state, key), metrics
+
+    run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
+    return compiled(jax.jit(lambda key: (learner.init(key), key)), run, iterations * num_envs * language.TOKENS)
 
 
 def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -142,7 +163,7 @@ def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: in
     init, iteration = loop(env_name, settings)
     iterations = max(1, steps // (num_envs * NUM_STEPS))
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return Workload(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
 
 
 def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
@@ -163,7 +184,7 @@ def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
         return (params, runner, key), (jax.tree.map(jnp.sum, batch.steps), tally)
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return Workload(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
 
 
 def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -176,13 +197,15 @@ def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
 
 
 def collect_random(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """jaxpg's rollouts under uniformly random actions: what recording, successors and resets cost without a network."""
+    """jaxpg's rollouts under random actions: what recording, successors and resets cost without a network."""
     from jaxpg import envs
-    from jaxpg.distributions import Categorical
-    from jaxpg.types import Policy
+    from jaxpg.distributions import Categorical, DiagonalGaussian
+    from jaxpg.types import Discrete, Policy
 
     env = envs.make(env_name)
-    uniform = Categorical(jnp.zeros(env.action_space.n))
+    space = env.action_space
+    zeros = jnp.zeros(space.n if isinstance(space, Discrete) else space.shape)
+    uniform = Categorical(zeros) if isinstance(space, Discrete) else DiagonalGaussian(zeros, zeros)
     policy = Policy(
         init=lambda key: (),
         start=lambda params, obs: (),
@@ -193,11 +216,11 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 
 
 def bare(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The environment itself: a scan of gymnax's own step with its auto-reset, uniformly random actions."""
+    """The environment itself: a scan of gymnax's own step with its auto-reset, random actions."""
     import gymnax
 
     env, params = gymnax.make(env_name)
-    num_actions = env.action_space(params).n
+    sample = jax.vmap(env.action_space(params).sample)
     iterations = max(1, steps // (num_envs * NUM_STEPS))
 
     def init(key: jax.Array) -> Any:
@@ -205,7 +228,7 @@ def bare(env_name: str, num_envs: int, agents: int, devices: int, steps: int) ->
 
     def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
         action_key, step_key = jax.random.split(key)
-        action = jax.random.randint(action_key, (num_envs,), 0, num_actions)
+        action = sample(jax.random.split(action_key, num_envs))
         keys = jax.random.split(step_key, num_envs)
         obs, state, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
             keys, state, action, params
@@ -219,7 +242,7 @@ def bare(env_name: str, num_envs: int, agents: int, devices: int, steps: int) ->
         return (env_state, key), jax.tree.map(jnp.sum, batch)
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return Workload(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
 
 
 def network_widths(env_name: str) -> list[list[int]]:
@@ -229,7 +252,8 @@ def network_widths(env_name: str) -> list[list[int]]:
 
     env, params = gymnax.make(env_name)
     inputs = int(np.prod(env.observation_space(params).shape))
-    return [[inputs, *HIDDEN, env.action_space(params).n], [inputs, *HIDDEN, 1]]
+    space = env.action_space(params)
+    return [[inputs, *HIDDEN, getattr(space, "n", None) or space.shape[0]], [inputs, *HIDDEN, 1]]
 
 
 def forward_flops(widths: list[int]) -> int:
@@ -270,10 +294,23 @@ def matmul(env_name: str, num_envs: int, agents: int, devices: int, steps: int) 
         return (rows, jax.tree.map(lambda m, g: m - 1e-3 * g, matrices, gradient)), None
 
     run = partial(jax.lax.scan, iteration, xs=None, length=rounds)
-    return Workload(jax.jit(init), run, rounds * num_envs * sum(gradient_flops(w) for w in widths))
+    return compiled(jax.jit(init), run, rounds * num_envs * sum(gradient_flops(w) for w in widths))
 
 
-WORKLOADS = {w.__name__: w for w in (jaxpg, rejax, reference, collect, collect_random, bare, matmul)}
+def copy(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """Bytes through memory: 256 MiB read and written, sixteen times."""
+    size, rounds = 2**26, 16
+
+    def iteration(state: Any, _: None) -> tuple[Any, None]:
+        return state + 1.0, None
+
+    run = partial(jax.lax.scan, iteration, xs=None, length=rounds)
+    return compiled(jax.jit(lambda key: jnp.zeros(size)), run, rounds * size * 4 * 2)
+
+
+PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c)
+OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_language, reference, collect, collect_random, bare, matmul, copy)
+WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS)}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -284,10 +321,19 @@ def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     return result, {"cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, "wall": wall}
 
 
+def peak_memory() -> int:
+    """Bytes held at most: by the accelerator where it says so, else by the process, with its code and its compiler."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "rejax", "stable_baselines3", "sbx-rl", "brax", "torch")
+
+
 def versions() -> dict[str, str]:
     """Of Python and of the packages that matter here."""
     found = {"python": platform.python_version()}
-    for name in ("jax", "jaxlib", "flax", "optax", "gymnax", "rejax"):
+    for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -295,33 +341,35 @@ def versions() -> dict[str, str]:
     return found
 
 
-def serve(workload: Workload) -> None:
+def serve(make: Callable[[], Workload]) -> None:
     """Answer the lines of standard input until it ends."""
-    key = jax.random.key(0)
-
-    def build() -> tuple[Any, Any]:
-        jax.clear_caches()
-        state = workload.init(key)
-        return state, jax.jit(workload.run, donate_argnums=0).lower(state).compile(dict(workload.compiler_options))
-
-    (state, run), _ = timed(build)
-    print(json.dumps({"work": workload.work, "versions": versions()}), flush=True)
+    answers, sys.stdout = sys.stdout, sys.stderr  # some packages have something to say when they are imported
+    workload = make()
+    program, _ = timed(workload.build)
+    hello = {"work": workload.work, "bytes": program.bytes, "versions": versions()}
+    print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
-        if line.strip() == "compile":
-            _, cost = timed(build)
+        what = line.strip()
+        if what == "memory":
+            answer: dict[str, float] = {"peak": peak_memory()}
+        elif what == "score":
+            answer = {"return": program.score()}
+        elif what == "compile":
+            program, answer = timed(workload.build)
         else:
-            (state, _), cost = timed(partial(run, state))
-        print(json.dumps(cost), flush=True)
+            _, answer = timed(program.run)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def main() -> None:
     """Build the workload that the arguments name, on as many XLA devices as they say, and serve it."""
     name, env_name, *numbers = sys.argv[1:]
     num_envs, agents, devices, steps = map(int, numbers)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", devices)
+    if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_enable_compilation_cache", False)
-    serve(WORKLOADS[name](env_name, num_envs, agents, devices, steps))
+    serve(partial(WORKLOADS[name], env_name, num_envs, agents, devices, steps))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,293 @@
+"""The peers' programs for throughput.py, each imported where it is used: their environment has no jaxpg.
+
+All do the work of work.py. Where a peer can not, its docstring says what it does instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from work import (
+    A2C_LEARNING_RATE,
+    A2C_STEPS,
+    CLIP,
+    ENTROPY,
+    EPISODES,
+    GAMMA,
+    HIDDEN,
+    LAMBDA,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NUM_EPOCHS,
+    NUM_MINIBATCHES,
+    NUM_STEPS,
+    VALUE,
+    Program,
+    Workload,
+    compiled,
+    over_agents,
+    whole_iterations,
+)
+
+
+def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """rejax's PPO, its evaluation switched off: it would run inside the loop."""
+    import rejax
+    from rejax.evaluate import evaluate
+
+    per_agent = whole_iterations(steps, num_envs, agents)
+    algorithm = rejax.PPO.create(
+        env=env_name,
+        num_envs=num_envs,
+        num_steps=NUM_STEPS,
+        num_epochs=NUM_EPOCHS,
+        num_minibatches=NUM_MINIBATCHES,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN},
+        learning_rate=LEARNING_RATE,
+        gamma=GAMMA,
+        gae_lambda=LAMBDA,
+        clip_eps=CLIP,
+        ent_coef=ENTROPY,
+        vf_coef=VALUE,
+        max_grad_norm=MAX_GRAD_NORM,
+        total_timesteps=per_agent,
+        eval_freq=per_agent,
+        skip_initial_evaluation=True,
+    ).replace(eval_callback=lambda algorithm, train_state, key: ())
+    keys = partial(jax.random.split, num=agents) if agents > 1 else lambda key: key
+
+    def score(state: Any) -> jax.Array:
+        act = algorithm.make_act(state)
+        return evaluate(act, jax.random.key(0), algorithm.env, algorithm.env_params, EPISODES)[1].mean()
+
+    return compiled(
+        init=jax.jit(lambda key: over_agents(agents, algorithm.init_state)(keys(key))),
+        run=over_agents(agents, lambda state: algorithm.train(train_state=state)),
+        work=agents * per_agent,
+        score=score,
+    )
+
+
+def purejaxrl(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """PureJaxRL's ppo.py, found on PYTHONPATH; every call begins anew and returns the info of every step."""
+    sys.modules["navix"] = types.ModuleType("navix")  # only its grid worlds need that package
+    from ppo import make_train
+
+    per_agent = whole_iterations(steps, num_envs, agents)
+    train = make_train(
+        {
+            "ENV_NAME": env_name,
+            "NUM_ENVS": num_envs,
+            "NUM_STEPS": NUM_STEPS,
+            "TOTAL_TIMESTEPS": per_agent,
+            "UPDATE_EPOCHS": NUM_EPOCHS,
+            "NUM_MINIBATCHES": NUM_MINIBATCHES,
+            "LR": LEARNING_RATE,
+            "GAMMA": GAMMA,
+            "GAE_LAMBDA": LAMBDA,
+            "CLIP_EPS": CLIP,
+            "ENT_COEF": ENTROPY,
+            "VF_COEF": VALUE,
+            "MAX_GRAD_NORM": MAX_GRAD_NORM,
+            "ACTIVATION": "tanh",
+            "ANNEAL_LR": False,
+            "DEBUG": False,
+        }
+    )
+    keys = partial(jax.random.split, num=agents) if agents > 1 else lambda key: key
+
+    def run(key: jax.Array) -> tuple[jax.Array, Any]:
+        key, run_key = jax.random.split(key)
+        return key, over_agents(agents, train)(keys(run_key))
+
+    return compiled(init=lambda key: key, run=run, work=agents * per_agent)
+
+
+GYMNASIUM = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1"}
+"""gymnax's environments that gymnasium has too, by name."""
+
+
+def _baseline(
+    algorithm: Callable[..., Any], env_name: str, num_envs: int, num_steps: int, steps: int, *, compiles: bool = False
+) -> Workload:
+    """A learner of the stable-baselines family on gymnasium's own environments, side by side in one process.
+
+    One that compiles does so when it first learns, so `build` then takes a first iteration too.
+    """
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    work = whole_iterations(steps, num_envs, 1, num_steps)
+    seeds = itertools.count()
+    make_envs = partial(make_vec_env, GYMNASIUM[env_name])
+
+    def build() -> Program:
+        envs, seed = make_envs(num_envs), next(seeds)
+        model = algorithm("MlpPolicy", envs, n_steps=num_steps, seed=seed, device="cpu")
+        if compiles:
+            model.learn(num_envs * num_steps)
+        score = partial(evaluate_policy, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
+        return Program(lambda: model.learn(work, reset_num_timesteps=False) and None, lambda: score()[0])
+
+    return Workload(build, work)
+
+
+PPO_SETTINGS: dict[str, Any] = {
+    "learning_rate": LEARNING_RATE,
+    "n_epochs": NUM_EPOCHS,
+    "gamma": GAMMA,
+    "gae_lambda": LAMBDA,
+    "clip_range": CLIP,
+    "ent_coef": ENTROPY,
+    "vf_coef": VALUE,
+    "max_grad_norm": MAX_GRAD_NORM,
+}
+ARCHITECTURE = {"pi": list(HIDDEN), "vf": list(HIDDEN)}
+
+
+def sb3(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """stable-baselines3's PPO on one torch thread; more threads make it slower at this size."""
+    import stable_baselines3
+    import torch
+
+    torch.set_num_threads(1)
+    algorithm = partial(
+        stable_baselines3.PPO,
+        **PPO_SETTINGS,
+        clip_range_vf=CLIP,
+        batch_size=num_envs * NUM_STEPS // NUM_MINIBATCHES,
+        policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
+    )
+    return _baseline(algorithm, env_name, num_envs, NUM_STEPS, steps)
+
+
+def sbx(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """sbx's PPO, whose value loss is not clipped."""
+    import sbx
+    from flax import linen
+
+    algorithm = partial(
+        sbx.PPO,
+        **PPO_SETTINGS,
+        batch_size=num_envs * NUM_STEPS // NUM_MINIBATCHES,
+        policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": linen.tanh},
+    )
+    return _baseline(algorithm, env_name, num_envs, NUM_STEPS, steps, compiles=True)
+
+
+def sb3_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """stable-baselines3's A2C with Adam, on one torch thread."""
+    import stable_baselines3
+    import torch
+
+    torch.set_num_threads(1)
+    algorithm = partial(
+        stable_baselines3.A2C,
+        learning_rate=A2C_LEARNING_RATE,
+        gamma=GAMMA,
+        gae_lambda=1.0,
+        ent_coef=ENTROPY,
+        vf_coef=VALUE,
+        max_grad_norm=MAX_GRAD_NORM,
+        use_rms_prop=False,
+        policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
+    )
+    return _baseline(algorithm, env_name, num_envs, A2C_STEPS, steps)
+
+
+def brax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """Brax's PPO on gymnax's environment: it shuffles whole segments, not steps, and squashes its actions.
+
+    Its `train` is a loop of its own around a compiled epoch, so it runs in a thread that waits for its turn
+    wherever an epoch has ended; what `build` takes is the first epoch, compilation included.
+    """
+    import gymnax
+    import jax.numpy as jnp
+
+    # Brax 0.14.2 calls a function that jax 0.10 no longer has; this is what it did.
+    jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)
+    from brax.envs.base import Env, State
+    from brax.training.agents.ppo import networks, train
+
+    inner, params = gymnax.make(env_name)
+    space = inner.action_space(params)
+
+    class Adapted(Env):
+        def reset(self, key: jax.Array) -> State:
+            key, reset_key = jax.random.split(key)
+            obs, state = inner.reset(reset_key, params)
+            zero = jnp.zeros(())
+            return State((state, key), obs, zero, zero, {}, {})
+
+        def step(self, state: State, action: jax.Array) -> State:
+            inside, key = state.pipeline_state
+            key, step_key = jax.random.split(key)
+            action = space.low + (space.high - space.low) * (action + 1) / 2
+            obs, inside, reward, done, _ = inner.step_env(step_key, inside, action, params)
+            return state.replace(
+                pipeline_state=(inside, key), obs=obs, reward=reward.astype(float), done=done.astype(float)
+            )
+
+        observation_size = inner.observation_space(params).shape[0]
+        action_size = space.shape[0]
+        backend = "none"
+
+    work = whole_iterations(steps, num_envs, 1)
+    turn, done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def progress(*_: Any) -> None:
+        done.release()
+        turn.acquire()
+
+    def once() -> None:
+        turn.release()
+        done.acquire()
+
+    def epochs(**settings: Any) -> None:
+        try:
+            train.train(Adapted(), **settings)
+        finally:
+            done.release()  # or an error would leave the other thread waiting
+
+    def build() -> Program:
+        settings = {
+            "num_timesteps": 10_000 * work,
+            "num_evals": 10_001,
+            "run_evals": False,
+            "progress_fn": progress,
+            "episode_length": params.max_steps_in_episode,
+            "num_envs": num_envs,
+            "unroll_length": NUM_STEPS,
+            "batch_size": num_envs // NUM_MINIBATCHES,
+            "num_minibatches": NUM_MINIBATCHES,
+            "num_updates_per_batch": NUM_EPOCHS,
+            "learning_rate": LEARNING_RATE,
+            "discounting": GAMMA,
+            "gae_lambda": LAMBDA,
+            "entropy_cost": ENTROPY,
+            "vf_loss_coefficient": VALUE,
+            "clipping_epsilon": CLIP,
+            "clipping_epsilon_value": CLIP,
+            "max_grad_norm": MAX_GRAD_NORM,
+            "network_factory": partial(
+                networks.make_ppo_networks,
+                policy_hidden_layer_sizes=HIDDEN,
+                value_hidden_layer_sizes=HIDDEN,
+                activation=jnp.tanh,
+            ),
+        }
+        thread = threading.Thread(target=partial(epochs, **settings), daemon=True)
+        thread.start()
+        done.acquire()
+        if not thread.is_alive():
+            raise SystemExit("Brax's training ended before its first epoch did.")
+        return Program(once)
+
+    return Workload(build, work)

@@ -1,0 +1,155 @@
+"""How the time and the memory of training grow, one quantity at a time.
+
+    python benchmarks/scaling.py [--only environments] [--rounds 3]
+
+PPO on CartPole (workloads.py) with more and more environments, agents by vmap (of 4 environments each), environment
+steps in one program, and devices (which on a CPU share the same cores); GRPO with larger and larger transformers. Every
+point is a process of its own, timed as in throughput.py. Time is that of one call, memory what XLA says the program
+holds at once. Growth is read as t(n) = a + b n, fitted to the relative error: where n is far below a / b, the bend, the
+constant part rules and more is nearly free; far above it, the exponent of the last points should be 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy.optimize import nnls
+from throughput import busy_machine
+from turns import Peers, Row, interleave, workers
+
+from jaxpg.report.figures import STYLE, color
+
+HERE = Path(__file__).resolve().parent
+KINDS = {"wall": "wall seconds", "cpu": "CPU seconds", "bytes": "bytes"}
+
+
+class Point(NamedTuple):
+    """One size of what grows, and the program that has it."""
+
+    size: float
+    row: Row
+    case: tuple[str, int, int]
+
+
+def one_iteration(num_envs: int) -> int:
+    """Environment steps of one PPO iteration."""
+    return 128 * num_envs
+
+
+AXES: dict[str, list[Point]] = {
+    "environments": [
+        Point(n, Row("jaxpg"), ("CartPole-v1", n, one_iteration(n))) for n in (4, 16, 64, 256, 1024, 4096, 16384, 65536)
+    ],
+    "agents": [
+        Point(n, Row("jaxpg", agents=n), ("CartPole-v1", 4, one_iteration(4 * n)))
+        for n in (1, 4, 16, 64, 256, 1024, 4096)
+    ],
+    "steps": [Point(n, Row("jaxpg"), ("CartPole-v1", 64, n)) for n in (2**13, 2**15, 2**17, 2**19, 2**21)],
+    "devices": [Point(n, Row("jaxpg", devices=n), ("CartPole-v1", 2048, one_iteration(2048))) for n in (1, 2, 4, 8)],
+    "weights": [
+        Point(n, Row("jaxpg_language"), (size, 64, 1))
+        for size, n in (("0.01M", 1e4), ("0.1M", 1e5), ("1M", 1e6), ("10M", 1e7))
+    ],
+}
+"""What grows; of the weights the nominal number."""
+
+
+def measure(point: Point, rounds: int) -> dict[str, float]:
+    """Seconds of a call, medians, and bytes."""
+    with workers([point.row], Peers(), *point.case) as running:
+        samples = interleave(running, "run", rounds)[point.row]
+        seconds = {kind: median(sample[kind] for sample in samples) for kind in ("wall", "cpu")}
+        return {"size": point.size, **seconds, "bytes": running[point.row].bytes}
+
+
+class Growth(NamedTuple):
+    """How a quantity grows with n: t(n) = constant + slope n, where that bends, and the exponent of the last points."""
+
+    constant: float
+    slope: float
+    exponent: float
+
+    @property
+    def bend(self) -> float:
+        """The n at which what grows is as much as what does not; infinite where nothing grows."""
+        return self.constant / self.slope if self.slope else float("inf")
+
+
+def growth(sizes: np.ndarray, values: np.ndarray) -> Growth:
+    """Fit t(n) = a + b n, a and b not negative, by relative error; the exponent is that of the last half of points."""
+    (constant, slope), _ = nnls(np.stack([1 / values, sizes / values], 1), np.ones(len(values)))
+    last = slice(len(sizes) // 2, None)
+    exponent = np.polyfit(np.log(sizes[last]), np.log(values[last]), 1)[0]
+    return Growth(float(constant), float(slope), float(exponent))
+
+
+def figure(found: dict[str, list[dict[str, float]]]) -> Figure:
+    """Log-log plots: a column for what grows, time above, memory below; dashed what is proportional to it."""
+    with matplotlib.rc_context(STYLE):
+        page = Figure((3 * len(found), 5.4), layout="constrained")
+        axes = page.subplots(2, len(found), squeeze=False, sharex="col")
+        for column, (axis, points) in enumerate(found.items()):
+            sizes = np.asarray([point["size"] for point in points])
+            for row, kinds in enumerate((("wall", "cpu"), ("bytes",))):
+                ax = axes[row, column]
+                for i, kind in enumerate(kinds):
+                    values = np.asarray([point[kind] for point in points])
+                    ax.loglog(sizes, values, "o-", color=color(i), markersize=4, label=KINDS[kind])
+                    ax.loglog(sizes, values[-1] * sizes / sizes[-1], ":", color=color(i), linewidth=1)
+                low, high = ax.get_ylim()
+                smallest = min(point[kind] for point in points for kind in kinds)
+                ax.set_ylim(max(low, smallest / 3), high)
+                ax.grid(True)
+            axes[1, column].set_xlabel(axis)
+        axes[0, 0].set_ylabel("seconds of a call")
+        axes[1, 0].set_ylabel("bytes")
+        axes[0, 0].legend(frameon=False)
+    return page
+
+
+def table(axis: str, points: list[dict[str, float]]) -> Table:
+    """The points of one axis and, below, how each column grows."""
+    found = Table(axis, "wall s", "CPU s", "MiB", title=f"Growth with {axis}", title_justify="left")
+    for point in points:
+        mebibytes = point["bytes"] / 2**20
+        found.add_row(f"{point['size']:,.0f}", f"{point['wall']:.3g}", f"{point['cpu']:.3g}", f"{mebibytes:,.1f}")
+    found.add_section()
+    sizes = np.asarray([point["size"] for point in points])
+    grown = [growth(sizes, np.asarray([point[kind] for point in points])) for kind in KINDS]
+    found.add_row("exponent at the end", *(f"{g.exponent:.2f}" for g in grown))
+    found.add_row("bends at", *(f"{g.bend:,.0f}" if np.isfinite(g.bend) else "never" for g in grown))
+    return found
+
+
+def main() -> None:
+    """Measure, print, draw, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES))
+    parser.add_argument("--rounds", type=int, default=3, help="timed calls, of which the median is taken (default 3)")
+    parser.add_argument("--most", type=float, default=float("inf"), help="leave out larger sizes")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "scaling.json", help="and a picture beside it")
+    args = parser.parse_args()
+    console = Console()
+    machine, found = busy_machine(), {}
+    for axis in args.only:
+        points = [point for point in AXES[axis] if point.size <= args.most]
+        found[axis] = [measure(p, args.rounds) for p in track(points, axis, console=console, transient=True)]
+        console.print(table(axis, found[axis]))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"machine": machine, "points": found}, indent=1) + "\n")
+    figure(found).savefig(args.out.with_suffix(".png"), dpi=150)
+    console.print(f"Written to {args.out} and {args.out.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The work that all programs of throughput.py do alike, and the record of a program; needs nothing beyond jax."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+HIDDEN = (64, 64)
+NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 128, 4, 4
+LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 3e-4, 0.99, 0.95, 0.2, 0.01, 0.5, 0.5
+EPISODES = 50
+A2C_STEPS, A2C_LEARNING_RATE = 5, 7e-4
+
+
+class Program(NamedTuple):
+    """A program that is made.
+
+    run(): does the work once.
+    score(): the mean return of EPISODES fresh episodes under the policy as it is now, actions sampled.
+    bytes: what it holds at once, arguments, results and what is in between, as XLA states it; 0 where XLA can not.
+    """
+
+    run: Callable[[], Any]
+    score: Callable[[], float] | None = None
+    bytes: int = 0
+
+
+class Workload(NamedTuple):
+    """A program to time.
+
+    build(): makes it anew, from tracing to the initial state, which is that of the next seed.
+    work: what one run does, in environment steps (of a language model: tokens, of `matmul`: FLOPs, of `copy`: bytes).
+    """
+
+    build: Callable[[], Program]
+    work: int
+
+
+def compiled(
+    init: Callable[[jax.Array], Any],
+    run: Callable[[Any], tuple[Any, Any]],
+    work: int,
+    compiler_options: Mapping[str, Any] | None = None,
+    score: Callable[[Any], jax.Array] | None = None,
+) -> Workload:
+    """A workload that is one program, `run(state) -> state, output`, which gets its own state back again and again."""
+    seeds = itertools.count()
+
+    def build() -> Program:
+        jax.clear_caches()
+        state = init(jax.random.key(next(seeds)))
+        program = jax.jit(run, donate_argnums=0).lower(state).compile(dict(compiler_options or {}))
+        jax.block_until_ready(state)
+        needed = program.memory_analysis()
+        given_and_made = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes
+
+        def once() -> Any:
+            nonlocal state
+            state, output = program(state)
+            return state, output
+
+        scored = jax.jit(score) if score else None  # compiled when it is first asked for
+        return Program(once, scored and (lambda: float(scored(state))), given_and_made + needed.temp_size_in_bytes)
+
+    return Workload(build, work)
+
+
+def update_bytes(learner: Any) -> dict[str, int]:
+    """What one update of a learner holds at once, as XLA states it: its state, updated in place, and all beside it."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.jit(learner.step, donate_argnums=0).lower(jax.eval_shape(learner.init, key), key).compile()
+    analysis = program.memory_analysis()
+    return {"state": analysis.argument_size_in_bytes, "temporary": analysis.temp_size_in_bytes}
+
+
+def over_agents(agents: int, function: Callable) -> Callable:
+    """The function itself for one agent, so that one agent pays for no batching; otherwise its vmap."""
+    return function if agents == 1 else jax.vmap(function)
+
+
+def whole_iterations(steps: int, num_envs: int, agents: int, num_steps: int = NUM_STEPS) -> int:
+    """The steps that each agent takes: at least one iteration, else as many as make about `steps` over all agents."""
+    return max(1, steps // (num_envs * num_steps * agents)) * num_envs * num_steps
