@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from turns import Peers, Row, interleave, workers
-from work import EPISODES, NUM_STEPS
+from work import EPISODES, NUM_MINIBATCHES, NUM_STEPS
 from workloads import ppo_flops_per_step
 
 from jaxpg.record import machine
@@ -55,15 +55,16 @@ AGENTS = 64
 COMPILED = (Row("rejax"), Row("purejaxrl"))
 BASELINES = (Row("sb3"), Row("sbx"))
 ALONE = (Row("jaxpg"), Row("jaxpg", devices=CORES))
+SINGLE = tuple(Row(workload, threads=1) for workload in ("rejax", "purejaxrl", "jaxpg"))
 SEVERAL = (Row("rejax", agents=CORES), Row("jaxpg", agents=CORES, devices=CORES))
 MANY = (Row("rejax", agents=AGENTS), Row("jaxpg", agents=AGENTS), Row("jaxpg", AGENTS, CORES))
+ALL = (*COMPILED, *ALONE, *SINGLE, *SEVERAL)
 CASES = [
-    Case("CartPole-v1", 4, 2**18, (*COMPILED, *BASELINES, *ALONE, *SEVERAL)),
-    Case("CartPole-v1", 64, 2**19, (*COMPILED, *BASELINES, *ALONE, *SEVERAL, *MANY)),
-    Case("CartPole-v1", 2048, 2**19, (*COMPILED, *BASELINES, *ALONE, *SEVERAL)),
-    Case("CartPole-v1", 65536, 2**23, (*COMPILED, *ALONE)),
-    Case("Breakout-MinAtar", 64, 2**17, (*COMPILED, *ALONE, *SEVERAL)),
-    Case("Breakout-MinAtar", 1024, 2**17, (*COMPILED, *ALONE, *SEVERAL)),
+    Case("CartPole-v1", 4, 2**18, ALL),
+    Case("CartPole-v1", 64, 2**19, (*ALL, *BASELINES, *MANY)),
+    Case("CartPole-v1", 2048, 2**19, ALL),
+    Case("Breakout-MinAtar", 64, 2**17, ALL),
+    Case("Breakout-MinAtar", 1024, 2**17, ALL),
     Case("Pendulum-v1", 64, 2**18, (Row("rejax"), Row("brax"), *BASELINES, *ALONE, *SEVERAL)),
     Case("CartPole-v1", 64, 2**19, (Row("sb3_a2c"), Row("jaxpg_a2c"))),
     Case("CartPole-v1", 256, 2**17, (Row("jaxpg_grpo"), Row("jaxpg_grpo", devices=CORES))),
@@ -141,8 +142,8 @@ def rate(workload: str, rounds: int, *case: Any) -> float:
 
 def matmul_rate(case: Case, rounds: int) -> float:
     """FLOPs per CPU second that the matrix products of the two networks reach by themselves, at the best batch size."""
-    sizes = {256, min(case.num_envs, 2048) * 32}  # a cache-sized chunk, and a whole minibatch
-    return max(rate("matmul", rounds, case.environment, rows, min(case.steps, 2**19)) for rows in sizes)
+    sizes = {256, case.num_envs * NUM_STEPS // NUM_MINIBATCHES}  # a cache-sized chunk, and a whole minibatch
+    return max(rate("matmul", rounds, case.environment, rows, case.steps) for rows in sizes)
 
 
 def busy_machine() -> dict[str, Any]:
@@ -159,7 +160,7 @@ def first_update(record: dict[str, Any]) -> float | None:
 
 
 def table(title: str, records: list[dict[str, Any]]) -> Table:
-    """Medians, and how many times as long as a row the first program took with as many agents, in CPU and wall time."""
+    """Medians, and how many times as long as a row the first program took with as many agents and threads."""
     found = Table(title=title, title_justify="left")
     found.add_column("program", no_wrap=True)
     base = records[0]["workload"]
@@ -174,11 +175,11 @@ def table(title: str, records: list[dict[str, Any]]) -> Table:
     )
     for head in (*heads, "GiB", "of matmul"):
         found.add_column(head, justify="right")
-    bases = {record["agents"]: record for record in reversed(records) if record["workload"] == base}
+    bases = {(r["agents"], r["threads"]): r for r in reversed(records) if r["workload"] == base}
     for record in records:
         cells = []
         for key in ("cpu_s_per_million", "wall_s_per_million"):
-            peer = bases.get(record["agents"])
+            peer = bases.get((record["agents"], record["threads"]))
             cells += [f"{median(record[key]):.2f}", f"{ratio(peer, record, key):.2f}" if peer else ""]
         builds = [record[key] for key in ("compile_cpu_s", "compile_wall_s")]
         cells += [f"{median(b):.1f}" if b else "" for b in builds]
@@ -214,15 +215,14 @@ def one_case(case: Case, peers: Peers, rounds: int, compiles: int, console: Cons
     loops = measure(case, peers, rounds, compiles)
     found: dict[str, Any] = {"title": case.title, "loops": loops}
     if case.title.startswith("PPO"):
-        bare = case._replace(steps=min(case.steps, 2**19), programs=COLLECTING) if case.num_envs <= 2048 else None
-        found["collecting"] = measure(bare, Peers(), rounds, 0) if bare else []
+        found["collecting"] = measure(case._replace(programs=COLLECTING), Peers(), rounds, 0)
         found["ppo_flops_per_step"] = ppo_flops_per_step(case.environment)
         found["matmul_flops_per_cpu_s"] = matmul_rate(case, rounds)
         for record in loops:
             flops = found["ppo_flops_per_step"] * 1e6 / median(record["cpu_s_per_million"])
             record["matmul_share"] = flops / found["matmul_flops_per_cpu_s"]
     console.print(table(f"{case.title}: the whole loop", loops))
-    if found.get("collecting"):
+    if "collecting" in found:
         console.print(table(f"{case.title}: collecting alone", found["collecting"]))
     return found
 

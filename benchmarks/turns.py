@@ -21,18 +21,22 @@ SLOWER_LOOPS = {"sb3": 8, "sbx": 8, "sb3_a2c": 16}
 
 
 class Row(NamedTuple):
-    """One row: a workload of workloads.py, how many agents it trains at once, and on how many XLA devices."""
+    """One row: a workload of workloads.py, how many agents it trains at once, and on how many XLA devices.
+
+    XLA splits single operations over as many threads as there are cores, or over `threads`.
+    """
 
     workload: str
     agents: int = 1
     devices: int = 1
+    threads: int | None = None
 
     @property
     def label(self) -> str:
         if self.workload not in AS_AGENTS:
             return self.workload
-        agents, devices = (f"{n} {what}{'s' * (n > 1)}" for n, what in zip(self[1:], ("agent", "device"), strict=True))
-        return f"{self.workload}, {agents}, {devices}"
+        kinds = zip(self[1:], ("agent", "device", "thread"), strict=True)
+        return ", ".join([self.workload, *(f"{n} {what}{'s' * (n > 1)}" for n, what in kinds if n)])
 
 
 class Peers(NamedTuple):
@@ -57,6 +61,7 @@ class Worker:
         quiet = ["-W", "ignore::FutureWarning"]  # gymnax 0.0.9 relies on casts that jax has deprecated
         command = [peers.python_for(program), *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
         around = os.environ | ({"PYTHONPATH": str(peers.purejaxrl)} if program.workload == "purejaxrl" else {})
+        around |= {"NPROC": str(program.threads)} if program.threads else {}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=around)
         hello = self._read()
         self.work: int = hello["work"]

@@ -20,13 +20,14 @@ from jaxpg.types import Array
 class Cache(NamedTuple):
     """What a decoding transformer remembers of one column, its KV cache.
 
-    keys, values: [layers, slots, kv_heads, head_width].
+    keys: of each layer [kv_heads, head_width, slots], so that the products with a query run along the slots.
+    values: of each layer [kv_heads, slots, head_width].
     seen: [slots] bool, which slots hold a real token.
     slot: [] int32, where the next token goes.
     """
 
-    keys: Array
-    values: Array
+    keys: tuple[Array, ...]
+    values: tuple[Array, ...]
     seen: Array
     slot: Array
 
@@ -48,16 +49,19 @@ def rotated(x: Array, position: Array, base: float = 10_000.0) -> Array:
 def attended(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     """softmax(q k / sqrt(width)) v over the slots that `mask` allows, the softmax in float32.
 
-    `query` `[..., S, heads, width]`, `keys` and `values` `[..., L, kv_heads, width]`, `mask` `[..., S, L]`; a group of
-    heads / kv_heads queries shares a key. Rows that may see nothing give a mean of all values, never NaN.
+    `query` `[..., S, heads, width]`, `keys` `[..., kv_heads, width, L]`, `values` `[..., kv_heads, L, width]`, `mask`
+    `[..., S, L]`; a group of heads / kv_heads queries shares a key, and is a row each in one product with it. Rows that
+    may see nothing give a mean of all values, never NaN.
     """
-    kv_heads, width = keys.shape[-2:]
-    query = query.reshape(*query.shape[:-2], kv_heads, -1, width)
-    score = jnp.einsum("...skgd,...lkd->...kgsl", query, keys, preferred_element_type=jnp.float32)
-    score = jnp.where(mask[..., None, None, :, :], score * width**-0.5, jnp.finfo(jnp.float32).min)
+    length, heads, width = query.shape[-3:]
+    kv_heads, slots = keys.shape[-3], keys.shape[-1]
+    query = query.reshape(*query.shape[:-3], length, kv_heads, -1, width).swapaxes(-4, -3)
+    rows = query.reshape(*query.shape[:-3], -1, width)
+    score = jnp.matmul(rows, keys, preferred_element_type=jnp.float32).reshape(*query.shape[:-1], slots)
+    score = jnp.where(mask[..., None, :, None, :], score * width**-0.5, jnp.finfo(jnp.float32).min)
     weight = jax.nn.softmax(score).astype(values.dtype)
-    out = jnp.einsum("...kgsl,...lkd->...skgd", weight, values)
-    return out.reshape(*out.shape[:-3], -1)
+    out = jnp.matmul(weight.reshape(*rows.shape[:-1], slots), values).reshape(query.shape)
+    return out.swapaxes(-4, -3).reshape(*out.shape[:-4], length, heads * width)
 
 
 class Block(nn.Module):
@@ -86,11 +90,14 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = nn.RMSNorm(dtype=self.dtype), nn.RMSNorm(dtype=self.dtype)
 
     def read(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of tokens `[..., S, width]`, the first two turned by their position."""
+        """Queries, keys and values of tokens `[..., S, width]`, the first two turned by their position.
+
+        In the layouts that `attended` takes.
+        """
         x = self.attention_norm(x)
         query = self.query(x).reshape(*x.shape[:-1], self.heads, -1)
         key, value = jnp.split(self.key_value(x).reshape(*x.shape[:-1], 2 * self.kv_heads, -1), 2, -2)
-        return rotated(query, position), rotated(key, position), value
+        return rotated(query, position), jnp.moveaxis(rotated(key, position), -3, -1), value.swapaxes(-3, -2)
 
     def write(self, x: Array, attention: Array) -> Array:
         """What leaves the block, from what entered it and what its attention found."""
@@ -132,26 +139,27 @@ class Decoder(nn.Module):
     def embed(self, tokens: Array) -> Array:
         return self.embedding(tokens) * jnp.asarray(self.width**0.5, self.dtype)
 
-    def __call__(self, tokens: Array, real: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Features `[..., S, width]` of tokens `[..., S]`; keys and values `[layers, ..., S, kv_heads, head_width]`."""
+    def __call__(self, tokens: Array, real: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+        """Features `[..., S, width]` of tokens `[..., S]`; keys and values of each layer as `Block.read` gives them."""
         x, position = self.embed(tokens), positions(real)
         before = jnp.tril(jnp.broadcast_to(real[..., None, :], (*real.shape, real.shape[-1])))
         cached = []
         for block in self.blocks:
             x, key_value = block(x, position, before)
             cached.append(key_value)
-        return self.norm(x), jax.tree.map(lambda *layers: jnp.stack(layers), *cached)
+        return self.norm(x), cached
 
     def step(self, cache: Cache, token: Array) -> tuple[Array, Cache]:
         """Features `[width]` of one more token, and the cache that remembers it."""
         seen = cache.seen.at[cache.slot].set(True)
         position = (seen.sum() - 1)[None]
-        x, (keys, values) = self.embed(token)[None], (cache.keys, cache.values)
+        x, keys, values = self.embed(token)[None], list(cache.keys), list(cache.values)
         for i, block in enumerate(self.blocks):
             query, key, value = block.read(x, position)
-            keys, values = (all_.at[i, cache.slot].set(new[0]) for all_, new in ((keys, key), (values, value)))
+            keys[i] = keys[i].at[..., cache.slot].set(key[..., 0])
+            values[i] = values[i].at[:, cache.slot].set(value[:, 0])
             x = block.write(x, attended(query, keys[i], values[i], seen[None]))
-        return self.norm(x)[0], Cache(keys, values, seen, cache.slot + 1)
+        return self.norm(x)[0], Cache(tuple(keys), tuple(values), seen, cache.slot + 1)
 
     def read_out(self, features: Array) -> Array:
         """[..., width] -> [..., outputs], float32."""

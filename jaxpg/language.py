@@ -281,10 +281,12 @@ def _before_last(mask: Array) -> Array:
 def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> Cache:
     """The cache after all of a prompt but its last token, with room for a completion."""
     real = _before_last(prompt.mask)
-    _, (keys, values) = _apply(model, params, prompt.tokens, real)
-    room = [(0, 0), (0, max_tokens), (0, 0), (0, 0)]
+    _, cached = _apply(model, params, prompt.tokens, real)
+    room = (0, max_tokens)
+    keys = tuple(jnp.pad(key, [(0, 0), (0, 0), room]) for key, _ in cached)
+    values = tuple(jnp.pad(value, [(0, 0), room, (0, 0)]) for _, value in cached)
     slot = jnp.asarray(prompt.tokens.shape[-1], jnp.int32)
-    return Cache(jnp.pad(keys, room), jnp.pad(values, room), jnp.pad(real, (0, max_tokens)), slot)
+    return Cache(keys, values, jnp.pad(real, room), slot)
 
 
 def _builder(

@@ -165,6 +165,7 @@ def test_attention_beside_the_one_of_jax():
     q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, heads, 8)) for i, heads in enumerate((4, 2, 2)))
     mask = jax.random.bernoulli(jax.random.key(3), 0.6, (2, 6, 6)) | jnp.eye(6, dtype=bool)[None]
     theirs = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+    k, v = jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2)
     np.testing.assert_allclose(decoder.attended(q, k, v, mask), theirs.reshape(2, 6, -1), atol=1e-5)
     assert np.isfinite(decoder.attended(q, k, v, jnp.zeros_like(mask))).all()
 
