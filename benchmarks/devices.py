@@ -4,7 +4,8 @@
 
 The same: every algorithm of the ladder takes some updates by plain gradient descent on each number of devices (forced
 on a CPU), from the same state with the same keys; how far its parameters end from those of one device is the largest
-difference, relative to the largest entry of an array where that is above one. And one PPO with Adam trains to the end.
+difference, relative to the largest entry of an array where that is above one. DAPO and CISPO do so without refilling
+their groups: each device refills its own. And one PPO with Adam trains to the end.
 
 Told each other: collectives and bytes of one update, counted in the compiled program, loops taken as often as they run,
 beside the least that data parallelism needs, one sum of the gradient per gradient step. From these comes the efficiency
@@ -56,6 +57,8 @@ def learner_of(name: str, *, descent: bool) -> Learner:
     """An algorithm on Catch, with plain gradient descent where updates are to be compared."""
     known = configs.algorithm_options(name)
     wanted: dict[str, Any] = {"num_envs": COLUMNS, "learning_rate": 0.1 if descent else 1e-3, "max_length": 9}
+    if descent:
+        wanted["max_rounds"] = None  # each device refills its own groups, so which are drawn depends on their number
     for settings in SETTINGS.values():
         wanted |= settings
     if name == "trpo":

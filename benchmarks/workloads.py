@@ -93,7 +93,7 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
         num_envs=num_envs, group_size=8, epochs=NUM_EPOCHS, num_minibatches=NUM_MINIBATCHES, gamma=1.0
     )
     one = whole_loop(algorithm, env_name, num_envs, agents, 1)
-    return one._replace(work=agents * num_envs * envs.make(env_name).max_steps)
+    return one._replace(work=agents * num_envs * envs.make(env_name).time_limit)
 
 
 def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
