@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -94,27 +96,36 @@ def growth(sizes: np.ndarray, values: np.ndarray) -> Growth:
 
 
 def figure(found: dict[str, list[dict[str, float]]]) -> Figure:
-    """Log-log plots: a column for what grows, time above, memory below; dashed what is proportional to it."""
+    """Log-log plots: a column for what grows, time above, memory below; dotted what would be in proportion to it."""
     with matplotlib.rc_context(STYLE):
         page = Figure((3 * len(found), 5.4), layout="constrained")
         axes = page.subplots(2, len(found), squeeze=False, sharex="col")
         for column, (axis, points) in enumerate(found.items()):
-            sizes = np.asarray([point["size"] for point in points])
             for row, kinds in enumerate((("wall", "cpu"), ("bytes",))):
-                ax = axes[row, column]
-                for i, kind in enumerate(kinds):
-                    values = np.asarray([point[kind] for point in points])
-                    ax.loglog(sizes, values, "o-", color=color(i), markersize=4, label=KINDS[kind])
-                    ax.loglog(sizes, values[-1] * sizes / sizes[-1], ":", color=color(i), linewidth=1)
-                low, high = ax.get_ylim()
-                smallest = min(point[kind] for point in points for kind in kinds)
-                ax.set_ylim(max(low, smallest / 3), high)
-                ax.grid(True)
+                curves(axes[row, column], points, kinds, proportional=axis != "devices")
             axes[1, column].set_xlabel(axis)
+            if axis == "devices":
+                axes[1, column].set_xticks([p["size"] for p in points], [f"{p['size']:.0f}" for p in points])
         axes[0, 0].set_ylabel("seconds of a call")
         axes[1, 0].set_ylabel("bytes")
         axes[0, 0].legend(frameon=False)
     return page
+
+
+def curves(ax: Axes, points: list[dict[str, float]], kinds: tuple[str, ...], *, proportional: bool) -> None:
+    """One of the plots, over at least a decade."""
+    sizes = np.asarray([point["size"] for point in points])
+    measured = {kind: np.asarray([point[kind] for point in points]) for kind in kinds}
+    for i, (kind, values) in enumerate(measured.items()):
+        ax.loglog(sizes, values, "o-", color=color(i), markersize=4, label=KINDS[kind])
+        if proportional:
+            ax.loglog(sizes, values[-1] * sizes / sizes[-1], ":", color=color(i), linewidth=1)
+    low, high = (reach(list(map(reach, measured.values()))) for reach in (np.min, np.max))
+    margin = max(2.0, (10 * low / high) ** 0.5)
+    ax.set_ylim(low / margin, high * margin)
+    for which in (ax.xaxis, ax.yaxis):
+        which.set_minor_formatter(NullFormatter())
+    ax.grid(True)
 
 
 def table(axis: str, points: list[dict[str, float]]) -> Table:
