@@ -22,11 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Each worker of pytest-xdist has a folder to itself, and so have the command lines that its tests start and kill: jax
     writes entries in place, and another process could read half of one.
     """
-    if config.cache is None:
+    cache = getattr(config, "cache", None)  # not there with `-p no:cacheprovider`
+    if cache is None:
         return
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    os.environ["JAXPG_CACHE"] = str(config.cache.mkdir(f"xla-{worker}-commands"))
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"xla-{worker}")))
+    os.environ["JAXPG_CACHE"] = str(cache.mkdir(f"xla-{worker}-commands"))
+    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"xla-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
