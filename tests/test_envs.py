@@ -342,3 +342,18 @@ def test_probes_pay_what_their_table_says(name, observed, reward):
             np.testing.assert_array_equal(timestep.discount, float(time + 1 < env.time_limit))
             if name == "probe-discount":
                 np.testing.assert_array_equal(timestep.obs, time + 1)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite"])
+def test_made_while_something_is_traced(name):
+    """As a sweep does, whose settings are traced."""
+    spaces = []
+
+    @jax.jit
+    def program(key):
+        env = envs.make(name)
+        spaces.append(env.observation_space)
+        return env.reset(key)[1]
+
+    assert np.isfinite(program(jax.random.key(0))).all()
+    assert jax.tree.all(jax.tree.map(np.array_equal, spaces[0], envs.make(name).observation_space))
