@@ -86,8 +86,7 @@ def make_gymnax(name: str, settings: dict[str, Any]) -> Env:
     params = params.replace(**{k: _cast_setting(v, known[k]) for k, v in settings.items() if k not in constructor})
     if params.max_steps_in_episode < 1:
         raise UserError(f"{name}: max_steps_in_episode must be at least 1, not {params.max_steps_in_episode}.")
-    with jax.ensure_compile_time_eval():  # a sweep makes it while being traced; spaces are numbers still
-        return from_gymnax(env, params, name=name)
+    return from_gymnax(env, params, name=name)
 
 
 def from_gymnax(env: Any, params: Any, *, name: str) -> Env:

@@ -111,11 +111,12 @@ def make(name: str, /, **settings: Any) -> Env:
     """
     known = default_settings(name)
     _check(name, settings, known)
-    if name in _factories:
-        return _factories[name](**settings)
-    if ":" in name:
-        return _told_by(name, settings)
-    return adapter.make_gymnax(name, settings)
+    with jax.ensure_compile_time_eval():  # a sweep makes it while its settings are traced; spaces are numbers still
+        if name in _factories:
+            return _factories[name](**settings)
+        if ":" in name:
+            return _told_by(name, settings)
+        return adapter.make_gymnax(name, settings)
 
 
 def default_settings(name: str) -> dict[str, Any]:
