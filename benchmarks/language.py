@@ -1,6 +1,6 @@
 """How fast a language model writes and learns, beside what the machine allows; and what a learner needs of memory.
 
-    python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 5]
+    python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 9]
 
 Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
 slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one update by
@@ -118,14 +118,16 @@ def measured_limits(rounds: int) -> Limits:
     return Limits(max(2 * x.nbytes / copy, x.nbytes / read), 2 * side**3 / matmul)
 
 
-def transformer_of(env: Env, size: str) -> tuple[Policy, Critic]:
+def transformer_of(env: Env, size: str, **settings: Any) -> tuple[Policy, Critic]:
     """The model of a size, and a critic of the same make."""
-    return language.transformer(env, **SIZES[size])
+    return language.transformer(env, **SIZES[size], **settings)
 
 
-def learner_of(policy: Policy, critic: Any, env: Env, columns: int, algorithm: str = "grpo") -> Learner:
+def learner_of(
+    policy: Policy, critic: Critic, env: Env, columns: int, algorithm: str = "grpo", **settings: Any
+) -> Learner:
     """One update per batch, so that a step is one rollout and one gradient."""
-    return policy_gradient(env, policy, critic, ALGORITHMS[algorithm](num_envs=columns, **ONE_UPDATE))
+    return policy_gradient(env, policy, critic, ALGORITHMS[algorithm](num_envs=columns, **ONE_UPDATE | settings))
 
 
 def parts_of(env: Env, policy: Policy, columns: int) -> Parts:
@@ -270,7 +272,7 @@ def main() -> None:
     parser.add_argument(
         "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="calls of which the median is taken (default 5)")
+    parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "language_speed.json")
     args = parser.parse_args()
     results = {size: measure(size, args.columns, args.rounds) for size in args.sizes}

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from language import ALGORITHMS, ONE_UPDATE, SIZES, endless
+from language import SIZES, endless, learner_of, transformer_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from work import update_bytes
 
-from jaxpg import envs, ladder, language, networks, record
+from jaxpg import envs, ladder, networks, record
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Learner
 
@@ -33,13 +33,10 @@ def control(name: str, algorithm: Callable[..., Any], **settings: Any) -> Learne
     return policy_gradient(env, *networks.mlp(env), algorithm(**settings))
 
 
-def text(
-    size: str, columns: int, algorithm: str = "grpo", network: dict[str, Any] | None = None, **settings: Any
-) -> Learner:
+def text(size: str, columns: int, network: dict[str, Any] | None = None, **settings: Any) -> Learner:
     """A learner of completions of 48 tokens, one gradient step per batch."""
     env = endless()
-    policy, critic = language.transformer(env, **SIZES[size], **(network or {}))
-    return policy_gradient(env, policy, critic, ALGORITHMS[algorithm](num_envs=columns, **ONE_UPDATE | settings))
+    return learner_of(*transformer_of(env, size, **(network or {})), env, columns, **settings)
 
 
 def cases(size: str, columns: int) -> dict[str, Callable[[], Learner]]:

@@ -14,27 +14,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from work import (
-    A2C_LEARNING_RATE,
-    A2C_STEPS,
-    CLIP,
-    ENTROPY,
-    EPISODES,
-    GAMMA,
-    HIDDEN,
-    LAMBDA,
-    LEARNING_RATE,
-    MAX_GRAD_NORM,
-    NUM_EPOCHS,
-    NUM_MINIBATCHES,
-    NUM_STEPS,
-    VALUE,
-    Program,
-    Workload,
-    compiled,
-    over_agents,
-    whole_iterations,
-)
+from work import A2C, EPISODES, PPO, Program, Workload, compiled, over_agents, whole_iterations
 
 
 def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -46,17 +26,17 @@ def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     algorithm = rejax.PPO.create(
         env=env_name,
         num_envs=num_envs,
-        num_steps=NUM_STEPS,
-        num_epochs=NUM_EPOCHS,
-        num_minibatches=NUM_MINIBATCHES,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": HIDDEN},
-        learning_rate=LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        clip_eps=CLIP,
-        ent_coef=ENTROPY,
-        vf_coef=VALUE,
-        max_grad_norm=MAX_GRAD_NORM,
+        num_steps=PPO.num_steps,
+        num_epochs=PPO.epochs,
+        num_minibatches=PPO.num_minibatches,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": PPO.hidden},
+        learning_rate=PPO.learning_rate,
+        gamma=PPO.gamma,
+        gae_lambda=PPO.gae_lambda,
+        clip_eps=PPO.clip,
+        ent_coef=PPO.entropy,
+        vf_coef=PPO.value,
+        max_grad_norm=PPO.max_grad_norm,
         total_timesteps=per_agent,
         eval_freq=per_agent,
         skip_initial_evaluation=True,
@@ -85,17 +65,17 @@ def purejaxrl(env_name: str, num_envs: int, agents: int, devices: int, steps: in
         {
             "ENV_NAME": env_name,
             "NUM_ENVS": num_envs,
-            "NUM_STEPS": NUM_STEPS,
+            "NUM_STEPS": PPO.num_steps,
             "TOTAL_TIMESTEPS": per_agent,
-            "UPDATE_EPOCHS": NUM_EPOCHS,
-            "NUM_MINIBATCHES": NUM_MINIBATCHES,
-            "LR": LEARNING_RATE,
-            "GAMMA": GAMMA,
-            "GAE_LAMBDA": LAMBDA,
-            "CLIP_EPS": CLIP,
-            "ENT_COEF": ENTROPY,
-            "VF_COEF": VALUE,
-            "MAX_GRAD_NORM": MAX_GRAD_NORM,
+            "UPDATE_EPOCHS": PPO.epochs,
+            "NUM_MINIBATCHES": PPO.num_minibatches,
+            "LR": PPO.learning_rate,
+            "GAMMA": PPO.gamma,
+            "GAE_LAMBDA": PPO.gae_lambda,
+            "CLIP_EPS": PPO.clip,
+            "ENT_COEF": PPO.entropy,
+            "VF_COEF": PPO.value,
+            "MAX_GRAD_NORM": PPO.max_grad_norm,
             "ACTIVATION": "tanh",
             "ANNEAL_LR": False,
             "DEBUG": False,
@@ -139,17 +119,17 @@ def _baseline(
     return Workload(build, work)
 
 
-PPO_SETTINGS: dict[str, Any] = {
-    "learning_rate": LEARNING_RATE,
-    "n_epochs": NUM_EPOCHS,
-    "gamma": GAMMA,
-    "gae_lambda": LAMBDA,
-    "clip_range": CLIP,
-    "ent_coef": ENTROPY,
-    "vf_coef": VALUE,
-    "max_grad_norm": MAX_GRAD_NORM,
+BASELINE: dict[str, Any] = {
+    "learning_rate": PPO.learning_rate,
+    "n_epochs": PPO.epochs,
+    "gamma": PPO.gamma,
+    "gae_lambda": PPO.gae_lambda,
+    "clip_range": PPO.clip,
+    "ent_coef": PPO.entropy,
+    "vf_coef": PPO.value,
+    "max_grad_norm": PPO.max_grad_norm,
 }
-ARCHITECTURE = {"pi": list(HIDDEN), "vf": list(HIDDEN)}
+ARCHITECTURE = {"pi": list(PPO.hidden), "vf": list(PPO.hidden)}
 
 
 def sb3(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -160,12 +140,12 @@ def sb3(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> 
     torch.set_num_threads(1)
     algorithm = partial(
         stable_baselines3.PPO,
-        **PPO_SETTINGS,
-        clip_range_vf=CLIP,
-        batch_size=num_envs * NUM_STEPS // NUM_MINIBATCHES,
+        **BASELINE,
+        clip_range_vf=PPO.clip,
+        batch_size=num_envs * PPO.num_steps // PPO.num_minibatches,
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
     )
-    return _baseline(algorithm, env_name, num_envs, NUM_STEPS, steps)
+    return _baseline(algorithm, env_name, num_envs, PPO.num_steps, steps)
 
 
 def sbx(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -175,11 +155,11 @@ def sbx(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> 
 
     algorithm = partial(
         sbx.PPO,
-        **PPO_SETTINGS,
-        batch_size=num_envs * NUM_STEPS // NUM_MINIBATCHES,
+        **BASELINE,
+        batch_size=num_envs * PPO.num_steps // PPO.num_minibatches,
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": linen.tanh},
     )
-    return _baseline(algorithm, env_name, num_envs, NUM_STEPS, steps, compiles=True)
+    return _baseline(algorithm, env_name, num_envs, PPO.num_steps, steps, compiles=True)
 
 
 def sb3_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -190,16 +170,16 @@ def sb3_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
     torch.set_num_threads(1)
     algorithm = partial(
         stable_baselines3.A2C,
-        learning_rate=A2C_LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=1.0,
-        ent_coef=ENTROPY,
-        vf_coef=VALUE,
-        max_grad_norm=MAX_GRAD_NORM,
+        learning_rate=A2C.learning_rate,
+        gamma=A2C.gamma,
+        gae_lambda=A2C.gae_lambda,
+        ent_coef=A2C.entropy,
+        vf_coef=A2C.value,
+        max_grad_norm=A2C.max_grad_norm,
         use_rms_prop=False,
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
     )
-    return _baseline(algorithm, env_name, num_envs, A2C_STEPS, steps)
+    return _baseline(algorithm, env_name, num_envs, A2C.num_steps, steps)
 
 
 def brax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -264,22 +244,22 @@ def brax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) ->
             "progress_fn": progress,
             "episode_length": params.max_steps_in_episode,
             "num_envs": num_envs,
-            "unroll_length": NUM_STEPS,
-            "batch_size": num_envs // NUM_MINIBATCHES,
-            "num_minibatches": NUM_MINIBATCHES,
-            "num_updates_per_batch": NUM_EPOCHS,
-            "learning_rate": LEARNING_RATE,
-            "discounting": GAMMA,
-            "gae_lambda": LAMBDA,
-            "entropy_cost": ENTROPY,
-            "vf_loss_coefficient": VALUE,
-            "clipping_epsilon": CLIP,
-            "clipping_epsilon_value": CLIP,
-            "max_grad_norm": MAX_GRAD_NORM,
+            "unroll_length": PPO.num_steps,
+            "batch_size": num_envs // PPO.num_minibatches,
+            "num_minibatches": PPO.num_minibatches,
+            "num_updates_per_batch": PPO.epochs,
+            "learning_rate": PPO.learning_rate,
+            "discounting": PPO.gamma,
+            "gae_lambda": PPO.gae_lambda,
+            "entropy_cost": PPO.entropy,
+            "vf_loss_coefficient": PPO.value,
+            "clipping_epsilon": PPO.clip,
+            "clipping_epsilon_value": PPO.clip,
+            "max_grad_norm": PPO.max_grad_norm,
             "network_factory": partial(
                 networks.make_ppo_networks,
-                policy_hidden_layer_sizes=HIDDEN,
-                value_hidden_layer_sizes=HIDDEN,
+                policy_hidden_layer_sizes=PPO.hidden,
+                value_hidden_layer_sizes=PPO.hidden,
                 activation=jnp.tanh,
             ),
         }

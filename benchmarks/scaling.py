@@ -28,6 +28,7 @@ from rich.table import Table
 from scipy.optimize import nnls
 from throughput import busy_machine
 from turns import Peers, Row, interleave, workers
+from work import PPO
 
 from jaxpg.report.figures import STYLE, color
 
@@ -45,7 +46,7 @@ class Point(NamedTuple):
 
 def one_iteration(num_envs: int) -> int:
     """Environment steps of one PPO iteration."""
-    return 128 * num_envs
+    return PPO.num_steps * num_envs
 
 
 AXES: dict[str, list[Point]] = {

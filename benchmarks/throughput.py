@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from limits import ppo_flops_per_step
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from turns import Peers, Row, interleave, workers
-from work import EPISODES, NUM_MINIBATCHES, NUM_STEPS
-from workloads import ppo_flops_per_step
+from work import EPISODES, PPO
 
 from jaxpg.record import machine
 
@@ -50,7 +50,7 @@ class Case(NamedTuple):
         return f"{algorithm}, {self.environment}, {self.num_envs} environments"
 
 
-PPO = ("jaxpg", "rejax", "purejaxrl", "sb3", "sbx", "brax", "reference")
+TRAIN_PPO = ("jaxpg", "rejax", "purejaxrl", "sb3", "sbx", "brax", "reference")
 AGENTS = 64
 COMPILED = (Row("rejax"), Row("purejaxrl"))
 BASELINES = (Row("sb3"), Row("sbx"))
@@ -83,7 +83,11 @@ def measure(case: Case, peers: Peers, rounds: int, compiles: int) -> list[dict[s
             program._asdict()
             | {"label": program.label, "environment": case.environment, "num_envs": case.num_envs}
             | {"versions": worker.versions, "peak_bytes": memory[program]}
-            | {"iteration_steps": program.agents * case.num_envs * NUM_STEPS if program.workload in PPO else 0}
+            | {
+                "iteration_steps": program.agents * case.num_envs * PPO.num_steps
+                if program.workload in TRAIN_PPO
+                else 0
+            }
             | {f"{k}_s_per_million": [r[k] * 1e6 / worker.work for r in runs[program]] for k in ("cpu", "wall")}
             | {f"compile_{k}_s": [b[k] for b in builds[program]] for k in ("cpu", "wall")}
             for program, worker in running.items()
@@ -96,7 +100,8 @@ def ratio(base: dict[str, Any], record: dict[str, Any], key: str) -> float:
 
 
 RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 2_000_000, 5
-LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), *BASELINES, *ALONE))
+LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), *ALONE))
+"""Without stable-baselines3 and sbx, which take minutes for each seed."""
 
 
 def time_to_return(peers: Peers) -> list[dict[str, Any]]:
@@ -142,7 +147,7 @@ def rate(workload: str, rounds: int, *case: Any) -> float:
 
 def matmul_rate(case: Case, rounds: int) -> float:
     """FLOPs per CPU second that the matrix products of the two networks reach by themselves, at the best batch size."""
-    sizes = {256, case.num_envs * NUM_STEPS // NUM_MINIBATCHES}  # a cache-sized chunk, and a whole minibatch
+    sizes = {256, case.num_envs * PPO.num_steps // PPO.num_minibatches}  # a cache-sized chunk, and a whole minibatch
     return max(rate("matmul", rounds, case.environment, rows, case.steps) for rows in sizes)
 
 

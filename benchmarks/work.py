@@ -8,11 +8,27 @@ from typing import Any, NamedTuple
 
 import jax
 
-HIDDEN = (64, 64)
-NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 128, 4, 4
-LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 3e-4, 0.99, 0.95, 0.2, 0.01, 0.5, 0.5
-EPISODES = 50
-A2C_STEPS, A2C_LEARNING_RATE = 5, 7e-4
+EPISODES = 50  # that a policy is scored by
+
+
+class Settings(NamedTuple):
+    """What all programs of an algorithm are told; of PPO alone: epochs, minibatches and clip."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    num_steps: int = 128
+    epochs: int = 4
+    num_minibatches: int = 4
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    entropy: float = 0.01
+    value: float = 0.5
+    max_grad_norm: float = 0.5
+
+
+PPO = Settings()
+A2C = PPO._replace(num_steps=5, learning_rate=7e-4, gae_lambda=1.0)
 
 
 class Program(NamedTuple):
@@ -81,6 +97,6 @@ def over_agents(agents: int, function: Callable) -> Callable:
     return function if agents == 1 else jax.vmap(function)
 
 
-def whole_iterations(steps: int, num_envs: int, agents: int, num_steps: int = NUM_STEPS) -> int:
+def whole_iterations(steps: int, num_envs: int, agents: int, num_steps: int = PPO.num_steps) -> int:
     """The steps that each agent takes: at least one iteration, else as many as make about `steps` over all agents."""
     return max(1, steps // (num_envs * num_steps * agents)) * num_envs * num_steps

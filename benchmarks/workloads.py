@@ -18,33 +18,15 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from importlib import metadata
-from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import limits
 import peers
-from work import (
-    A2C_LEARNING_RATE,
-    A2C_STEPS,
-    CLIP,
-    ENTROPY,
-    EPISODES,
-    GAMMA,
-    HIDDEN,
-    LAMBDA,
-    LEARNING_RATE,
-    MAX_GRAD_NORM,
-    NUM_EPOCHS,
-    NUM_MINIBATCHES,
-    NUM_STEPS,
-    VALUE,
-    Workload,
-    compiled,
-    whole_iterations,
-)
+from work import A2C, EPISODES, PPO, Workload, compiled, whole_iterations
 
 
 def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -53,17 +35,17 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
 
     algorithm = ladder.ppo(
         num_envs=num_envs,
-        num_steps=NUM_STEPS,
-        epochs=NUM_EPOCHS,
-        num_minibatches=NUM_MINIBATCHES,
-        learning_rate=LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        clip=CLIP,
-        value_clip=CLIP,
-        entropy_coefficient=ENTROPY,
-        value_coefficient=VALUE,
-        max_grad_norm=MAX_GRAD_NORM,
+        num_steps=PPO.num_steps,
+        epochs=PPO.epochs,
+        num_minibatches=PPO.num_minibatches,
+        learning_rate=PPO.learning_rate,
+        gamma=PPO.gamma,
+        gae_lambda=PPO.gae_lambda,
+        clip=PPO.clip,
+        value_clip=PPO.clip,
+        entropy_coefficient=PPO.entropy,
+        value_coefficient=PPO.value,
+        max_grad_norm=PPO.max_grad_norm,
     )
     return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
@@ -74,15 +56,15 @@ def jaxpg_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
     algorithm = ladder.a2c(
         num_envs=num_envs,
-        num_steps=A2C_STEPS,
-        learning_rate=A2C_LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=1.0,
-        entropy_coefficient=ENTROPY,
-        value_coefficient=VALUE,
-        max_grad_norm=MAX_GRAD_NORM,
+        num_steps=A2C.num_steps,
+        learning_rate=A2C.learning_rate,
+        gamma=A2C.gamma,
+        gae_lambda=A2C.gae_lambda,
+        entropy_coefficient=A2C.entropy,
+        value_coefficient=A2C.value,
+        max_grad_norm=A2C.max_grad_norm,
     )
-    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents, A2C_STEPS))
+    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents, A2C.num_steps))
 
 
 def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -90,7 +72,7 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
     from jaxpg import envs, ladder
 
     algorithm = ladder.grpo(
-        num_envs=num_envs, group_size=8, epochs=NUM_EPOCHS, num_minibatches=NUM_MINIBATCHES, gamma=1.0
+        num_envs=num_envs, group_size=8, epochs=PPO.epochs, num_minibatches=PPO.num_minibatches, gamma=1.0
     )
     one = whole_loop(algorithm, env_name, num_envs, agents, 1)
     return one._replace(work=agents * num_envs * envs.make(env_name).time_limit)
@@ -101,7 +83,7 @@ def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_ag
     from jaxpg import envs, evaluate, networks, parallel, policy_gradient, train
 
     env = envs.make(env_name)
-    policy, critic = networks.mlp(env, hidden=HIDDEN, activation="tanh")
+    policy, critic = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
     seeds, start = partial(jax.random.split, num=agents), train.compiled_start(learner)
@@ -149,29 +131,29 @@ def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
     settings = Settings(
         num_envs=num_envs,
-        num_steps=NUM_STEPS,
-        epochs=NUM_EPOCHS,
-        num_minibatches=NUM_MINIBATCHES,
-        hidden=HIDDEN,
-        learning_rate=LEARNING_RATE,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
-        clip=CLIP,
-        entropy=ENTROPY,
-        max_grad_norm=MAX_GRAD_NORM,
+        num_steps=PPO.num_steps,
+        epochs=PPO.epochs,
+        num_minibatches=PPO.num_minibatches,
+        hidden=PPO.hidden,
+        learning_rate=PPO.learning_rate,
+        gamma=PPO.gamma,
+        gae_lambda=PPO.gae_lambda,
+        clip=PPO.clip,
+        entropy=PPO.entropy,
+        max_grad_norm=PPO.max_grad_norm,
     )
     init, iteration = loop(env_name, settings)
-    iterations = max(1, steps // (num_envs * NUM_STEPS))
+    iterations = max(1, steps // (num_envs * PPO.num_steps))
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+    return compiled(jax.jit(init), run, iterations * num_envs * PPO.num_steps)
 
 
 def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
     """jaxpg's rollouts and nothing else."""
     from jaxpg.rollout import continuing
 
-    collector = continuing(num_envs=num_envs, num_steps=NUM_STEPS)
-    iterations = max(1, steps // (num_envs * NUM_STEPS))
+    collector = continuing(num_envs=num_envs, num_steps=PPO.num_steps)
+    iterations = max(1, steps // (num_envs * PPO.num_steps))
 
     def init(key: jax.Array) -> Any:
         params = policy.init(key)
@@ -184,7 +166,7 @@ def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
         return (params, runner, key), (jax.tree.map(jnp.sum, batch.steps), tally)
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
+    return compiled(jax.jit(init), run, iterations * num_envs * PPO.num_steps)
 
 
 def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -192,7 +174,7 @@ def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
     from jaxpg import envs, networks
 
     env = envs.make(env_name)
-    policy, _ = networks.mlp(env, hidden=HIDDEN, activation="tanh")
+    policy, _ = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
     return rollout(policy, env, num_envs, steps)
 
 
@@ -215,102 +197,10 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
     return rollout(policy, env, num_envs, steps)
 
 
-def bare(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The environment itself: a scan of gymnax's own step with its auto-reset, random actions."""
-    import gymnax
-
-    env, params = gymnax.make(env_name)
-    sample = jax.vmap(env.action_space(params).sample)
-    iterations = max(1, steps // (num_envs * NUM_STEPS))
-
-    def init(key: jax.Array) -> Any:
-        return jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(key, num_envs), params)[1], key
-
-    def step(state: Any, key: jax.Array) -> tuple[Any, Any]:
-        action_key, step_key = jax.random.split(key)
-        action = sample(jax.random.split(action_key, num_envs))
-        keys = jax.random.split(step_key, num_envs)
-        obs, state, reward, terminated, truncated, _ = jax.vmap(env.step, in_axes=(0, 0, 0, None))(
-            keys, state, action, params
-        )
-        return state, (obs, action, reward, terminated, truncated)
-
-    def iteration(state: Any, _: None) -> tuple[Any, Any]:
-        env_state, key = state
-        key, scan_key = jax.random.split(key)
-        env_state, batch = jax.lax.scan(step, env_state, jax.random.split(scan_key, NUM_STEPS))
-        return (env_state, key), jax.tree.map(jnp.sum, batch)
-
-    run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return compiled(jax.jit(init), run, iterations * num_envs * NUM_STEPS)
-
-
-def network_widths(env_name: str) -> list[list[int]]:
-    """The layer widths of actor and critic, from the flattened observation to the output."""
-    import gymnax
-    import numpy as np
-
-    env, params = gymnax.make(env_name)
-    inputs = int(np.prod(env.observation_space(params).shape))
-    space = env.action_space(params)
-    return [[inputs, *HIDDEN, getattr(space, "n", None) or space.shape[0]], [inputs, *HIDDEN, 1]]
-
-
-def forward_flops(widths: list[int]) -> int:
-    """Multiplications and additions of one row going through the layers' matrices."""
-    return sum(2 * a * b for a, b in pairwise(widths))
-
-
-def gradient_flops(widths: list[int]) -> int:
-    """Forward, the gradient of every matrix, and of every layer's input but the first."""
-    return 3 * forward_flops(widths) - 2 * widths[0] * widths[1]
-
-
-def ppo_flops_per_step(env_name: str) -> int:
-    """What the matrices of PPO need per environment step: act, one value, and the gradients of every epoch."""
-    return sum(forward_flops(w) + NUM_EPOCHS * gradient_flops(w) for w in network_widths(env_name))
-
-
-def matmul(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The gradient of the two networks without biases and activations: nothing but their matrix products.
-
-    `num_envs` is the number of rows; about as many FLOPs are done as PPO's updates need for STEPS environment steps.
-    """
-    widths = network_widths(env_name)
-    rounds = max(1, steps * NUM_EPOCHS // num_envs)
-
-    def init(key: jax.Array) -> Any:
-        rows = jax.random.normal(key, (num_envs, widths[0][0]))
-        matrices = [[jax.random.normal(key, ab) / ab[0] ** 0.5 for ab in pairwise(w)] for w in widths]
-        return rows, matrices
-
-    def loss(matrices: Any, rows: jax.Array) -> jax.Array:
-        outputs = [reduce(jnp.dot, m, rows) for m in matrices]
-        return sum(0.5 * jnp.sum(o * o) for o in outputs) / rows.shape[0]
-
-    def iteration(state: Any, _: None) -> tuple[Any, None]:
-        rows, matrices = state
-        gradient = jax.grad(loss)(matrices, rows)
-        return (rows, jax.tree.map(lambda m, g: m - 1e-3 * g, matrices, gradient)), None
-
-    run = partial(jax.lax.scan, iteration, xs=None, length=rounds)
-    return compiled(jax.jit(init), run, rounds * num_envs * sum(gradient_flops(w) for w in widths))
-
-
-def copy(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """Bytes through memory: 256 MiB read and written, sixteen times."""
-    size, rounds = 2**26, 16
-
-    def iteration(state: Any, _: None) -> tuple[Any, None]:
-        return state + 1.0, None
-
-    run = partial(jax.lax.scan, iteration, xs=None, length=rounds)
-    return compiled(jax.jit(lambda key: jnp.zeros(size)), run, rounds * size * 4 * 2)
-
-
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c)
-OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_language, reference, collect, collect_random, bare, matmul, copy)
-WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS)}
+OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_language, reference, collect, collect_random)
+LIMITS = (limits.bare, limits.matmul, limits.copy)
+WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LIMITS)}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
