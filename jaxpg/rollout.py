@@ -185,23 +185,28 @@ def _collect_segment(
     slots = 1 + -(-(num_steps - 1) // env.earliest_cut)
     begin = partial(_begin, env, policy, params)
 
-    def column(runner: Runner, tally: Tally, keys: Array, pool: Tree) -> tuple[Runner, Tally, Transition, Tree]:
+    def start(tally: Tally, key: Key | tuple[()], pool: Tree) -> Runner:
+        if not start_pool:
+            return begin(key)
+        turn = tally.episodes.astype(jnp.int32) % start_pool
+        return jax.tree.map(lambda x: x[turn], pool)
+
+    def column(runner: Runner, tally: Tally, keys: Array) -> tuple[Runner, Tally, Transition, Tree]:
         runner, transition = _advance(env, policy, params, runner, keys[0], keys[1])
-        if start_pool:
-            turn = tally.episodes.astype(jnp.int32) % start_pool
-            start = jax.tree.map(lambda x: x[turn], pool)
-        else:
-            start = begin(keys[2])
-        tally = jax.tree.map(jnp.add, tally, _ended(runner, transition.last))
-        return select(transition.last, start, runner), tally, transition, runner.obs
+        return runner, jax.tree.map(jnp.add, tally, _ended(runner, transition.last)), transition, runner.obs
 
     def step(carry: tuple[Runner, Tally, Tree, Array], inputs: tuple[Array, Array]) -> tuple[tuple, Transition]:
         runner, tally, endings, used = carry
         t, keys = inputs
-        runner, tally, transition, seen = jax.vmap(column)(runner, tally, keys, pool)
+        runner, after, transition, seen = jax.vmap(column)(runner, tally, keys)
+
+        def restarted(runner: Runner) -> Runner:
+            return jax.vmap(select)(transition.last, jax.vmap(start)(tally, keys[:, -1], pool), runner)
+
+        runner = _where_any(transition.last, restarted, runner)
         broken = _timed_out(transition) | (t == num_steps - 1)
-        endings = _keep_endings(endings, seen, broken, used)
-        return (runner, tally, endings, used + broken), transition
+        endings = _where_any(broken, partial(_keep_endings, seen=seen, broken=broken, used=used), endings)
+        return (runner, after, endings, used + broken), transition
 
     pool: Tree = ()
     if start_pool:
@@ -235,17 +240,21 @@ def break_steps(steps: Transition, number: int) -> Array:
     return jnp.zeros((number, broken.shape[1]), jnp.int32).at[nth, columns].set(t, mode="drop")
 
 
-def _keep_endings(endings: Tree, seen: Tree, broken: Array, used: Array) -> Tree:
-    """Put what was `seen`, `[B, ...]`, into the next free slot of the columns that are `broken`."""
+def _where_any(condition: Array, change: Callable[[Tree], Tree], unchanged: Tree) -> Tree:
+    """`change(unchanged)`, which may be left out where no `condition` is true, since it then changes nothing.
 
-    def write(endings: Tree) -> Tree:
-        slot = jnp.where(broken, used, jax.tree.leaves(endings)[0].shape[0])
-        columns = jnp.arange(broken.shape[0])
-        return jax.tree.map(lambda kept, x: kept.at[slot, columns].set(x, mode="drop"), endings, seen)
-
+    On a CPU it is; deciding costs an accelerator more than doing it.
+    """
     if jax.default_backend() != "cpu":
-        return write(endings)  # deciding costs an accelerator more than writing nothing
-    return lax.cond(anyone(broken), write, lambda endings: endings, endings)
+        return change(unchanged)
+    return lax.cond(anyone(condition), change, lambda unchanged: unchanged, unchanged)
+
+
+def _keep_endings(endings: Tree, *, seen: Tree, broken: Array, used: Array) -> Tree:
+    """Put what was `seen`, `[B, ...]`, into the next free slot of the columns that are `broken`."""
+    slot = jnp.where(broken, used, jax.tree.leaves(endings)[0].shape[0])
+    columns = jnp.arange(broken.shape[0])
+    return jax.tree.map(lambda kept, x: kept.at[slot, columns].set(x, mode="drop"), endings, seen)
 
 
 def _collect_episodes(

@@ -1,9 +1,10 @@
-"""Random orders of `0 .. n-1` without a sort.
+"""Random orders of `0 .. n-1`, without a sort or with a cheap one.
 
-Shuffling by sorting random keys was a third of a whole PPO loop on a CPU. A Feistel network with a random key is a
+Shuffling by `jax.random.permutation` was a third of a whole PPO loop on a CPU. A Feistel network with a random key is a
 bijection on the numbers of a fixed count of bits and costs a few integer operations per element; on other ranges the
 few results that fall outside are sent through it again (cycle-walking; Black and Rogaway 2002, "Ciphers with Arbitrary
-Finite Domains", section 3), which keeps it a bijection.
+Finite Domains", section 3), which keeps it a bijection. Few elements are sorted, each a single word: random bits above
+its number, so that one sort of words does what jax does by a sort of pairs.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ from jax import lax
 from jaxpg.types import Array, Key
 
 ROUNDS = 8  # even, so that the two halves end where they began
-SORT_BELOW = 1024  # a network over few bits reaches few of the orders there are, and sorting few elements is cheap
+SORT_BELOW = 256  # over 6 bits and less the network's orders are seen to be uneven in pairs (benchmarks/LOG.md)
 
 
 def permutations(key: Key, num: int, n: int) -> Array:
     """`[num, n]` int32: every row holds every number of `0 .. n-1` once, in an order of its own."""
     if n < SORT_BELOW:
-        return jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, num))
+        return _sorted_permutations(key, num, n)
     return jax.vmap(lambda keys: _feistel_permutation(keys, n))(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
+
+
+def _sorted_permutations(key: Key, num: int, n: int) -> Array:
+    """Numbers in the order of random bits, of which there are at least 24: a tie, which would keep its order, is rare."""
+    number_bits = (n - 1).bit_length()
+    number = jnp.arange(n, dtype=jnp.uint32)[None]
+    keyed = jax.random.bits(key, (num, n), jnp.uint32) >> number_bits << number_bits | number
+    return (lax.sort(keyed, dimension=1) & ((1 << number_bits) - 1)).astype(jnp.int32)
 
 
 def _feistel_permutation(round_keys: Array, n: int) -> Array:
