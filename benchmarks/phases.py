@@ -49,17 +49,21 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
     def over_steps(step: Callable[[Any, jax.Array], Any], carry: Any, keys: jax.Array) -> Any:
         return jax.lax.scan(lambda carry, key: (step(carry, key), None), carry, keys)[0]
 
-    def act(params: Any, obs: Any, keys: jax.Array) -> Any:
-        def one(obs: jax.Array, key: jax.Array) -> Any:
+    def random_numbers(params: Any, key: jax.Array) -> Any:
+        keys = rollout.column_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
+        return keys, rollout.action_noise(policy, params, runner, keys[..., 0])
+
+    def act(params: Any, obs: Any, noise: jax.Array) -> Any:
+        def one(obs: jax.Array, noise: jax.Array) -> Any:
             distribution, _ = policy.act(params, (), obs)
-            action = distribution.sample(key)
+            action = distribution.at(noise)
             return action, distribution.log_prob(action)
 
-        def step(carry: Any, keys: jax.Array) -> Any:
-            action, log_prob = jax.vmap(one)(obs + 1e-9 * carry[1].sum(), keys)  # or it would be hoisted
+        def step(carry: Any, noise: jax.Array) -> Any:
+            action, log_prob = jax.vmap(one)(obs + 1e-9 * carry[1].sum(), noise)  # or it would be hoisted
             return action, log_prob
 
-        return over_steps(step, (jnp.zeros(num_envs, int), jnp.zeros(num_envs)), keys)
+        return over_steps(step, (jnp.zeros(num_envs, int), jnp.zeros(num_envs)), noise)
 
     def environment(state: Any, action: jax.Array, keys: jax.Array) -> Any:
         return over_steps(lambda state, keys: jax.vmap(env.step)(keys, state, action)[0], state, keys)
@@ -87,11 +91,11 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
     def update(params: Any, opt_state: Any, batch: Any, key: jax.Array) -> Any:
         return algorithm.improve(objective, optimizer, jnp.float32(3e-4), params, opt_state, batch, key)[:2]
 
-    keys = rollout.column_keys(key, num_envs, each=(steps,)).swapaxes(0, 1)
-    action = part.steps.action[0]
+    keys, noise = random_numbers(params.policy, key)
+    keys, action = keys[..., 0], part.steps.action[0]
     return {
-        "keys": (lambda key: rollout.column_keys(key, num_envs, each=(steps, 3)), (key,)),
-        "acting": (act, (params.policy, part.steps.obs[0], keys)),
+        "random numbers": (random_numbers, (params.policy, key)),
+        "acting": (act, (params.policy, part.steps.obs[0], noise)),
         "environment": (environment, (runner.env_state, action, keys)),
         "resetting": (reset, (runner.env_state, keys)),
         "collecting, whole": (collect, (params.policy, runner, key)),

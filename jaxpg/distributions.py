@@ -1,8 +1,10 @@
 """Distributions over actions: records of their parameters, so they pass through jit, vmap and scan as pytrees.
 
-All of them offer the same methods: `sample(key)`, `log_prob(action)`, `entropy()`, `log_prob_and_entropy(action)` for
-both at once, `kl(other)` for KL(self ‖ other) with another of the same kind, and `mode()`. Any leading axes are batch
-axes; results have one number per event.
+All of them offer the same methods: `noise(key)`, the random numbers that a sample is made of, which depend on the
+shapes of the parameters alone and can be drawn before these are known; `at(noise)`, the sample they make;
+`sample(key)`, which is both; `log_prob(action)`, `entropy()`, `log_prob_and_entropy(action)` for both at once,
+`kl(other)` for KL(self ‖ other) with another of the same kind, and `mode()`. Any leading axes are batch axes; results
+have one number per event.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ class Categorical(NamedTuple):
 
     logits: Array
 
-    def sample(self, key: Key) -> Array:
-        """Invert the cumulative distribution at one uniform number per event, where Gumbel noise would take n.
+    def noise(self, key: Key) -> Array:
+        """One uniform number per event, where Gumbel noise would take n."""
+        return jax.random.uniform(key, self.logits.shape[:-1], self.logits.dtype)
+
+    def at(self, noise: Array) -> Array:
+        """Where the cumulative distribution passes the noise.
 
         Only categories of positive probability are returned, however the cumulative sum was rounded. Probabilities
         are met to the resolution of the uniform number, 2⁻²³ in float32.
@@ -36,10 +42,12 @@ class Categorical(NamedTuple):
         # The cumulative sum need not be monotone in floating point. What decides is the first possible category above
         # the threshold, and there always is one: u <= 1 - 2⁻²³ keeps the rounded product below the largest sum.
         cumulative = jnp.where(weight > 0, jnp.cumsum(weight, -1), 0)
-        u = jax.random.uniform(key, (*self.logits.shape[:-1], 1), self.logits.dtype)
-        above = cumulative > u * cumulative.max(-1, keepdims=True)
+        above = cumulative > noise[..., None] * cumulative.max(-1, keepdims=True)
         category = lax.broadcasted_iota(jnp.int32, above.shape, above.ndim - 1)
         return jnp.where(above, category, above.shape[-1] - 1).min(-1)
+
+    def sample(self, key: Key) -> Array:
+        return self.at(self.noise(key))
 
     def log_prob(self, action: Array) -> Array:
         return _pick(jax.nn.log_softmax(self.logits), action)
@@ -100,8 +108,14 @@ class DiagonalGaussian(NamedTuple):
     mean: Array
     log_std: Array
 
+    def noise(self, key: Key) -> Array:
+        return jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def at(self, noise: Array) -> Array:
+        return self.mean + self._std * noise
+
     def sample(self, key: Key) -> Array:
-        return self.mean + self._std * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.at(self.noise(key))
 
     def log_prob(self, action: Array) -> Array:
         """Σ -((a - μ)/σ)²/2 - log σ - log(2π)/2 over the event."""
@@ -146,8 +160,14 @@ class SquashedGaussian(NamedTuple):
     low: Array
     high: Array
 
+    def noise(self, key: Key) -> Array:
+        return self.base.noise(key)
+
+    def at(self, noise: Array) -> Array:
+        return self._squash(self.base.at(noise))
+
     def sample(self, key: Key) -> Array:
-        return self._squash(self.base.sample(key))
+        return self.at(self.noise(key))
 
     def log_prob(self, action: Array) -> Array:
         """The log-density of u less Σ log |da/du| over the event."""

@@ -24,16 +24,17 @@ from jaxpg.types import Array, Env, Key, Metrics, Outcome, Policy, Rollout, Tran
 
 
 class Runner(NamedTuple):
-    """Where each environment stands between two calls, leaves `[B, ...]`.
+    """Where each environment stands, leaves `[B, ...]`.
 
-    The last two are the return and the length of the episode under way.
+    The last two are the return and the length of the episode under way. They follow from what a rollout recorded, so
+    they are `()` while it is under way and where episodes are whole.
     """
 
     env_state: Tree
     obs: Tree
     memory: Tree
-    episode_return: Array
-    episode_length: Array
+    episode_return: Tree = ()
+    episode_length: Tree = ()
 
 
 class Tally(NamedTuple):
@@ -107,13 +108,14 @@ def column_keys(key: Key, num_columns: int, group_size: int = 1, *, each: tuple[
 def _begin(env: Env, policy: Policy, params: Tree, key: Key) -> Runner:
     env_state, obs = env.reset(key)
     memory = policy.start(params, env.first_sight(env_state, obs))
-    return Runner(env_state, obs, memory, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+    return Runner(env_state, obs, memory)
 
 
 def _begin_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> Runner:
     if env.context or env.outcome:
         raise UserError(f"{env.name} is judged by whole episodes. Collect whole episodes: num_steps = none.")
-    return jax.vmap(partial(_begin, env, policy, params))(column_keys(key, num_envs))
+    runner = jax.vmap(partial(_begin, env, policy, params))(column_keys(key, num_envs))
+    return runner._replace(episode_return=jnp.zeros(num_envs), episode_length=jnp.zeros(num_envs, jnp.int32))
 
 
 def _begin_none(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
@@ -121,12 +123,19 @@ def _begin_none(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
     return ()
 
 
+def action_noise(policy: Policy, params: Tree, runner: Runner, keys: Array) -> Tree:
+    """The random numbers of all actions, from their keys `[T, B]`: one call outside the scan instead of T within it."""
+    one = jax.tree.map(lambda x: x[0], (runner.memory, runner.obs))
+    distribution, _ = jax.eval_shape(partial(policy.act, params), *one)
+    return jax.vmap(jax.vmap(distribution.noise))(keys)
+
+
 def _advance(
-    env: Env, policy: Policy, params: Tree, runner: Runner, act_key: Key, step_key: Key
+    env: Env, policy: Policy, params: Tree, runner: Runner, noise: Tree, step_key: Key
 ) -> tuple[Runner, Transition]:
     """One step of one environment, without a reset."""
     distribution, memory = policy.act(params, runner.memory, runner.obs)
-    action = distribution.sample(act_key)
+    action = distribution.at(noise)
     env_state, timestep = env.step(step_key, runner.env_state, action)
     transition = Transition(
         obs=runner.obs,
@@ -137,14 +146,7 @@ def _advance(
         last=timestep.last,
         mask=jnp.ones_like(timestep.reward),
     )
-    runner = Runner(
-        env_state=env_state,
-        obs=timestep.obs,
-        memory=memory,
-        episode_return=runner.episode_return + timestep.reward,
-        episode_length=runner.episode_length + 1,
-    )
-    return runner, transition
+    return Runner(env_state, timestep.obs, memory), transition
 
 
 def select(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
@@ -167,12 +169,6 @@ def _(axis_size: int, in_batched: list[bool], waiting: Array) -> tuple[Array, bo
     return anyone(waiting), False
 
 
-def _ended(runner: Runner, last: Array) -> Tally:
-    """The episode of one environment, counted if it ended with this step."""
-    ended = last.astype(jnp.float32)
-    return Tally(jnp.ones_like(ended), ended, ended * runner.episode_return, ended * runner.episode_length)
-
-
 def _total(tally: Tally) -> Tally:
     return parallel.psum(jax.tree.map(jnp.sum, tally))
 
@@ -181,43 +177,59 @@ def _collect_segment(
     env: Env, policy: Policy, params: Tree, runner: Runner, key: Key, *, num_steps: int, start_pool: int
 ) -> tuple[Runner, Rollout, Tally]:
     num_columns = runner.episode_length.shape[0]
-    runner = jax.tree.map(parallel.columns, runner)
+    before = jax.tree.map(parallel.columns, runner)
     slots = 1 + -(-(num_steps - 1) // env.earliest_cut)
     begin = partial(_begin, env, policy, params)
 
-    def start(tally: Tally, key: Key | tuple[()], pool: Tree) -> Runner:
-        if not start_pool:
-            return begin(key)
-        turn = tally.episodes.astype(jnp.int32) % start_pool
-        return jax.tree.map(lambda x: x[turn], pool)
+    def start(key: Key, pool: Tree, episodes: Array) -> Runner:
+        return jax.tree.map(lambda x: x[episodes % start_pool], pool) if start_pool else begin(key)
 
-    def column(runner: Runner, tally: Tally, keys: Array) -> tuple[Runner, Tally, Transition, Tree]:
-        runner, transition = _advance(env, policy, params, runner, keys[0], keys[1])
-        return runner, jax.tree.map(jnp.add, tally, _ended(runner, transition.last)), transition, runner.obs
+    def step(carry: tuple[Runner, Array, Tree, Array], inputs: tuple[Array, Tree, Array]) -> tuple[tuple, Transition]:
+        runner, episodes, endings, used = carry
+        t, noise, keys = inputs
+        moved, transition = jax.vmap(partial(_advance, env, policy, params))(runner, noise, keys[:, 0])
+        last, broken = transition.last, _timed_out(transition) | (t == num_steps - 1)
 
-    def step(carry: tuple[Runner, Tally, Tree, Array], inputs: tuple[Array, Array]) -> tuple[tuple, Transition]:
-        runner, tally, endings, used = carry
-        t, keys = inputs
-        runner, after, transition, seen = jax.vmap(column)(runner, tally, keys)
+        def restarted(moved: Runner) -> Runner:
+            return jax.vmap(select)(last, jax.vmap(start)(keys[:, -1], pool, episodes), moved)
 
-        def restarted(runner: Runner) -> Runner:
-            return jax.vmap(select)(transition.last, jax.vmap(start)(tally, keys[:, -1], pool), runner)
-
-        runner = _where_any(transition.last, restarted, runner)
-        broken = _timed_out(transition) | (t == num_steps - 1)
-        endings = _where_any(broken, partial(_keep_endings, seen=seen, broken=broken, used=used), endings)
-        return (runner, after, endings, used + broken), transition
+        endings = _where_any(broken, partial(_keep_endings, seen=moved.obs, broken=broken, used=used), endings)
+        return (_where_any(last, restarted, moved), episodes + last, endings, used + broken), transition
 
     pool: Tree = ()
     if start_pool:
         key, pool_key = jax.random.split(key)
         pool = jax.vmap(jax.vmap(begin))(column_keys(pool_key, num_columns, each=(start_pool,)))
     keys = column_keys(key, num_columns, each=(num_steps, 2 if start_pool else 3)).swapaxes(0, 1)
-    tally = Tally(*(jnp.zeros(num_columns, jnp.float32) for _ in Tally._fields))
-    endings = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), runner.obs)
-    carry = (runner, tally, endings, jnp.zeros(num_columns, jnp.int32))
-    (after, tally, endings, _), steps = lax.scan(step, carry, (jnp.arange(num_steps), keys))
-    return after, Rollout(steps, runner.memory, trains=steps.mask, endings=endings), _total(tally)
+    endings = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), before.obs)
+    none = jnp.zeros(num_columns, jnp.int32)
+    carry = (before._replace(episode_return=(), episode_length=()), none, endings, none)
+    noise = action_noise(policy, params, before, keys[..., 0])
+    (after, _, endings, _), steps = lax.scan(step, carry, (jnp.arange(num_steps), noise, keys[..., 1:]))
+    steps = steps._replace(mask=jnp.ones_like(steps.reward))  # as they are; but nothing is stored at every step for it
+    episode_return, episode_length, tally = _reckoned(before, steps)
+    after = after._replace(episode_return=episode_return, episode_length=episode_length)
+    return after, Rollout(steps, before.memory, trains=steps.mask, endings=endings), _total(tally)
+
+
+def _reckoned(before: Runner, steps: Transition) -> tuple[Array, Array, Tally]:
+    """Return and length of the episodes under way behind a segment, and the tally of those that ended within it.
+
+    What was under way before the segment and what came within it belongs to the ended ones, but for what came behind
+    the last end.
+    """
+    t = jnp.arange(steps.last.shape[0])[:, None]
+    last_end = jnp.where(steps.last, t, -1).max(0)
+    ended, under_way = last_end >= 0, t > last_end[None]
+    returns, lengths = before.episode_return + steps.reward.sum(0), before.episode_length + len(steps.last)
+    new_return, new_length = (steps.reward * under_way).sum(0), under_way.sum(0, dtype=jnp.int32)
+    tally = Tally(
+        steps=steps.mask.sum(0),
+        episodes=steps.last.sum(0, dtype=jnp.float32),
+        return_sum=ended * (returns - new_return),
+        length_sum=(ended * (lengths - new_length)).astype(jnp.float32),
+    )
+    return jnp.where(ended, new_return, returns), jnp.where(ended, new_length, lengths), tally
 
 
 def _timed_out(steps: Transition) -> Array:
@@ -271,8 +283,10 @@ def _collect_episodes(
     start = jax.tree.map(parallel.columns, start)
     keys = column_keys(step_key, num_columns, each=(env.time_limit, 2)).swapaxes(0, 1)
 
-    def column(runner: Runner, over: Array, keys: Array) -> tuple[Runner, Array, Transition]:
-        moved, transition = _advance(env, policy, params, runner, keys[0], keys[1])
+    noise = action_noise(policy, params, start, keys[..., 0])
+
+    def column(runner: Runner, over: Array, noise: Tree, key: Key) -> tuple[Runner, Array, Transition]:
+        moved, transition = _advance(env, policy, params, runner, noise, key)
         halted = select(over, runner._replace(memory=()), moved._replace(memory=()))
         # What is remembered behind the end is never read, and selecting it would copy it: a KV cache, at every token.
         return (
@@ -287,11 +301,12 @@ def _collect_episodes(
 
     def step(carry: tuple[Array, Runner, Array, Transition]) -> tuple[Array, Runner, Array, Transition]:
         t, runner, over, steps = carry
-        runner, over, transition = jax.vmap(column)(runner, over, keys[t])
+        now = jax.tree.map(lambda x: x[t], (noise, keys[..., 1]))
+        runner, over, transition = jax.vmap(column)(runner, over, *now)
         return t + 1, runner, over, jax.tree.map(lambda all_, one: all_.at[t].set(one), steps, transition)
 
     over = jnp.zeros(num_columns, bool)
-    one = jax.eval_shape(jax.vmap(column), start, over, keys[0])[-1]
+    one = jax.eval_shape(jax.vmap(column), start, over, *jax.tree.map(lambda x: x[0], (noise, keys[..., 1])))[-1]
     blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), one))
     t = jnp.zeros((), jnp.int32)
     _, after, over, steps = lax.while_loop(unfinished, step, (t, start, over, blank))
@@ -302,12 +317,13 @@ def _collect_episodes(
         context=jax.vmap(env.context)(start.env_state) if env.context else (),
         endings=jax.tree.map(lambda x: x[None], after.obs),
     )
+    length = steps.mask.sum(0)
     if env.outcome:
         outcome = jax.vmap(env.outcome)(after.env_state)
-        at_end = steps.reward.at[after.episode_length - 1, jnp.arange(num_columns)].add(outcome.reward)
-        rollout = rollout._replace(steps=steps._replace(reward=at_end), outcome=outcome, length=steps.mask.sum(0))
-        after = after._replace(episode_return=after.episode_return + outcome.reward)
-    tally = jax.vmap(_ended)(after, over)._replace(steps=steps.mask.sum(0))
+        at_end = steps.reward.at[length.astype(jnp.int32) - 1, jnp.arange(num_columns)].add(outcome.reward)
+        rollout = rollout._replace(steps=steps._replace(reward=at_end), outcome=outcome, length=length)
+    ended = over.astype(jnp.float32)
+    tally = Tally(length, ended, ended * (rollout.steps.reward * steps.mask).sum(0), ended * length)
     return (), rollout, _total(tally)
 
 

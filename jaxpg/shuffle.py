@@ -27,7 +27,7 @@ def permutations(key: Key, num: int, n: int) -> Array:
 
 
 def _sorted_permutations(key: Key, num: int, n: int) -> Array:
-    """Numbers in the order of random bits, of which there are at least 24: a tie, which would keep its order, is rare."""
+    """Numbers in the order of 24 random bits or more, of which two are hardly ever alike."""
     number_bits = (n - 1).bit_length()
     number = jnp.arange(n, dtype=jnp.uint32)[None]
     keyed = jax.random.bits(key, (num, n), jnp.uint32) >> number_bits << number_bits | number

@@ -169,7 +169,7 @@ class Policy(NamedTuple):
 
     init(key) -> params
     start(params, first) -> memory: the memory at the start of an episode, `()` without one; see `Env.first_sight`.
-    act(params, memory, obs) -> distribution, memory
+    act(params, memory, obs) -> distribution, memory; distributions.py says what a distribution offers.
     evaluate(params, rollout) -> distribution over `[T, B]`, equal to what `act` gave step by step.
     sequential: `evaluate` needs whole columns in order, so minibatches must never cut one.
     rereads: `evaluate` starts anew from the rollout's context, so the rollout need not keep the memory.

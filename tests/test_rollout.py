@@ -25,7 +25,10 @@ class Echo(NamedTuple):
 
     value: Array
 
-    def sample(self, key):
+    def noise(self, key):
+        return ()
+
+    def at(self, noise):
         return self.value
 
     def log_prob(self, action):
@@ -37,8 +40,11 @@ class EchoKey(NamedTuple):
 
     nothing: Array
 
-    def sample(self, key):
+    def noise(self, key):
         return jax.random.key_data(key)
+
+    def at(self, noise):
+        return noise
 
     def log_prob(self, action):
         return jnp.zeros(())
