@@ -207,8 +207,8 @@ TRACED = {
         "value_clip": (0.01, 0.2),
         "max_grad_norm": (0.1, 1.0),
         "target_kl": (1.0, 1e-6),
-        "dual_clip": (3.0, 1.0),
-        "adam_eps": (1e-3, 1e-1),  # a small one would divide rounding by rounding
+        "dual_clip": (3.0, 1.001),  # at 1 rounding decides, for the first ratio is 1
+        "adam_eps": (1e-5, 1e-2),
     },
     "trpo": {"max_kl": (0.01, 0.1), "damping": (0.01, 0.1)},
     "reinforce_baseline": {"average_rate": (0.1, 0.5)},
