@@ -138,9 +138,10 @@ def test_episodes_begin_anew_behind_an_end_and_go_on_otherwise_also_across_calls
     assert set(length[begins].tolist()) == {2.0, 3.0, 4.0, 5.0}  # drawn afresh
 
 
-def test_a_tally_counts_what_a_loop_over_the_steps_counts(segments):
-    """Episodes are counted where they end, with what they gained in the calls before."""
-    results, *_ = segments
+@pytest.mark.parametrize(("num_steps", "calls"), [(STEPS, 3), (1, 8)], ids=["segments", "single steps"])
+def test_a_tally_counts_what_a_loop_over_the_steps_counts(num_steps, calls):
+    """Episodes are counted where they end, with what they gained in the calls before, be they longer than a segment."""
+    results = collected(rollout.continuing(num_envs=COLUMNS, num_steps=num_steps), ENV, UNIFORM, calls=calls)
     returns, lengths = np.zeros(COLUMNS), np.zeros(COLUMNS)
     for _, part, tally in results:
         ended = []
@@ -148,7 +149,7 @@ def test_a_tally_counts_what_a_loop_over_the_steps_counts(segments):
             returns, lengths = returns + reward, lengths + 1
             ended += [(returns[b], lengths[b]) for b in np.flatnonzero(last)]
             returns, lengths = np.where(last, 0, returns), np.where(last, 0, lengths)
-        expected = STEPS * COLUMNS, len(ended), *np.sum(ended, 0)
+        expected = num_steps * COLUMNS, len(ended), *np.sum([(0, 0), *ended], 0)
         np.testing.assert_allclose(tally, expected, rtol=1e-6)
 
 
