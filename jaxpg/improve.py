@@ -125,10 +125,12 @@ def minibatches(
     # Drawn here, in one call: random-number code is a large part of what there is to compile.
     orders = permutations(parallel.own_key(key), epochs, num_columns).reshape(epochs * num_minibatches, -1)
     chunks = _num_chunks(orders.shape[1], chunk_rows)
+    gather = _gathering(batch) if chunks == 1 else lambda columns: _columns(batch, partial(_take, columns))
+    packed, unpacked = _packing(params)
 
-    def minibatch(carry: tuple[Params, Tree, Array], columns: Array) -> tuple[tuple[Params, Tree, Array], Metrics]:
-        params, opt_state, going = carry
-        chosen = objective.prepared(_columns(batch, partial(_take, columns)))
+    def minibatch(carry: tuple[Tree, Tree, Array], columns: Array) -> tuple[tuple[Tree, Tree, Array], Metrics]:
+        params, opt_state, going = unpacked(carry[0]), *carry[1:]
+        chosen = objective.prepared(gather(columns))
         part = partial(_gathered_part, batch._replace(share=chosen.share), columns)
         gradient, metrics = summed_gradient(objective.loss, params, chosen, chunks, part)
         if target_kl is not None:
@@ -139,12 +141,12 @@ def minibatches(
             new_params = jax.tree.map(keep, new_params, params)
             new_opt_state = jax.tree.map(keep, new_opt_state, opt_state)
         metrics = {**metrics, "gradient_norm": norm, "updates": going.astype(norm.dtype)}
-        return (new_params, new_opt_state, going), metrics
+        return (packed(new_params), new_opt_state, going), metrics
 
-    carry = (params, opt_state, jnp.ones((), bool))
-    (params, opt_state, _), metrics = lax.scan(minibatch, carry, orders)
+    carry = (packed(params), opt_state, jnp.ones((), bool))
+    (carried, opt_state, _), metrics = lax.scan(minibatch, carry, orders)
     taken = metrics.pop("updates")
-    return params, opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": taken.sum()}
+    return unpacked(carried), opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": taken.sum()}
 
 
 def trust_region(
@@ -245,6 +247,58 @@ def _columns(batch: Batch, pick: Callable[..., Array], *others: Batch) -> Batch:
     names = [name for name in batch._fields if name != "rollout"]
     trees = {name: [getattr(each, name) for each in (batch, *others)] for name in names}
     return Batch(rollout=rollout, **{name: jax.tree.map(partial(pick, 1), *trees[name]) for name in names})
+
+
+def _gathering(batch: Batch) -> Callable[[Array], Batch]:
+    """`columns -> those columns of the batch`; all that is one word a step is laid side by side and gathered at once.
+
+    For small minibatches, which take longer to call for than to work on. Of large ones it would be one more copy.
+    """
+    word = batch.weight.dtype.itemsize
+    bits = jnp.dtype(f"uint{8 * word}")
+    words: list[Array] = []
+
+    def is_word(axis: int, x: Array) -> bool:
+        return axis == 1 and x.ndim == 2 and x.dtype.itemsize == word
+
+    def lay(axis: int, x: Array) -> Array:
+        if is_word(axis, x):
+            words.append(lax.bitcast_convert_type(x, bits))
+        return x
+
+    _columns(batch, lay)
+    table = jnp.stack(words)
+
+    def gather(columns: Array) -> Batch:
+        gathered = iter(_take(columns, 2, table))
+
+        def pick(axis: int, x: Array) -> Array:
+            return lax.bitcast_convert_type(next(gathered), x.dtype) if is_word(axis, x) else _take(columns, axis, x)
+
+        return _columns(batch, pick)
+
+    return gather
+
+
+def _packing(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
+    """How parameters are carried through a loop, matrices as they are and all vectors as one, and the way back.
+
+    Every array that is carried is an operation of its own at the end of a step, and XLA wakes another thread where more
+    than eight can start at once: for a small network dearer than the step (benchmarks/LOG.md).
+    """
+    leaves, structure = jax.tree.flatten(params)
+    is_vector = [x.ndim <= 1 for x in leaves]
+    apart = ravel_pytree([x for x, vector in zip(leaves, is_vector, strict=True) if vector])[1]
+
+    def packed(params: Tree) -> Tree:
+        each = list(zip(jax.tree.leaves(params), is_vector, strict=True))
+        return [x for x, vector in each if not vector], ravel_pytree([x for x, vector in each if vector])[0]
+
+    def unpacked(carried: Tree) -> Any:
+        matrices, vectors = iter(carried[0]), iter(apart(carried[1]))
+        return jax.tree.unflatten(structure, [next(vectors if vector else matrices) for vector in is_vector])
+
+    return packed, unpacked
 
 
 def _take(columns: Array, axis: int, x: Array) -> Array:

@@ -4,6 +4,9 @@ Of the policy, `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is 
 to the policy that acted, and the advantage A counts as a constant. Of the critic, `(value, old_value, target,
 **settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target counts as a
 constant. Settings may be traced.
+
+Cases are told apart by `where`: `minimum`, `maximum` and `clip` share the slope out among what ties, which is work for
+every step and helps none. A ratio or a value that is exactly at its limit is not held.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ def likelihood_ratio(log_prob: Array, old_log_prob: Array) -> Array:
 
     An infinite ratio would turn the gradient into NaN even where the clip leaves none: 0·∞.
     """
-    highest = 0.5 * jnp.log(jnp.finfo(log_prob.dtype).max)
-    return jnp.exp(jnp.minimum(log_prob - old_log_prob, highest.astype(log_prob.dtype)))
+    highest = (0.5 * jnp.log(jnp.finfo(log_prob.dtype).max)).astype(log_prob.dtype)
+    difference = log_prob - old_log_prob
+    return jnp.exp(jnp.where(difference > highest, highest, difference))
 
 
 def score_function(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:
@@ -59,10 +63,11 @@ def clipped_ratio(
     """
     advantage = lax.stop_gradient(advantage)
     ratio = likelihood_ratio(log_prob, old_log_prob)
-    objective = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantage)
+    above = jnp.where((advantage > 0) & (ratio > 1 + clip_high), 1 + clip_high, ratio)
+    held = jnp.where((advantage < 0) & (ratio < 1 - clip_low), 1 - clip_low, above)
     if dual_clip is not None:
-        objective = jnp.where(advantage < 0, jnp.maximum(objective, dual_clip * advantage), objective)
-    return -objective
+        held = jnp.where((advantage < 0) & (ratio > dual_clip), dual_clip, held)
+    return -held * advantage
 
 
 def clipped_weight(
@@ -87,5 +92,7 @@ def clipped_squared_error(value: Array, old_value: Array, target: Array, *, clip
     `clip` is in the units of the value. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 9.
     """
     old_value = lax.stop_gradient(old_value)
-    clipped = old_value + jnp.clip(value - old_value, -clip, clip)
-    return jnp.maximum(squared_error(value, old_value, target), squared_error(clipped, old_value, target))
+    moved = value - old_value
+    held = lax.stop_gradient(old_value + jnp.where(moved > 0, clip, -clip))
+    loss, held_loss = squared_error(value, old_value, target), squared_error(held, old_value, target)
+    return jnp.where((jnp.abs(moved) > clip) & (held_loss > loss), held_loss, loss)

@@ -147,6 +147,43 @@ def test_chunks_change_neither_parameters_nor_metrics(network, rows, wide, monke
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), run(chunk_rows), whole)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
+    columns, rng = np.array([4, 0, 3]), np.random.default_rng(0)
+    with jax.enable_x64(x64):
+        number = jnp.asarray(rng.normal(size=(T, B))).at[1, 0].set(jnp.nan).at[2, 3].set(-0.0)
+        action, last = jnp.asarray(rng.integers(0, 9, (T, B)), jnp.int32), jnp.asarray(rng.random((T, B)) < 0.5)
+        steps = Transition(jnp.zeros((T, B, 3)) + number[..., None], action, number + 1, number + 2, last, last, number)
+        batch = improve.Batch(
+            rollout=Rollout(steps, memory=jnp.arange(B), trains=number + 3),
+            advantage=number + 4,
+            target=number + 5,
+            old_value=number + 6,
+            weight=number + 7,
+            share=(),
+            reference_log_prob=number.astype(jnp.bfloat16),
+        )
+        got = improve._gathering(batch)(jnp.asarray(columns))
+    for ours, whole in zip(jax.tree.leaves(got), jax.tree.leaves(batch), strict=True):
+        expected = np.asarray(whole)[columns] if whole.ndim == 1 else np.asarray(whole)[:, columns]
+        assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
+        assert np.asarray(ours).tobytes() == expected.tobytes()
+
+
+def test_packed_parameters_come_back_as_they_were():
+    params = Params(
+        {"bias": jnp.arange(3.0), "kernel": jnp.ones((2, 3)), "scale": jnp.array(0.1, jnp.bfloat16)},
+        [jnp.full((4, 1, 2), 7.0), jnp.full(1, 1e-30)],
+    )
+    packed, unpacked = improve._packing(params)
+    matrices, vector = packed(params)
+    assert [x.shape for x in matrices] == [(2, 3), (4, 1, 2)]
+    assert vector.shape == (3 + 1 + 1,)
+    back = unpacked((matrices, vector))
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+    assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, params)
+
+
 def slide(params, batch):
     """Gradient -1 for the one parameter; the KL that it reports is how far the parameter has come."""
     distance = params.policy[0]

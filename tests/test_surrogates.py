@@ -133,6 +133,13 @@ def test_clip_settings_may_be_mapped_over() -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
+def test_a_ratio_at_its_limit_is_not_held() -> None:
+    log_prob, advantage = np.zeros(2), np.array([2.0, -2.0])
+    for settings in ({"clip_low": 0.0, "clip_high": 0.0}, {"dual_clip": 1.0}):
+        got = gradient(partial(surrogates.clipped_ratio, **settings), log_prob, log_prob, advantage)
+        np.testing.assert_array_equal(got, -advantage)
+
+
 # --- value losses
 
 VALUE = np.array([1.0, 1.1, 1.5, 0.0, 0.0])
@@ -151,6 +158,14 @@ def test_value_losses_by_hand() -> None:
 def test_the_value_clip_takes_the_gradient_of_moves_that_went_far_enough() -> None:
     got = gradient(surrogates.clipped_squared_error, VALUE, OLD_VALUE, TARGET)
     np.testing.assert_allclose(got, (VALUE - TARGET) * np.array([1, 1, 0, 1, 1]), rtol=1e-12)
+
+
+def test_a_value_that_hardly_moved_has_the_whole_slope_however_it_is_rounded() -> None:
+    rng = np.random.default_rng(4)
+    old_value, target = rng.normal(size=(2, 1000)).astype(np.float32)
+    value = old_value + np.float32(1e-4) * rng.normal(size=1000).astype(np.float32)
+    got = gradient(surrogates.clipped_squared_error, value, old_value, target)
+    np.testing.assert_array_equal(got, value - target)
 
 
 def test_without_a_clip_the_squared_error_is_left() -> None:
