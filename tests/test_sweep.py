@@ -12,6 +12,7 @@ import pytest
 from jaxpg import commands, config, grid, parallel, record, report, sweep
 from jaxpg.__main__ import main, parser
 from jaxpg.errors import UserError
+from jaxpg.report import heatmap
 
 SMALL = [
     "--steps",
@@ -168,6 +169,15 @@ def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsy
     assert np.isnan(final[1]).all()
     assert "went astray" in capsys.readouterr().out
     assert record.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
+
+
+def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Path) -> None:
+    """Means 475, 500, none, 406 and 500; where the mean is 475 the middle half is at 500 as well."""
+    finals = np.full((5, 8), 500.0)
+    finals[0, 0], finals[2, 0], finals[3] = 300.0, np.nan, np.linspace(312, 500, 8)
+    assert heatmap.ranked(finals) == [1, 4, 0, 3, 2]
+    rates = {"learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}
+    assert report.write_sweep(rates, finals, tmp_path, title="", details={}) == {"learning_rate": 0.2}
 
 
 def test_where_all_go_astray_there_is_no_best(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def write_sweep(
         details: how the numbers were made.
 
     Returns:
-        The best point: the largest interquartile mean among those of which no run went astray.
+        The best point: the largest interquartile mean among those of which no run went astray, then the largest mean.
 
     Raises:
         UserError: runs of every point went astray.
@@ -57,7 +57,7 @@ def write_sweep(
     if np.isnan(estimate.value).all():
         raise UserError(f"Runs of every point went astray ({directory / 'sweep.json'}): try smaller step sizes.")
     sweep_figure(grid, scores, directory / "sweep.png", title=title)
-    return points[ranked(estimate)[0]]
+    return points[ranked(scores)[0]]
 
 
 def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -> Table:
@@ -71,7 +71,7 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -
     """
     table = Table(*grid, "IQM [95%]", "mean", "went astray", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
-    for place in ranked(estimate)[:most]:
+    for place in ranked(scores)[:most]:
         astray = int(np.isnan(scores[place]).sum())
         mean = number(float(scores[place].mean()))
         row = [*map(show, points[place]), interval(_at(estimate, place)).replace("[", "\\["), mean, str(astray or "")]
@@ -81,9 +81,13 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -
     return table
 
 
-def ranked(estimate: Estimate) -> list[int]:
-    """Places of the grid, best first, those without a score last."""
-    return np.argsort(-np.nan_to_num(estimate.value, nan=-np.inf), kind="stable").tolist()
+def ranked(scores: np.ndarray) -> list[int]:
+    """Places of the grid, best first: by interquartile mean, then by mean; those of which a run went astray last.
+
+    Where a return has a highest value, the middle halves of many points are all there, and the means tell them apart.
+    """
+    keys = np.nan_to_num(np.stack([scores.mean(1), bootstrap(scores).value]), nan=-np.inf)
+    return np.lexsort(-keys).tolist()
 
 
 def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str) -> None:
@@ -105,7 +109,7 @@ def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str
         if len([n for n in shape if n > 1]) < 2:
             figure = _curve(grid, estimate, title)
         else:
-            figure = _maps(grid, estimate, places, title)
+            figure = _maps(grid, estimate, places, ranked(scores)[0], title)
     save(figure, path)
 
 
@@ -134,7 +138,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     return figure
 
 
-def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, title: str) -> Figure:
+def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: str) -> Figure:
     """Heat maps of the two settings with most values, one for each combination of the others."""
     names = list(grid)
     order = sorted(range(len(names)), key=lambda i: len(grid[names[i]]))
@@ -155,7 +159,7 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, title: str) -> Fig
             axes.set_axis_off()
             continue
         axes.set_title(", ".join(f"{names[i]} {show(x)}" for i, x in zip(others, combination, strict=True)), fontsize=9)
-        _map(axes, estimate, map_, scale)
+        _map(axes, estimate, map_, best, scale)
         axes.set_xticks(range(columns), [show(x) for x in grid[names[across]]])
         axes.set_yticks(range(rows), [show(x) for x in grid[names[down]]])
         axes.set_xlabel(names[across])
@@ -163,7 +167,7 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, title: str) -> Fig
     return figure
 
 
-def _map(axes: Axes, estimate: Estimate, places: np.ndarray, scale: Normalize) -> None:
+def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: Normalize) -> None:
     """One heat map: the value in every cell, and its interval below; the best cell has a frame."""
     colors = colormaps["cividis"].with_extremes(bad="#d0d0d0")
     values = estimate.value[places]
@@ -171,7 +175,6 @@ def _map(axes: Axes, estimate: Estimate, places: np.ndarray, scale: Normalize) -
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    best = ranked(estimate)[0]
     for (row, column), place in np.ndenumerate(places):
         value = values[row, column]
         ink = "white" if np.isfinite(value) and scale(value) < 0.55 else "black"
