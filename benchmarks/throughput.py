@@ -255,7 +255,7 @@ def main() -> None:
     if peers.purejaxrl and not (peers.purejaxrl / "ppo.py").exists():
         parser.error(f"--purejaxrl: there is no {peers.purejaxrl / 'ppo.py'}")
     console = Console(width=140)
-    given = {name: str(value) for name, value in vars(args).items() if value}
+    given = {name: getattr(args, name) for name in ("rounds", "compiles", "only")}
     result: dict[str, Any] = {"machine": busy_machine(), "arguments": given, "cases": []}
     if args.to_return:
         result["cases"] = time_to_return(peers)

@@ -93,6 +93,6 @@ def clipped_squared_error(value: Array, old_value: Array, target: Array, *, clip
     """
     old_value = lax.stop_gradient(old_value)
     moved = value - old_value
-    held = lax.stop_gradient(old_value + jnp.where(moved > 0, clip, -clip))
+    held = old_value + jnp.where(moved > 0, clip, -clip)
     loss, held_loss = squared_error(value, old_value, target), squared_error(held, old_value, target)
     return jnp.where((jnp.abs(moved) > clip) & (held_loss > loss), held_loss, loss)
