@@ -139,8 +139,15 @@ def table(axis: str, points: list[dict[str, float]]) -> Table:
     sizes = np.asarray([point["size"] for point in points])
     grown = [growth(sizes, np.asarray([point[kind] for point in points])) for kind in KINDS]
     found.add_row("exponent at the end", *(f"{g.exponent:.2f}" for g in grown))
-    found.add_row("bends at", *(f"{g.bend:,.0f}" if np.isfinite(g.bend) else "never" for g in grown))
+    found.add_row("bends at", *(where(g.bend, sizes) for g in grown))
     return found
+
+
+def where(bend: float, sizes: np.ndarray) -> str:
+    """The bend, as far as it was measured: outside of the sizes a fit says no more than on which side."""
+    if bend < sizes.min():
+        return f"below {sizes.min():,.0f}"
+    return f"{bend:,.0f}" if bend <= sizes.max() else f"above {sizes.max():,.0f}"
 
 
 def main() -> None:
