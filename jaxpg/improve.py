@@ -259,7 +259,7 @@ def _gathering(batch: Batch) -> Callable[[Array], Batch]:
     words: list[Array] = []
 
     def is_word(axis: int, x: Array) -> bool:
-        return axis == 1 and x.ndim == 2 and x.dtype.itemsize == word
+        return axis == 1 and x.shape == batch.weight.shape and x.dtype.itemsize == word
 
     def lay(axis: int, x: Array) -> Array:
         if is_word(axis, x):

@@ -155,7 +155,7 @@ def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
         action, last = jnp.asarray(rng.integers(0, 9, (T, B)), jnp.int32), jnp.asarray(rng.random((T, B)) < 0.5)
         steps = Transition(jnp.zeros((T, B, 3)) + number[..., None], action, number + 1, number + 2, last, last, number)
         batch = improve.Batch(
-            rollout=Rollout(steps, memory=jnp.arange(B), trains=number + 3),
+            rollout=Rollout(steps, memory=jnp.arange(B), trains=number + 3, endings=number[:1] + 8),
             advantage=number + 4,
             target=number + 5,
             old_value=number + 6,
