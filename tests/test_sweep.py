@@ -172,9 +172,9 @@ def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsy
 
 
 def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Path) -> None:
-    """Means 475, 500, none, 406 and 500; where the mean is 475 the middle half is at 500 as well."""
+    """Means 475, 500, none, 538 and 500, but middle halves at 500, 500, none, 400 and 500."""
     finals = np.full((5, 8), 500.0)
-    finals[0, 0], finals[2, 0], finals[3] = 300.0, np.nan, np.linspace(312, 500, 8)
+    finals[0, 0], finals[2, 0], finals[3] = 300.0, np.nan, [400.0] * 7 + [1500.0]
     assert heatmap.ranked(finals) == [1, 4, 0, 3, 2]
     rates = {"learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}
     assert report.write_sweep(rates, finals, tmp_path, title="", details={}) == {"learning_rate": 0.2}
