@@ -29,13 +29,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxpg import config, record, report, samples
-from jaxpg.__main__ import main as jaxpg
-from jaxpg.build import networks
+from jaxpg import report
+from jaxpg.cli.main import main as jaxpg
+from jaxpg.experiments import completions
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import networks
+from jaxpg.experiments.warm_start import build_experiment, initial_policies
 from jaxpg.report.figures import STYLE, color
-from jaxpg.rollout import episodic
-from jaxpg.stages import build_stage, policy_of
-from jaxpg.train import MEAN_OVER, restore
+from jaxpg.rollout.episodes import episodic
+from jaxpg.training import run_directory
+from jaxpg.training.advance import MEAN_OVER
+from jaxpg.training.loop import restore
 
 HERE = Path(__file__).resolve().parent
 RUNS, RESULTS = HERE.parent / "runs" / "claims", HERE / "results"
@@ -66,7 +70,7 @@ def trained(name: str, seeds: int, *arguments: str) -> Trained:
     if jaxpg(command):
         raise SystemExit(f"jaxpg {shlex.join(command)} failed")
     shown = shlex.join([*arguments, "--seeds", str(seeds), "--out", str(out)]).replace(f"{HERE.parent}/", "")
-    return Trained(out, f"jaxpg train {shown}", record.load_metrics(out))
+    return Trained(out, f"jaxpg train {shown}", run_directory.load_metrics(out))
 
 
 def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
@@ -120,12 +124,12 @@ def row(label: str, metrics: Metrics, *names: str) -> str:
 def scratchpad(seeds: int) -> Finding:
     """Length and accuracy rise together, as more completions think; without a scratchpad neither does."""
     thinking = trained("thinking", seeds, "parity", "grpo")
-    bare = ["--set", "environment_settings.think=false", "--set", "environment_settings.thinking=1.0"]
+    bare = ["--set", "environment_settings.think=false", "--set", "environment_settings.scratchpad_share=1.0"]
     without = trained("without", seeds, "parity", "grpo", *bare)
     figure, (accuracy, length, share) = panels(
         3, "held-out accuracy, sampled", "tokens per completion", "share that thinks"
     )
-    curve(share, tokens(thinking), thinking.metrics["thinks"], 0, "with a scratchpad")
+    curve(share, tokens(thinking), thinking.metrics["scratchpad_used"], 0, "with a scratchpad")
     for index, (label, run) in enumerate({"with a scratchpad": thinking, "without": without}.items()):
         curve(accuracy, tokens(run), run.metrics["evaluation_accuracy"], index, label)
         curve(length, tokens(run), run.metrics["length"], index, label)
@@ -134,11 +138,11 @@ def scratchpad(seeds: int) -> Finding:
     accuracy.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
     accuracy.set_ylim(0, 1.03)
     accuracy.legend(frameon=False)
-    written = samples.as_text(samples.load(thinking.directory))
+    written = completions.format_completions(completions.load_completions(thinking.directory))
     shown = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
     thinks = [
-        f"{when} {estimate(at_the_end(m, 'evaluation_thinks'))}"
-        for when, m in (("before", record.load_metrics(thinking.directory / "sft")), ("after", thinking.metrics))
+        f"{when} {estimate(at_the_end(m, 'evaluation_scratchpad_used'))}"
+        for when, m in (("before", run_directory.load_metrics(thinking.directory / "sft")), ("after", thinking.metrics))
     ]
     lines = [
         f"Share of completions that think: {', '.join(thinks)}.\n",
@@ -146,7 +150,7 @@ def scratchpad(seeds: int) -> Finding:
         *(
             row(f"{name} a scratchpad, {when}", metrics, "evaluation_accuracy", "evaluation_length")
             for name, run in (("with", thinking), ("without", without))
-            for when, metrics in (("before", record.load_metrics(run.directory / "sft")), ("after", run.metrics))
+            for when, metrics in (("before", run_directory.load_metrics(run.directory / "sft")), ("after", run.metrics))
         ),
         "",
         *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in shown),
@@ -162,8 +166,10 @@ def lengths(seeds: int) -> Finding:
         for index, name in enumerate(("grpo", "dr_grpo")):
             known = "thinking" if (task, name) == ("parity", "grpo") else f"lengths-{task}-{name}"  # the same command
             run = trained(known, seeds, task, name)
-            curve(panel, tokens(run), run.metrics["length_wrong"], index, name)
-            lines.append(row(f"{task}, {name}", run.metrics, "length_wrong", "length_right", "evaluation_accuracy"))
+            curve(panel, tokens(run), run.metrics["length_incorrect"], index, name)
+            lines.append(
+                row(f"{task}, {name}", run.metrics, "length_incorrect", "length_correct", "evaluation_accuracy")
+            )
             runs.append(run)
         panel.set_xlabel("thousand tokens written")
         panel.legend(frameon=False)
@@ -175,7 +181,7 @@ def chosen(**settings: Any) -> list[str]:
     return [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
 
-AS_THEY_COME = {"epochs": 4, "max_rounds": "none"}  # four epochs, so that ratios reach the clip
+AS_THEY_COME = {"epochs": 4, "max_resample_rounds": "none"}  # four epochs, so that ratios reach the clip
 
 
 def clips(seeds: int) -> Finding:
@@ -200,8 +206,8 @@ def sampling(seeds: int) -> Finding:
     """DAPO per update and per completion drawn: groups as they come, those without signal left out, or refilled."""
     variants = {
         "as they come": ("clips-0.01-0.28", chosen(**AS_THEY_COME, clip_high=0.28, entropy_coefficient=0.01)),
-        "without signal left out": ("sampling-1", chosen(epochs=4, max_rounds=1)),
-        "without signal refilled": ("sampling-4", chosen(epochs=4, max_rounds=4)),
+        "without signal left out": ("sampling-1", chosen(epochs=4, max_resample_rounds=1)),
+        "without signal refilled": ("sampling-4", chosen(epochs=4, max_resample_rounds=4)),
     }
     figure, (per_update, per_prompt) = panels(2, "accuracy per update", "accuracy per completion")
     runs, lines = [], ["| | accuracy | updates | completions drawn |\n|---|---|---|---|"]
@@ -266,8 +272,8 @@ def _line(label: str, run: Trained) -> str:
 
 def divergence(run: Trained, columns: int = 512) -> np.ndarray:
     """KL of a run's policies to those they began with, in nats per completion, estimated by k1 on samples: [S]."""
-    settings = config.load(run.directory)
-    setup = build_stage(settings)
+    settings = configs.load_config(run.directory)
+    setup = build_experiment(settings)
     policy, _ = networks(settings, setup.held_out)
     learned = restore(setup.learner, run.directory, settings.seeds, "last").learner.params.policy
 
@@ -277,12 +283,12 @@ def divergence(run: Trained, columns: int = 512) -> np.ndarray:
         return ((part.steps.log_prob - reference) * part.steps.mask).sum(0).mean()
 
     keys = jax.random.split(jax.random.key(0), len(settings.seeds))
-    return np.asarray(jax.lax.map(lambda x: one(*x), (learned, policy_of(settings, setup), keys)))
+    return np.asarray(jax.lax.map(lambda x: one(*x), (learned, initial_policies(settings, setup), keys)))
 
 
 def origin(runs: list[Trained]) -> str:
     """What machines, versions and commits the runs come from."""
-    machines = [m for run in runs for m in json.loads((run.directory / record.MACHINE).read_text())]
+    machines = [m for run in runs for m in json.loads((run.directory / run_directory.MACHINE).read_text())]
     kinds = {f"{m['cpu']}, {m['cores']} cores, jax {m['jax']}, commit {str(m['commit'])[:12]}" for m in machines}
     return f"({'; '.join(sorted(kinds))})"
 

@@ -35,11 +35,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxpg import config as configs
-from jaxpg import envs, ladder, networks, parallel, record
-from jaxpg.build import build
-from jaxpg.evaluate import scores
+from jaxpg import envs, ladder, networks, parallel, update
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.rollout.evaluation import evaluation_metrics
+from jaxpg.training import provenance
 from jaxpg.types import Learner
 
 HERE = Path(__file__).resolve().parent
@@ -58,14 +59,16 @@ def learner_of(name: str, *, descent: bool) -> Learner:
     known = configs.algorithm_options(name)
     wanted: dict[str, Any] = {"num_envs": COLUMNS, "learning_rate": 0.1 if descent else 1e-3, "max_length": 9}
     if descent:
-        wanted["max_rounds"] = None  # each device refills its own groups, so which are drawn depends on their number
+        wanted["max_resample_rounds"] = (
+            None  # each device refills its own groups, so which are drawn depends on their number
+        )
     for settings in SETTINGS.values():
         wanted |= settings
     if name == "trpo":
         wanted |= {"value_minibatches": 1, "value_epochs": 2}
     algorithm = ladder.ALGORITHMS[name](**{n: x for n, x in wanted.items() if n in known})
     if descent:
-        algorithm = algorithm._replace(optimizer=partial(ladder.sgd, max_grad_norm=0.5))
+        algorithm = algorithm._replace(optimizer=partial(update.sgd, max_grad_norm=0.5))
     env = envs.make("Catch-bsuite")
     return policy_gradient(env, *networks.mlp(env, hidden=(16,)), algorithm)
 
@@ -87,7 +90,7 @@ def spread(learner: Learner, devices: int, updates: int) -> Spread:
         return jax.lax.scan(learner.step, state, keys)[0]
 
     seed = parallel.PER_SEED
-    program = parallel.spread(parallel.each_seed(run), mesh, in_specs=(specs, seed), out_specs=specs)
+    program = parallel.spread(parallel.map_seeds(run), mesh, in_specs=(specs, seed), out_specs=specs)
     arguments = parallel.place(state, specs, mesh), keys
     return Spread(jax.jit(program).lower(*arguments).compile(), arguments)
 
@@ -165,7 +168,7 @@ def least(name: str, learner: Learner) -> Traffic:
 
 def learns(devices: Sequence[int], seeds: int) -> dict[int, list[float]]:
     """The final return of Catch's PPO with Adam, `seeds` seeds, for each number of devices."""
-    config = configs.resolve("catch", "ppo", {"total_steps": 100_000})
+    config = configs.resolve_config("catch", "ppo", {"total_steps": 100_000})
     found: dict[int, list[float]] = {}
     for number in devices:
         learner = build(config, shards=number).learner
@@ -180,12 +183,12 @@ def learns(devices: Sequence[int], seeds: int) -> dict[int, list[float]]:
                 return jax.lax.scan(step, state, keys)[0]
 
             program = parallel.spread(
-                parallel.each_seed(run), mesh, in_specs=(specs, parallel.PER_SEED), out_specs=specs
+                parallel.map_seeds(run), mesh, in_specs=(specs, parallel.PER_SEED), out_specs=specs
             )
             state = jax.device_get(jax.jit(program)(parallel.place(state, specs, mesh), keys))
             one = jax.tree.map(lambda x: x[0], state)
             measured = jax.jit(
-                lambda state, key, actor=learner.actor: scores(
+                lambda state, key, actor=learner.actor: evaluation_metrics(
                     envs.make(config.environment), actor(state), key, episodes=100
                 )
             )
@@ -202,7 +205,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="of the run with Adam (default 5; 0 leaves it out)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "devices.json")
     args = parser.parse_args()
-    console, result = Console(), {"machine": record.machine(), "updates": args.updates, "algorithms": {}}
+    console, result = Console(), {"machine": provenance.describe_machine(), "updates": args.updates, "algorithms": {}}
     most = max(args.devices)
     same = Table("algorithm", *(f"{n} devices" for n in args.devices[1:]), title="difference from one device, SGD")
     told = Table("algorithm", "collectives", "bytes", "least", "×", *LINKS, title=f"one update, {most} devices")

@@ -29,12 +29,13 @@ from rich.console import Console
 from rich.table import Table
 from work import update_bytes
 
-from jaxpg import ladder, language, rollout
-from jaxpg.advantages import group_relative
-from jaxpg.improve import Batch
+from jaxpg import ladder, language, rollout, vectorize
+from jaxpg.models import generation
+from jaxpg.objectives.advantages import group_relative
 from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
-from jaxpg.record import machine
+from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Critic, Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
+from jaxpg.update.objective import Batch
 
 HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, VOCABULARY, GROUP = 16, 48, 64, 8
@@ -137,7 +138,7 @@ def parts_of(env: Env, policy: Policy, columns: int) -> Parts:
 
     @jax.jit
     def begin(params: Any, key: jax.Array) -> Any:
-        states, obs = jax.vmap(env.reset)(rollout.column_keys(key, columns, GROUP))
+        states, obs = jax.vmap(env.reset)(rollout.env_keys(key, columns, GROUP))
         assert env.context is not None
         prompts = jax.vmap(env.context)(states)
         return states, obs, jax.vmap(partial(policy.start, params))(prompts), prompts
@@ -155,17 +156,17 @@ def parts_of(env: Env, policy: Policy, columns: int) -> Parts:
     @jax.jit
     def judge(states: Any, prompts: Prompt, actions: list[jax.Array], log_probs: list[jax.Array]) -> Batch:
         assert env.outcome is not None
-        part = language.completions(prompts, jnp.stack(actions, 1), end=-1)
+        part = generation.completion_rollout(prompts, jnp.stack(actions, 1), end=-1)
         reward = part.steps.reward.at[-1].set(jax.vmap(env.outcome)(states).reward)
         steps = part.steps._replace(reward=reward, log_prob=jnp.stack(log_probs))
         zeros = jnp.zeros_like(reward)
         credit = group_relative(steps, zeros, zeros, jnp.zeros(()), gamma=1.0, group_size=GROUP)
-        weight = algorithm.aggregate(part.trains)
+        weight = algorithm.loss_weights(part.loss_mask)
         return Batch(part._replace(steps=steps), credit.advantage, credit.target, zeros, weight, (), ())
 
     @jax.jit
     def update(params: Any, opt_state: Any, batch: Batch, key: jax.Array) -> Any:
-        return algorithm.improve(objective, optimizer, jnp.float32(1e-4), params, opt_state, batch, key)
+        return algorithm.update(objective, optimizer, jnp.float32(1e-4), params, opt_state, batch, key)
 
     return Parts(begin, one_token, judge, update)
 
@@ -194,7 +195,7 @@ def decoding(policy: Policy, early: bool) -> Callable[..., jax.Array]:
         if not early:
             return jax.lax.scan(step, start, jnp.arange(TOKENS))[0][1]
         return jax.lax.while_loop(
-            lambda carry: (carry[1] < TOKENS) & rollout.anyone(carry[1] < lengths),
+            lambda carry: (carry[1] < TOKENS) & vectorize.any_in_batch(carry[1] < lengths),
             lambda carry: (step(*carry)[0], carry[1] + 1),
             (start, jnp.zeros((), jnp.int32)),
         )[0][1]
@@ -202,7 +203,7 @@ def decoding(policy: Policy, early: bool) -> Callable[..., jax.Array]:
     return jax.jit(decode)
 
 
-def endings(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[str, dict[str, float]]:
+def final_obs(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of decoding a batch, by loop and by scan, in turns: completions that need the budget, or a quarter."""
     columns = len(prompts.tokens)
     loops = {"while": decoding(policy, early=True), "scan": decoding(policy, early=False)}
@@ -259,7 +260,7 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
         "limits": limits._asdict(),
         "writing": {"tokens per second": writing, "bound": write_bound, "share": writing / write_bound},
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
-        "ending, seconds": endings(policy, params, part.context, rounds),
+        "ending, seconds": final_obs(policy, params, part.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
         "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS},
     }
@@ -305,7 +306,7 @@ def main() -> None:
     for size, r in results.items():
         limits = Limits(**r["limits"])
         console.print(f"{size}: memory {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
-    written = {"machine": machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
+    written = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(written, indent=1) + "\n")
 

@@ -36,14 +36,15 @@ from mistakes import early_episode_ends, groups_shuffled, time_outs_as_terminati
 from rich.console import Console
 from rich.table import Table
 
-from jaxpg import config as configs
-from jaxpg import ladder, parallel, record, report
-from jaxpg.build import build, networks
+from jaxpg import files, ladder, parallel, report
 from jaxpg.errors import UserError
-from jaxpg.evaluate import scores
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build, networks
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.report.comparison import number, plain, quantity
-from jaxpg.train import train
+from jaxpg.rollout.evaluation import evaluation_metrics
+from jaxpg.training import provenance, run_directory
+from jaxpg.training.loop import train
 from jaxpg.types import Env, Learner
 
 RESULTS = Path(__file__).parent / "results"
@@ -127,7 +128,7 @@ CELLS = [
 def controls() -> list[tuple[Cell, Cell]]:
     """Pairs of a run and the same run with one mistake, of a smaller budget where an iteration is expensive."""
     table = {cell.name: cell for cell in CELLS}
-    shuffled = partial(groups_shuffled, group_size=configs.resolve("cartpole", "grpo").settings["group_size"])
+    shuffled = partial(groups_shuffled, group_size=configs.resolve_config("cartpole", "grpo").settings["group_size"])
     many_epochs = Cell("cartpole", "ppo", 10, variant="20 epochs", overrides={"epochs": 20, "total_steps": 100_000})
     short_grpo = Cell("cartpole", "grpo", 10, variant="50 k steps", overrides={"total_steps": 50_000})
     pairs: list[tuple[Cell, str, Change]] = [
@@ -142,7 +143,7 @@ def controls() -> list[tuple[Cell, Cell]]:
 def resolve(cell: Cell) -> configs.Config:
     """The config of a cell: trained as the task says, evaluated once, at the end."""
     own = {"seeds": list(range(cell.seeds)), "evaluations": 1, "evaluation_episodes": EPISODES}
-    return configs.resolve(cell.task, cell.algorithm, {**cell.overrides, **own})
+    return configs.resolve_config(cell.task, cell.algorithm, {**cell.overrides, **own})
 
 
 def learner_of(cell: Cell, config: configs.Config) -> tuple[Learner, Env]:
@@ -161,7 +162,7 @@ def fingerprint(cell: Cell, config: configs.Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_directory(cell: Cell) -> Path:
+def run_folder(cell: Cell) -> Path:
     """Where a cell is trained: another one for other settings."""
     return RUNS / f"{cell.name.replace(' ', '-')}-{fingerprint(cell, resolve(cell))}"
 
@@ -170,7 +171,7 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
     """Train a cell, from where an interrupted run of it stands unless `fresh`, and put down what came of it."""
     config = resolve(cell)
     learner, env = learner_of(cell, config)
-    run_dir = run_directory(cell)
+    run_dir = run_folder(cell)
     if fresh:
         shutil.rmtree(run_dir, ignore_errors=True)
     devices = jax.devices()[: np.gcd(cell.seeds, len(jax.devices()))]
@@ -183,7 +184,7 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
             run_dir=run_dir,
             mesh=parallel.make_mesh(cell.seeds, 1, devices),
             log_every=max(1, config.total_steps // 100),
-            evaluate=lambda state, key: scores(
+            evaluate=lambda state, key: evaluation_metrics(
                 env, learner.actor(state), key, episodes=EPISODES, greedy=config.evaluation_greedy
             ),
             evaluate_every=config.total_steps,
@@ -192,7 +193,7 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
             resume=True,
             on_row=lambda row: status.update(f"{cell.name}: {int(row['steps'].min()):,} of {config.total_steps:,}"),
         )
-    final = record.load_metrics(run_dir)["evaluation_return"][-1]
+    final = run_directory.load_metrics(run_dir)["evaluation_return"][-1]
     return {
         "fingerprint": fingerprint(cell, config),
         "final": final,
@@ -202,8 +203,8 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
         "actions": "greedy" if config.evaluation_greedy else "sampled",
         "seconds": time.monotonic() - began,
         "command": shlex.join(["python", "benchmarks/learning.py", *sys.argv[1:]]),
-        "settings": record.flatten(configs.to_dict(config)),
-        "machine": record.machine(),
+        "settings": files.flatten(configs.to_dict(config)),
+        "machine": provenance.describe_machine(),
     }
 
 
@@ -291,10 +292,10 @@ def publish(results: Mapping[str, Any], console: Console) -> None:
 
 def draw_ladder() -> None:
     """The learning curves of all rungs on CartPole, if their runs are at hand."""
-    runs = {cell.algorithm: run_directory(cell) for cell in ladder_on_cartpole()}
-    if not all((run / record.METRICS).exists() for run in runs.values()):
+    runs = {cell.algorithm: run_folder(cell) for cell in ladder_on_cartpole()}
+    if not all((run / run_directory.METRICS).exists() for run in runs.values()):
         return
-    metrics = {name: record.load_metrics(run) for name, run in runs.items()}
+    metrics = {name: run_directory.load_metrics(run) for name, run in runs.items()}
     curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
     report.learning_curve(curves, RESULTS / "cartpole_ladder.png", title="CartPole-v1, the ladder", threshold=475.0)
 

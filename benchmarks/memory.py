@@ -20,8 +20,9 @@ from rich.progress import track
 from rich.table import Table
 from work import update_bytes
 
-from jaxpg import envs, ladder, networks, record
+from jaxpg import envs, ladder, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.training import provenance
 from jaxpg.types import Learner
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +83,7 @@ def main() -> None:
         table.add_row(name, *(f"{x / 2**20:,.1f}" for x in bytes_.values()))
     console.print(table)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": record.machine(), "bytes": found}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"machine": provenance.describe_machine(), "bytes": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpg import surrogates
-from jaxpg.advantages import Credit
+from jaxpg.objectives import surrogates
+from jaxpg.objectives.advantages import Credit
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Array, Transition
 

@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from workloads import timed
 
-from jaxpg import envs, ladder, networks, record, rollout, train
+from jaxpg import envs, ladder, networks, rollout
 from jaxpg.policy_gradient import make_batch, make_objective, policy_gradient
-from jaxpg.shuffle import permutations
+from jaxpg.training import advance, provenance
+from jaxpg.update.shuffle import random_permutations
 
 HERE = Path(__file__).resolve().parent
 CALLS = 5  # in a turn: the small phases take less than a millisecond
@@ -50,7 +51,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         return jax.lax.scan(lambda carry, key: (step(carry, key), None), carry, keys)[0]
 
     def random_numbers(params: Any, key: jax.Array) -> Any:
-        keys = rollout.column_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
+        keys = rollout.env_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
         return keys, rollout.action_noise(policy, params, runner, keys[..., 0])
 
     def act(params: Any, obs: Any, noise: jax.Array) -> Any:
@@ -78,7 +79,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
 
     def shuffling(part: Any, key: jax.Array) -> Any:
         rows = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), part.steps)
-        orders = permutations(key, settings["epochs"], num_envs * steps).reshape(
+        orders = random_permutations(key, settings["epochs"], num_envs * steps).reshape(
             settings["epochs"] * settings["num_minibatches"], -1
         )
 
@@ -89,7 +90,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         return jax.lax.scan(gathered, jnp.zeros(()), orders)[0]
 
     def update(params: Any, opt_state: Any, batch: Any, key: jax.Array) -> Any:
-        return algorithm.improve(objective, optimizer, jnp.float32(3e-4), params, opt_state, batch, key)[:2]
+        return algorithm.update(objective, optimizer, jnp.float32(3e-4), params, opt_state, batch, key)[:2]
 
     keys, noise = random_numbers(params.policy, key)
     keys, action = keys[..., 0], part.steps.action[0]
@@ -116,7 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = {"num_steps": 128, "epochs": 4, "num_minibatches": 4}
     programs = {
-        name: (jax.jit(function, compiler_options=train.compiler_options()), arguments)
+        name: (jax.jit(function, compiler_options=advance.compiler_options()), arguments)
         for name, (function, arguments) in phases(args.environment, args.envs, settings).items()
     }
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
@@ -135,7 +136,9 @@ def main() -> None:
         table.add_row(name, f"{cost['cpu']:.2f}", f"{cost['wall']:.2f}", f"{cost['cpu'] / whole:.0%}")
     Console().print(table)
     out = args.out or HERE / "results" / f"phases-{args.environment}-{args.envs}.json"
-    out.write_text(json.dumps({"machine": record.machine(), "milliseconds": milliseconds}, indent=1) + "\n")
+    out.write_text(
+        json.dumps({"machine": provenance.describe_machine(), "milliseconds": milliseconds}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

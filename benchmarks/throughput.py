@@ -27,7 +27,7 @@ from rich.table import Table
 from turns import Peers, Row, interleave, workers
 from work import EPISODES, PPO
 
-from jaxpg.record import machine
+from jaxpg.training.provenance import describe_machine
 
 HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
@@ -153,7 +153,7 @@ def matmul_rate(case: Case, rounds: int) -> float:
 
 def busy_machine() -> dict[str, Any]:
     """What the figures come from, and how busy it is before they are taken."""
-    return machine() | {"load_before": os.getloadavg()[0]}
+    return describe_machine() | {"load_before": os.getloadavg()[0]}
 
 
 def first_update(record: dict[str, Any]) -> float | None:

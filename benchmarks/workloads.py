@@ -80,22 +80,25 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
 
 def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
     """So many steps of each agent as the command line trains them between two looks of the host."""
-    from jaxpg import envs, evaluate, networks, parallel, policy_gradient, train
+    from jaxpg import envs, networks, parallel, policy_gradient, rollout
+    from jaxpg.training import advance
 
     env = envs.make(env_name)
     policy, critic = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
-    seeds, start = partial(jax.random.split, num=agents), train.compiled_start(learner)
+    seeds, start = partial(jax.random.split, num=agents), advance.compile_init(learner)
     specs = parallel.state_specs(jax.eval_shape(start, seeds(jax.random.key(0))), mesh)
 
-    def advance(state: train.RunState, keys: jax.Array) -> Any:
-        state, metrics = train.advance(learner, keys, state, state.steps.min() + per_agent)
+    def advance(state: advance.RunState, keys: jax.Array) -> Any:
+        state, metrics = advance.advance(learner, keys, state, state.steps.min() + per_agent)
         return (state, keys), metrics
 
     def score(state: Any) -> jax.Array:
         learner_state = jax.tree.map(lambda x: x[0], state[0].learner)
-        return evaluate.scores(env, learner.actor(learner_state), jax.random.key(0), episodes=EPISODES)["return"]
+        return rollout.evaluation_metrics(env, learner.actor(learner_state), jax.random.key(0), episodes=EPISODES)[
+            "return"
+        ]
 
     per_seed = parallel.PER_SEED
     spread = parallel.spread(advance, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
@@ -103,7 +106,7 @@ def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_ag
         init=lambda key: parallel.place((start(seeds(key)), seeds(key)), (specs, per_seed), mesh),
         run=lambda state: spread(*state),
         work=agents * per_agent,
-        compiler_options=train.compiler_options(),
+        compiler_options=advance.compiler_options(),
         score=score,
     )
 
@@ -150,7 +153,7 @@ def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
 def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
     """jaxpg's rollouts and nothing else."""
-    from jaxpg.rollout import continuing
+    from jaxpg.rollout.segments import continuing
 
     collector = continuing(num_envs=num_envs, num_steps=PPO.num_steps)
     iterations = max(1, steps // (num_envs * PPO.num_steps))
@@ -162,8 +165,8 @@ def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
     def iteration(state: Any, _: None) -> tuple[Any, Any]:
         params, runner, key = state
         key, collect_key = jax.random.split(key)
-        runner, batch, tally = collector.collect(env, policy, params, runner, collect_key)
-        return (params, runner, key), (jax.tree.map(jnp.sum, batch.steps), tally)
+        runner, batch, stats = collector.collect(env, policy, params, runner, collect_key)
+        return (params, runner, key), (jax.tree.map(jnp.sum, batch.steps), stats)
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
     return compiled(jax.jit(init), run, iterations * num_envs * PPO.num_steps)
@@ -181,7 +184,7 @@ def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
 def collect_random(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """jaxpg's rollouts under random actions: what recording, successors and resets cost without a network."""
     from jaxpg import envs
-    from jaxpg.distributions import Categorical, DiagonalGaussian
+    from jaxpg.models.distributions import Categorical, DiagonalGaussian
     from jaxpg.types import Discrete, Policy
 
     env = envs.make(env_name)

@@ -17,57 +17,15 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
-
-from jaxpg import advantages, aggregates, groups, improve, rollout, surrogates
-from jaxpg.penalties import reference_kl
+from jaxpg import rollout, update
+from jaxpg.objectives import advantages, loss_weights, surrogates
+from jaxpg.objectives.kl import reference_kl
 from jaxpg.policy_gradient import PolicyGradient
-from jaxpg.types import Array, Tree
+from jaxpg.update.optimizers import adam, constant, linear_decay
 
 Algorithm = Callable[..., PolicyGradient]
-FLAT_BELOW = 2**20
 PARENT: dict[str, str | None] = {}
 """The tree above: the name of every algorithm, and of its parent."""
-
-
-def adam(*, max_grad_norm: float | None, eps: float = 1e-5) -> optax.GradientTransformation:
-    """Adam's direction after clipping the gradient by its global norm. eps 1e-5 is detail 3 of the 37 of PPO."""
-    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)))
-
-
-def flat_if_small(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer on one vector of all parameters: a handful of operations per update instead of a handful per array.
-
-    Of FLAT_BELOW numbers and more the arrays stay as they are: copying them would cost more than it saves, and devices
-    that share the parameters hold parts of single arrays.
-    """
-    flat = optax.flatten(optimizer)
-
-    def suited(tree: Tree) -> optax.GradientTransformation:
-        return flat if sum(x.size for x in jax.tree.leaves(tree)) < FLAT_BELOW else optimizer
-
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
-        return suited(updates).update(updates, state, params)
-
-    return optax.GradientTransformation(lambda params: suited(params).init(params), update)
-
-
-def sgd(*, max_grad_norm: float | None = None) -> optax.GradientTransformation:
-    """The gradient itself, after clipping by its global norm."""
-    return optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-
-
-def constant(steps: Array, *, value: Array | float) -> Array:
-    """The same step size throughout."""
-    return jnp.asarray(value, jnp.float32)
-
-
-def linear(steps: Array, *, value: Array | float, over: int) -> Array:
-    """From `value` to zero over so many environment steps (detail 4 of the 37 of PPO)."""
-    return value * jnp.maximum(1 - steps / over, 0.0)
 
 
 def child_of(parent: Algorithm | None, *, drops: tuple[str, ...] = ()) -> Callable[[Algorithm], Algorithm]:
@@ -125,20 +83,20 @@ def reinforce(
         entropy_coefficient: weight of the entropy bonus.
         normalize_advantages: standardise the psi of each minibatch to mean 0 and standard deviation 1.
     """
-    schedule = constant if anneal_steps is None else partial(linear, over=anneal_steps)
+    schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return PolicyGradient(
         gamma=gamma,
         collect=rollout.episodic(num_envs=num_envs),
         credit=advantages.total_return,
         normalize=advantages.standardize if normalize_advantages else advantages.unchanged,
         surrogate=surrogates.score_function,
-        aggregate=partial(aggregates.per_episode_over, length=1),
+        loss_weights=partial(loss_weights.per_episode_over, length=1),
         value_loss=None,
         value_coefficient=0.0,
         entropy_coefficient=entropy_coefficient,
         reference_kl=None,
         reference_rate=0.0,
-        improve=improve.gradient_step,
+        update=update.gradient_step,
         optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps),
         learning_rate=partial(schedule, value=learning_rate),
     )
@@ -157,21 +115,21 @@ def reinforce_to_go(**inherited: Any) -> PolicyGradient:
 
 
 @child_of(reinforce_to_go)
-def reinforce_baseline(*, average: str = "batch", average_rate: float = 0.1, **inherited: Any) -> PolicyGradient:
+def reinforce_baseline(*, baseline_kind: str = "batch", baseline_rate: float = 0.1, **inherited: Any) -> PolicyGradient:
     """REINFORCE with a constant baseline (Williams 1992, section 4): better than usual, or worse?
 
     psi_t = G_t - b
 
     Args:
-        average: b is the mean return of this batch (batch), or an exponential average over past ones (running).
-        average_rate: weight of the newest batch in the running average.
+        baseline_kind: b is the mean return of this batch (batch), or an exponential average over past ones (running).
+        baseline_rate: weight of the newest batch in the running average.
     """
-    advantages.check_average(average)
-    credit = partial(advantages.minus_mean, average=average, rate=average_rate)
+    advantages.check_baseline_kind(baseline_kind)
+    credit = partial(advantages.mean_baseline, baseline_kind=baseline_kind, rate=baseline_rate)
     return reinforce_to_go(**inherited)._replace(credit=credit)
 
 
-@child_of(reinforce_baseline, drops=("average", "average_rate"))
+@child_of(reinforce_baseline, drops=("baseline_kind", "baseline_rate"))
 def actor_critic_mc(*, value_coefficient: float = 0.5, **inherited: Any) -> PolicyGradient:
     """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): a baseline that knows the state, and is learned.
 
@@ -201,7 +159,7 @@ def actor_critic_td(*, num_envs: int = 1, num_steps: int = 16, **inherited: Any)
     return actor_critic_mc(num_envs=num_envs, **inherited)._replace(
         collect=rollout.continuing(num_envs=num_envs, num_steps=num_steps),
         credit=partial(advantages.n_step, n=num_steps),
-        aggregate=aggregates.per_step,
+        loss_weights=loss_weights.per_step,
     )
 
 
@@ -211,7 +169,7 @@ def a2c(
     num_envs: int = 16,
     num_steps: int | None = 16,
     gae_lambda: float = 1.0,
-    start_pool: int = 0,
+    reset_pool: int = 0,
     **inherited: Any,
 ) -> PolicyGradient:
     """Advantage actor-critic (Mnih et al. 2016, synchronous): many environments side by side, lambda-returns.
@@ -222,15 +180,15 @@ def a2c(
 
     Args:
         gae_lambda: between 0, one step and all trust in V, and 1, all rewards of the segment.
-        start_pool: draw this many start states per environment and segment beforehand, instead of one at every step.
+        reset_pool: draw this many start states per environment and segment beforehand, instead of one at every step.
     """
     if num_steps is None:
         collect = rollout.episodic(num_envs=num_envs)
     else:
-        collect = rollout.continuing(num_envs=num_envs, num_steps=num_steps, start_pool=start_pool)
+        collect = rollout.continuing(num_envs=num_envs, num_steps=num_steps, reset_pool=reset_pool)
     return actor_critic_td(num_envs=num_envs, **inherited)._replace(
         collect=collect,
-        credit=partial(advantages.generalized, lambda_=gae_lambda),
+        credit=partial(advantages.generalized_advantage, lambda_=gae_lambda),
     )
 
 
@@ -270,8 +228,8 @@ def trpo(
     )
     return parent._replace(
         surrogate=surrogates.importance_ratio,
-        improve=partial(
-            improve.trust_region,
+        update=partial(
+            update.trust_region_step,
             max_kl=max_kl,
             conjugate_steps=conjugate_steps,
             damping=damping,
@@ -337,8 +295,8 @@ def ppo(
         value_loss=surrogates.squared_error
         if value_clip is None
         else partial(surrogates.clipped_squared_error, clip=value_clip),
-        improve=partial(
-            improve.minibatches,
+        update=partial(
+            update.minibatch_epochs,
             epochs=epochs,
             num_minibatches=num_minibatches,
             target_kl=target_kl,
@@ -347,7 +305,7 @@ def ppo(
     )
 
 
-@child_of(ppo, drops=("num_steps", "start_pool"))
+@child_of(ppo, drops=("num_steps", "reset_pool"))
 def rlhf(
     *,
     gamma: float = 1.0,
@@ -372,7 +330,7 @@ def rlhf(
     return parent._replace(reference_kl=reference_kl(kl, kl_coefficient), reference_rate=reference_rate)
 
 
-@child_of(ppo, drops=("num_steps", "start_pool", "gae_lambda", "value_clip", "value_coefficient"))
+@child_of(ppo, drops=("num_steps", "reset_pool", "gae_lambda", "value_clip", "value_coefficient"))
 def grpo(
     *,
     group_size: int = 8,
@@ -398,7 +356,7 @@ def grpo(
     return parent._replace(
         collect=rollout.episodic(num_envs=parent.collect.num_envs, group_size=group_size),
         credit=partial(advantages.group_relative, group_size=group_size),
-        aggregate=aggregates.per_episode,
+        loss_weights=loss_weights.per_episode,
         value_loss=None,
         reference_kl=reference_kl(kl, kl_coefficient) if kl else None,
         reference_rate=reference_rate,
@@ -429,7 +387,7 @@ def dr_grpo(*, group_size: int = 8, max_length: int, **inherited: Any) -> Policy
     """
     return grpo(group_size=group_size, **inherited)._replace(
         credit=partial(advantages.group_relative, group_size=group_size, divide_by_std=False),
-        aggregate=partial(aggregates.per_episode_over, length=max_length),
+        loss_weights=partial(loss_weights.per_episode_over, length=max_length),
     )
 
 
@@ -438,8 +396,8 @@ def dapo(
     *,
     group_size: int = 8,
     clip_high: float | None = 0.28,
-    max_rounds: int | None = 4,
-    drop_cut_off: bool = False,
+    max_resample_rounds: int | None = 4,
+    overlong_filtering: bool = False,
     **inherited: Any,
 ) -> PolicyGradient:
     """Decoupled clip and dynamic sampling policy optimization (Yu et al. 2025, section 3).
@@ -448,17 +406,17 @@ def dapo(
     every step of the batch weighs the same; no KL.
 
     Args:
-        max_rounds: rounds of sampling at most, to fill the batch with groups that carry signal; none to train on
-            groups as they come.
-        drop_cut_off: episodes that the time limit cut off do not train.
+        max_resample_rounds: rounds of sampling at most, to fill the batch with groups that carry signal; none to
+            train on groups as they come.
+        overlong_filtering: episodes that the time limit cut off do not train.
     """
     parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
     collect = parent.collect
-    if max_rounds is not None:
-        collect = groups.refilled(collect, max_rounds=max_rounds, gamma=parent.gamma)
+    if max_resample_rounds is not None:
+        collect = rollout.with_dynamic_sampling(collect, max_resample_rounds=max_resample_rounds, gamma=parent.gamma)
     return parent._replace(
-        collect=rollout.without_cut_off(collect) if drop_cut_off else collect,
-        aggregate=aggregates.per_step,
+        collect=rollout.with_overlong_filtering(collect) if overlong_filtering else collect,
+        loss_weights=loss_weights.per_step,
     )
 
 

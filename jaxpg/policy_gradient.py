@@ -11,20 +11,21 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpg import parallel
-from jaxpg.advantages import Credit
-from jaxpg.improve import Batch, Objective
-from jaxpg.normalization import (
+from jaxpg.objectives.advantages import Credit, explained_variance
+from jaxpg.objectives.kl import ReferenceKL, k3
+from jaxpg.rollout.collector import Collector
+from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
+from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.update.normalization import (
     Moments,
-    forward_returns,
+    discounted_reward_sums,
     initial_moments,
-    scaled,
-    standardized,
+    normalize_obs,
+    scale_rewards,
     update_moments,
 )
-from jaxpg.penalties import ReferenceKL, k3
-from jaxpg.rollout import Collector, Tally, mean_parts
-from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.update.objective import Batch, Objective
+from jaxpg.vectorize import copy_tree, polyak_update
 
 
 class PolicyGradient(NamedTuple):
@@ -34,21 +35,21 @@ class PolicyGradient(NamedTuple):
         psi_t, target_t = credit(rewards, V)
         loss = sum_t weight_t [ surrogate(log_prob_t, old_log_prob_t, normalize(psi)_t)
                                 - entropy_coefficient H_t + reference KL + value_coefficient value_loss_t ]
-        params <- improve(loss)
+        params <- update(loss)
 
     gamma: discount.
     collect: how experience is gathered (rollout.py).
     credit: what an action is held responsible for, the psi_t of Schulman et al. 2016, equation 1 (advantages.py).
     normalize: the scale of psi, per minibatch (advantages.py).
     surrogate: per-step policy loss (surrogates.py).
-    aggregate: mask -> weight of each step (aggregates.py).
+    loss_weights: mask -> weight of each step (objectives/loss_weights.py).
     value_loss: per-step loss of the critic (surrogates.py), None for algorithms without one.
     value_coefficient: its weight beside the policy's loss.
     entropy_coefficient: weight of the policy's entropy.
     reference_kl: KL to a reference policy, in the reward or in the loss (penalties.py), or None.
     reference_rate: the reference is the initial policy and moves this share of the way to the current one after
         every iteration.
-    improve: loss -> parameters (improve.py).
+    update: loss -> parameters (update/).
     optimizer: () -> optax transformation whose updates point uphill and know no learning rate.
     learning_rate: environment steps so far -> step size.
     """
@@ -58,13 +59,13 @@ class PolicyGradient(NamedTuple):
     credit: Callable[..., Credit]
     normalize: Callable[[Array, Array], Array]
     surrogate: Callable[[Array, Array, Array], Array]
-    aggregate: Callable[[Array], Array]
+    loss_weights: Callable[[Array], Array]
     value_loss: Callable[[Array, Array, Array], Array] | None
     value_coefficient: Array | float
     entropy_coefficient: Array | float
     reference_kl: ReferenceKL | None
     reference_rate: Array | float
-    improve: Callable[..., tuple[Params, Tree, Metrics]]
+    update: Callable[..., tuple[Params, Tree, Metrics]]
     optimizer: Callable[[], optax.GradientTransformation]
     learning_rate: Callable[[Array], Array]
 
@@ -76,7 +77,7 @@ class Scales(NamedTuple):
     returns: Moments | tuple[()]
 
 
-class Running(NamedTuple):
+class RunnerState(NamedTuple):
     """What belongs to single environments, leaves `[B, ...]`: the collector's runner, and the discounted sum of past
     rewards where rewards are scaled.
     """
@@ -95,7 +96,7 @@ class TrainState(NamedTuple):
 
     params: Params
     opt_state: Tree
-    runner: Running
+    runner: RunnerState
     scales: Scales
     baseline: Array
     reference: Tree
@@ -137,61 +138,61 @@ def policy_gradient(
         scales = Scales(
             initial_moments(shape) if normalize_observations else (), initial_moments() if scale_rewards else ()
         )
-        acting = _seeing(policy, scales)
+        acting = with_normalized_obs(policy, scales)
         return TrainState(
             params=params,
             opt_state=optimizer.init(params),
-            runner=Running(
+            runner=RunnerState(
                 algorithm.collect.init(env, acting, params.policy, runner_key),
                 jnp.zeros(algorithm.collect.num_envs, jnp.float32) if scale_rewards else (),
             ),
             scales=scales,
             baseline=jnp.zeros((), jnp.float32),
-            reference=copy(params.policy) if algorithm.reference_kl else (),
+            reference=copy_tree(params.policy) if algorithm.reference_kl else (),
             steps=jnp.zeros((), jnp.int32),
         )
 
     def step(state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
         collect_key, improve_key = jax.random.split(key)
         params = state.params
-        acting = _seeing(policy, state.scales)
-        collector, rollout, tally = algorithm.collect.collect(
+        acting = with_normalized_obs(policy, state.scales)
+        collector, rollout, stats = algorithm.collect.collect(
             env, acting, params.policy, state.runner.collector, collect_key
         )
-        rollout, trace, scales = _rescale(rollout, state.runner.reward_trace, state.scales, algorithm.gamma)
+        rollout, trace, scales = normalize_rollout(rollout, state.runner.reward_trace, state.scales, algorithm.gamma)
         batch, credit = make_batch(policy, critic, algorithm, params, state.reference, state.baseline, rollout)
         learning_rate = algorithm.learning_rate(state.steps)
-        params, opt_state, metrics = algorithm.improve(
+        params, opt_state, metrics = algorithm.update(
             objective, optimizer, learning_rate, params, state.opt_state, batch, improve_key
         )
-        metrics |= _tally_metrics(tally) | mean_parts(rollout.outcome) | {"learning_rate": learning_rate}
+        metrics |= episode_metrics(stats) | outcome_metrics(rollout.episodes.outcome) | {"learning_rate": learning_rate}
         if env.measure:
-            metrics |= env.measure(rollout.outcome, rollout.length, algorithm.collect.group_size)
+            metrics |= env.measure(rollout.episodes.outcome, rollout.episodes.length, algorithm.collect.group_size)
         if critic:
-            metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.trains)
+            metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.loss_mask)
         state = TrainState(
             params=params,
             opt_state=opt_state,
-            runner=Running(collector, trace),
+            runner=RunnerState(collector, trace),
             scales=scales,
             baseline=credit.baseline,
-            reference=_follow(state.reference, params.policy, algorithm.reference_rate),
-            steps=state.steps + tally.steps.astype(jnp.int32),
+            reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
+            steps=state.steps + stats.steps.astype(jnp.int32),
         )
         # `steps` stays an integer: float32 counts no further than 2^24.
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
 
     def actor(state: TrainState) -> Actor:
-        return playing(_seeing(policy, state.scales), state.params.policy)
+        return make_actor(with_normalized_obs(policy, state.scales), state.params.policy)
 
-    def adopt(state: TrainState, params: Tree) -> TrainState:
-        reference = copy(params) if algorithm.reference_kl else ()
+    def with_policy(state: TrainState, params: Tree) -> TrainState:
+        reference = copy_tree(params) if algorithm.reference_kl else ()
         return state._replace(params=state.params._replace(policy=params), reference=reference)
 
-    return Learner(init, step, actor, adopt)
+    return Learner(init, step, actor, with_policy)
 
 
-def playing(policy: Policy, params: Tree) -> Actor:
+def make_actor(policy: Policy, params: Tree) -> Actor:
     """The actor of a policy with these parameters."""
 
     def act(memory: Tree, obs: Tree, key: Key, greedy: bool) -> tuple[Array, Tree]:
@@ -199,11 +200,6 @@ def playing(policy: Policy, params: Tree) -> Actor:
         return distribution.mode() if greedy else distribution.sample(key), memory
 
     return Actor(start=partial(policy.start, params), act=act)
-
-
-def copy(params: Tree) -> Tree:
-    """Buffers of their own: a state may be donated, and none must be given away twice."""
-    return jax.tree.map(jnp.copy, params)
 
 
 def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> Objective:
@@ -226,13 +222,13 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         raised = log_prob > steps.log_prob
         metrics = {
             "policy_loss": weight * loss,
-            "entropy": batch.share * entropy,
-            "approx_kl": batch.share * k3(steps.log_prob, log_prob),
-            "clipped_high": batch.share * (cut & raised),
-            "clipped_low": batch.share * (cut & ~raised),
+            "entropy": batch.minibatch_weight * entropy,
+            "approx_kl": batch.minibatch_weight * k3(steps.log_prob, log_prob),
+            "clipped_high": batch.minibatch_weight * (cut & raised),
+            "clipped_low": batch.minibatch_weight * (cut & ~raised),
         }
         if algorithm.reference_kl:
-            metrics["reference_kl"] = batch.share * k3(log_prob, batch.reference_log_prob)
+            metrics["reference_kl"] = batch.minibatch_weight * k3(log_prob, batch.reference_log_prob)
         total = (weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
         return total, lax.stop_gradient({name: value.sum() for name, value in metrics.items()})
 
@@ -241,7 +237,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         value_loss=partial(_value_loss, critic, algorithm) if critic else None,
         distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
         normalize=algorithm.normalize,
-        sequential=policy.sequential,
+        needs_trajectories=policy.needs_trajectories,
     )
 
 
@@ -277,60 +273,35 @@ def make_batch(
         advantage=credit.advantage,
         target=credit.target,
         old_value=v_tm1,
-        weight=algorithm.aggregate(rollout.trains),
-        share=(),
+        weight=algorithm.loss_weights(rollout.loss_mask),
+        minibatch_weight=(),
         reference_log_prob=reference_log_prob,
     )
     return batch, credit
 
 
-def _seeing(policy: Policy, scales: Scales) -> Policy:
+def with_normalized_obs(policy: Policy, scales: Scales) -> Policy:
     """The policy, acting on raw observations: they are standardised on the way in."""
     moments = scales.observation
     if not isinstance(moments, Moments):
         return policy
     return policy._replace(
-        start=lambda params, obs: policy.start(params, standardized(moments, obs)),
-        act=lambda params, memory, obs: policy.act(params, memory, standardized(moments, obs)),
+        start=lambda params, obs: policy.start(params, normalize_obs(moments, obs)),
+        act=lambda params, memory, obs: policy.act(params, memory, normalize_obs(moments, obs)),
     )
 
 
-def _rescale(rollout: Rollout, trace: Tree, scales: Scales, gamma: Array | float) -> tuple[Rollout, Tree, Scales]:
+def normalize_rollout(
+    rollout: Rollout, trace: Tree, scales: Scales, gamma: Array | float
+) -> tuple[Rollout, Tree, Scales]:
     """The rollout on the scales that acting saw, and the scales after it."""
     steps, (observation, returns) = rollout.steps, scales
     if isinstance(observation, Moments):
-        obs, endings = (standardized(observation, x) for x in (steps.obs, rollout.endings))
+        obs, final_obs = (normalize_obs(observation, x) for x in (steps.obs, rollout.final_obs))
         observation = update_moments(observation, steps.obs, steps.mask)
-        steps, rollout = steps._replace(obs=obs), rollout._replace(endings=endings)
+        steps, rollout = steps._replace(obs=obs), rollout._replace(final_obs=final_obs)
     if isinstance(returns, Moments):
-        trace, sums = forward_returns(trace, steps.reward, steps.last, gamma)
+        trace, sums = discounted_reward_sums(trace, steps.reward, steps.last, gamma)
         returns = update_moments(returns, sums, steps.mask)
-        steps = steps._replace(reward=scaled(returns, steps.reward))
+        steps = steps._replace(reward=scale_rewards(returns, steps.reward))
     return rollout._replace(steps=steps), trace, Scales(observation, returns)
-
-
-def _follow(reference: Tree, params: Tree, rate: Array | float) -> Tree:
-    if not jax.tree.leaves(reference):
-        return reference
-    return jax.tree.map(lambda old, new: old + rate * (new - old), reference, params)
-
-
-def _tally_metrics(tally: Tally) -> Metrics:
-    mean_over_episodes = 1 / jnp.where(tally.episodes > 0, tally.episodes, jnp.nan)
-    return {
-        "episodes": tally.episodes,
-        "return": tally.return_sum * mean_over_episodes,
-        "length": tally.length_sum * mean_over_episodes,
-    }
-
-
-def explained_variance(value: Array, target: Array, mask: Array) -> Array:
-    """1 - Var[target - value] / Var[target] over the steps that train, on all devices; 0 for a constant target."""
-    count = jnp.maximum(parallel.psum(mask.sum()), 1)
-
-    def variance(x: Array) -> Array:
-        mean = parallel.psum((mask * x).sum()) / count
-        return parallel.psum((mask * (x - mean) ** 2).sum()) / count
-
-    spread = variance(target)
-    return jnp.where(spread > 0, 1 - variance(target - value) / jnp.where(spread > 0, spread, 1.0), 0.0)

@@ -7,6 +7,7 @@ name. A contract is a record of functions; whoever fills its fields has implemen
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -60,7 +61,7 @@ class TimeStep(NamedTuple):
 class Transition(NamedTuple):
     """Steps as they were collected, every leaf `[T, B, ...]`.
 
-    obs: the observation acted on. Its successor is the next step's, or one of `Rollout.endings`.
+    obs: the observation acted on. Its successor is the next step's, or one of `Rollout.final_obs`.
     action, log_prob: what was done, and its log-probability under the policy that did it.
     reward, discount, last: as in TimeStep.
     mask: 1 where the step is real, 0 on padding behind the end of an episode.
@@ -85,40 +86,6 @@ class Prompt(NamedTuple):
     mask: Array
 
 
-class Rollout(NamedTuple):
-    """One batch of experience.
-
-    steps: Transition, [T, B, ...].
-    memory: the policy's memory before the first step, [B, ...]; `()` for policies without one.
-    trains: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that carries
-        no signal, or a completion that was cut off, is real and yet left out.
-    context: what `Env.context` showed of each column's episode, [B, ...]; `()` where there is none.
-    outcome: Outcome of an episode per column, [B]; `()` where rewards come step by step. Where episodes were chosen
-        (dynamic sampling), of those that were drawn first, before any was: what the policy is worth.
-    length: steps of the episodes of `outcome`, [B]; `()` without.
-    endings: the true successors where a column breaks off, [K, B, ...]: at its time-outs, in order, and at the end of
-        the segment (`rollout.breaks`). Nothing needs the successor of a termination. `()` where none is known, as of
-        steps that were taken out of their order.
-    """
-
-    steps: Transition
-    memory: Tree
-    trains: Array
-    context: Tree = ()
-    outcome: Tree = ()
-    length: Tree = ()
-    endings: Tree = ()
-
-    def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
-        """`function(axis, x, *others)` of every array and its likes, where `axis` is the one that columns lie on."""
-
-        def over(axis: int, *trees: Tree) -> Tree:
-            return jax.tree.map(lambda *leaves: function(axis, *leaves), *trees)
-
-        fields = {name: 1 if name in ("steps", "trains", "endings") else 0 for name in self._fields}
-        return Rollout(**{n: over(axis, *(getattr(r, n) for r in (self, *others))) for n, axis in fields.items()})
-
-
 class Outcome(NamedTuple):
     """What a whole episode was worth, where that is judged once it is over.
 
@@ -133,6 +100,48 @@ class Outcome(NamedTuple):
     answer: Array | tuple[()] = ()
 
 
+class Episodes(NamedTuple):
+    """What belongs to the episode of a column, every leaf `[B, ...]`, `()` where there is none.
+
+    memory: the policy's memory before the first step.
+    context: what `Env.context` showed, such as a prompt.
+    outcome: Outcome, where rewards do not come step by step. Where groups were resampled (dynamic sampling), of those
+        that were drawn first: what the policy is worth.
+    length: steps of the episodes of `outcome`.
+    """
+
+    memory: Tree = ()
+    context: Tree = ()
+    outcome: Tree = ()
+    length: Tree = ()
+
+
+class Rollout(NamedTuple):
+    """One batch of experience: what belongs to a step, to a place where a column breaks off, and to an episode.
+
+    steps: Transition, [T, B, ...].
+    loss_mask: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that
+        carries no signal, or a truncated completion, is real and yet left out.
+    final_obs: the true successors where a column breaks off, [K, B, ...]: at its time-outs, in order, and at the end of
+        the segment (`rollout.bootstraps_at`). Nothing needs the successor of a termination. `()` where none is known,
+        as of steps that were taken out of their order.
+    episodes: Episodes, [B, ...].
+    """
+
+    steps: Transition
+    loss_mask: Array
+    final_obs: Tree = ()
+    episodes: Episodes = Episodes()
+
+    def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
+        """`function(axis, x, *like)` of every array and its likes in `others`; columns lie on `axis` of it."""
+        parts = zip(*(part for part in (self, *others)), strict=True)
+        steps, loss_mask, final_obs, episodes = (
+            jax.tree.map(partial(function, axis), *likes) for axis, likes in zip((1, 1, 1, 0), parts, strict=True)
+        )
+        return Rollout(steps, loss_mask, final_obs, episodes)
+
+
 class Env(NamedTuple):
     """One environment, unbatched and without auto-reset.
 
@@ -145,7 +154,8 @@ class Env(NamedTuple):
         the steps are all there is.
     measure(outcome, length, group_size): further metrics of a batch of whole episodes, `[B]`, groups of neighbours
         having begun alike: for all devices together. None for none.
-    earliest_cut: no episode times out before this many steps; a rollout has room for as many successors as this allows.
+    min_truncation_step: no episode times out before this many steps; a rollout has room for as many
+        successors as this allows.
     """
 
     name: str
@@ -157,9 +167,9 @@ class Env(NamedTuple):
     context: Callable[[Tree], Tree] | None = None
     outcome: Callable[[Tree], Outcome] | None = None
     measure: Callable[[Outcome, Array, int], Metrics] | None = None
-    earliest_cut: int = 1
+    min_truncation_step: int = 1
 
-    def first_sight(self, state: Tree, obs: Tree) -> Tree:
+    def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """What a policy is shown when an episode begins: the context, or the first observation where there is none."""
         return obs if self.context is None else self.context(state)
 
@@ -168,7 +178,7 @@ class Policy(NamedTuple):
     """A distribution over actions; `start` and `act` see one environment, `evaluate` a whole batch.
 
     init(key) -> params
-    start(params, first) -> memory: the memory at the start of an episode, `()` without one; see `Env.first_sight`.
+    start(params, first) -> memory: the memory at the start of an episode, `()` without one; see `Env.initial_input`.
     act(params, memory, obs) -> distribution, memory; distributions.py says what a distribution offers.
     evaluate(params, rollout) -> distribution over `[T, B]`, equal to what `act` gave step by step.
     sequential: `evaluate` needs whole columns in order, so minibatches must never cut one.
@@ -179,8 +189,8 @@ class Policy(NamedTuple):
     start: Callable[[Tree, Tree], Tree]
     act: Callable[[Tree, Tree, Tree], tuple[Any, Tree]]
     evaluate: Callable[[Tree, Rollout], Any]
-    sequential: bool = False
-    rereads: bool = False
+    needs_trajectories: bool = False
+    evaluates_from_context: bool = False
 
 
 class Params(NamedTuple):
@@ -230,4 +240,4 @@ class Learner(NamedTuple):
     init: Callable[[Key], Any]
     step: Callable[[Any, Key], tuple[Any, Metrics]]
     actor: Callable[[Any], Actor]
-    adopt: Callable[[Any, Tree], Any]
+    with_policy: Callable[[Any, Tree], Any]

@@ -12,9 +12,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import NDArray
 
-from jaxpg import advantages, parallel
-from jaxpg.advantages import Credit
 from jaxpg.errors import UserError
+from jaxpg.objectives import advantages
+from jaxpg.objectives.advantages import Credit
+from jaxpg.parallel import collectives
 from jaxpg.types import Transition
 
 GAMMA = 0.9
@@ -109,9 +110,9 @@ def by_group(steps: Transition, v_t: NDArray, one: Callable[[float, NDArray, NDA
 CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
     "total_return": (advantages.total_return, total_return_loop),
     "reward_to_go": (advantages.reward_to_go, lambda s, v, w: (returns_loop(s, w),) * 2),
-    "minus_batch_mean": (advantages.minus_mean, minus_batch_mean_loop),
+    "minus_batch_mean": (advantages.mean_baseline, minus_batch_mean_loop),
     "minus_running_mean": (
-        partial(advantages.minus_mean, average="running"),
+        partial(advantages.mean_baseline, baseline_kind="running"),
         lambda s, v, w: (returns_loop(s, w) - BASELINE, returns_loop(s, w)),
     ),
     "critic_baseline": (advantages.critic_baseline, lambda s, v, w: (returns_loop(s, w) - v, returns_loop(s, w))),
@@ -119,7 +120,7 @@ CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
         partial(advantages.n_step, n=3),
         lambda s, v, w: (n_step_loop(s, w, 3) - v, n_step_loop(s, w, 3)),
     ),
-    "generalized": (partial(advantages.generalized, lambda_=0.7), generalized_loop),
+    "generalized": (partial(advantages.generalized_advantage, lambda_=0.7), generalized_loop),
 }
 GROUP_CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
     "group_relative": (
@@ -194,7 +195,7 @@ def test_the_running_average_is_of_the_batches_before() -> None:
     for seed in range(3):
         steps, v_tm1, v_t = batch(seed, episodic=True)
         g = returns_loop(steps, v_t)
-        credit = advantages.minus_mean(steps, v_tm1, v_t, baseline, gamma=GAMMA, average="running", rate=rate)
+        credit = advantages.mean_baseline(steps, v_tm1, v_t, baseline, gamma=GAMMA, baseline_kind="running", rate=rate)
         np.testing.assert_allclose(credit.advantage, (g - expected) * steps.mask, atol=1e-10)
         mean = g[steps.mask == 1].mean()
         expected = mean if seed == 0 else (1 - rate) * expected + rate * mean
@@ -204,7 +205,7 @@ def test_the_running_average_is_of_the_batches_before() -> None:
 
 def test_an_unknown_average_is_refused() -> None:
     with pytest.raises(UserError, match="'median'"):
-        advantages.minus_mean(*batch(0, episodic=True), jnp.array(0.0), gamma=1.0, average="median")  # type: ignore
+        advantages.mean_baseline(*batch(0, episodic=True), jnp.array(0.0), gamma=1.0, baseline_kind="median")  # type: ignore
 
 
 # --- groups
@@ -248,7 +249,7 @@ def test_one_group_of_a_whole_batch_is_the_batch_average() -> None:
     zeros = np.zeros((1, 8))
     args = (steps, zeros, zeros, jnp.zeros(()))
     group = advantages.group_relative(*args, gamma=GAMMA, group_size=8, divide_by_std=False)
-    np.testing.assert_allclose(group.advantage, advantages.minus_mean(*args, gamma=GAMMA).advantage, atol=1e-12)
+    np.testing.assert_allclose(group.advantage, advantages.mean_baseline(*args, gamma=GAMMA).advantage, atol=1e-12)
 
 
 @pytest.mark.parametrize("credit", [advantages.group_relative, advantages.leave_one_out])
@@ -295,10 +296,10 @@ def test_four_devices_give_what_one_gives(name: str) -> None:
         group = {"group_size": 2} if name in GROUP_CREDITS else {}
         return ALL[name][0](steps, v_tm1, v_t, jnp.array(BASELINE), gamma=GAMMA, **group)
 
-    columns, replicated = PartitionSpec(None, parallel.DATA), PartitionSpec()
+    columns, replicated = PartitionSpec(None, collectives.DATA), PartitionSpec()
     sharded = jax.shard_map(
         compute,
-        mesh=Mesh(np.array(jax.devices()[:4]), (parallel.DATA,)),
+        mesh=Mesh(np.array(jax.devices()[:4]), (collectives.DATA,)),
         in_specs=(columns, columns, columns),
         out_specs=Credit(columns, columns, replicated),
         check_vma=False,

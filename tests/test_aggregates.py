@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxpg import aggregates, parallel
+from jaxpg.objectives import loss_weights
+from jaxpg.parallel import collectives
 
 LENGTH = 5  # the configured maximum; the batches below are padded to 4 or to 9
 
 AGGREGATES: dict[str, Callable[..., jax.Array]] = {
-    "per_step": aggregates.per_step,
-    "per_episode": aggregates.per_episode,
-    "per_episode_keep_empty": partial(aggregates.per_episode, keep_empty=True),
-    "per_episode_over": partial(aggregates.per_episode_over, length=LENGTH),
-    "per_episode_over_keep_empty": partial(aggregates.per_episode_over, length=LENGTH, keep_empty=True),
+    "per_step": loss_weights.per_step,
+    "per_episode": loss_weights.per_episode,
+    "per_episode_keep_empty": partial(loss_weights.per_episode, keep_empty=True),
+    "per_episode_over": partial(loss_weights.per_episode_over, length=LENGTH),
+    "per_episode_over_keep_empty": partial(loss_weights.per_episode_over, length=LENGTH, keep_empty=True),
 }
 
 
@@ -65,7 +66,7 @@ def test_float32_stays(name: str) -> None:
 def test_a_mean_over_episodes_of_means_over_their_steps() -> None:
     lengths = (3, 1, 7, 5)
     loss = np.random.default_rng(0).normal(size=(9, 4))
-    weights = aggregates.per_episode(mask_of(lengths, 9))
+    weights = loss_weights.per_episode(mask_of(lengths, 9))
     expected = np.mean([loss[:n, b].mean() for b, n in enumerate(lengths)])
     np.testing.assert_allclose((weights * loss).sum(), expected, rtol=1e-12)
 
@@ -95,19 +96,19 @@ def test_the_gradient_of_a_weighted_loss_is_that_of_a_slow_loop(name: str, divis
 def test_equal_lengths_make_all_aggregates_one() -> None:
     mask = mask_of((LENGTH,) * 4, 9)
     for aggregate in AGGREGATES.values():
-        np.testing.assert_allclose(aggregate(mask), aggregates.per_step(mask), rtol=1e-12)
+        np.testing.assert_allclose(aggregate(mask), loss_weights.per_step(mask), rtol=1e-12)
 
 
 def test_length_may_be_mapped_over() -> None:
     mask = mask_of((4, 2, 0, 1), 4)
-    mapped = jax.vmap(partial(aggregates.per_episode_over, mask))(jnp.array([5.0, 8.0]))
+    mapped = jax.vmap(partial(loss_weights.per_episode_over, mask))(jnp.array([5.0, 8.0]))
     np.testing.assert_allclose(mapped[0] / mapped[1], np.where(mask, 8 / 5, np.nan), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", AGGREGATES)
 def test_four_devices_give_what_one_gives(name: str) -> None:
     mask = mask_of((3, 0, 5, 5, 1, 2, 0, 0), 9)  # the last device has no step at all
-    columns = PartitionSpec(None, parallel.DATA)
-    mesh = Mesh(np.array(jax.devices()[:4]), (parallel.DATA,))
+    columns = PartitionSpec(None, collectives.DATA)
+    mesh = Mesh(np.array(jax.devices()[:4]), (collectives.DATA,))
     sharded = jax.shard_map(AGGREGATES[name], mesh=mesh, in_specs=columns, out_specs=columns, check_vma=False)
     np.testing.assert_allclose(jax.jit(sharded)(mask), AGGREGATES[name](mask), rtol=1e-12)

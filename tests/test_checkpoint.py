@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxpg import checkpoint
 from jaxpg.errors import UserError
+from jaxpg.training import checkpoint
 
 
 class State(NamedTuple):

@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import jaxpg.train
-from jaxpg import checkpoint, config, envs, record, report
-from jaxpg.__main__ import main
-from jaxpg.build import build, networks
-from jaxpg.evaluate import evaluate, play
+from jaxpg import envs, report
+from jaxpg.cli.main import main
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build, networks
+from jaxpg.rollout.evaluation import evaluate, record_episode
+from jaxpg.training import checkpoint, loop, run_directory
 from jaxpg.types import Actor
 
 SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
@@ -43,10 +44,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
-    resolved = config.load(trained)
+    resolved = configs.load_config(trained)
     assert (resolved.task, resolved.algorithm, resolved.seeds, resolved.total_steps) == ("catch", "a2c", (0, 1), 3000)
     assert (resolved.settings["learning_rate"], resolved.settings["num_envs"]) == (0.01, 4)
-    metrics = record.load_metrics(trained)
+    metrics = run_directory.load_metrics(trained)
     assert metrics["steps"][-1].tolist() == [3008, 3008]  # the first multiple of 4 x 16 that reaches 3000
     assert np.isfinite(metrics["evaluation_return"]).all(1).sum() == 2
     with Image.open(trained / "learning_curve.png") as picture:
@@ -58,11 +59,11 @@ def test_progress_is_a_plain_line_per_chunk(tmp_path: Path, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
     lines = re.findall(r"^[\d,]+ / 3,000 steps, .*$", out, re.MULTILINE)
-    assert len(lines) == len(record.load_metrics(tmp_path / "run")["steps"])
+    assert len(lines) == len(run_directory.load_metrics(tmp_path / "run")["steps"])
     assert re.match(r"64 / 3,000 steps, compiled in [\d.]+ s, return -?[\d.]+$", lines[0])
     assert re.search(r"3,000 / 3,000 steps, [\d,]+ steps/s, 0:00 left, return .*, evaluation .*$", lines[-1])
     assert "IQM [95%]" in out
-    assert config.load(tmp_path / "run").seeds == (5, 6)
+    assert configs.load_config(tmp_path / "run").seeds == (5, 6)
 
 
 def test_quiet_shows_only_the_result(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +98,9 @@ def test_eval_plays_the_mode_only_if_it_is_asked_to(
     """The printed return of each seed is that of an actor made by hand."""
     assert main(["eval", str(trained), "--episodes", "20", *["--greedy"][:greedy]]) == 0
     printed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", capsys.readouterr().out, re.MULTILINE)]
-    resolved = config.load(trained)
-    env, (policy, _) = config.make_env(resolved), networks(resolved, config.make_env(resolved))
-    params = jaxpg.train.restore(build(resolved).learner, trained, [0, 1], "best").learner.params.policy
+    resolved = configs.load_config(trained)
+    env, (policy, _) = configs.make_env(resolved), networks(resolved, configs.make_env(resolved))
+    params = loop.restore(build(resolved).learner, trained, [0, 1], "best").learner.params.policy
 
     def mean_return(params, key, mode):
         def act(memory, obs, key, _):
@@ -122,16 +123,16 @@ def test_play_draws_the_seed_that_did_best(
     scores, episodes = np.array([[0.5, 0.5], [0.1, 0.1], [np.nan, np.nan]]), []
     scores[:2, best] = 0.2
     metrics = {"evaluation_return": scores, "steps": np.zeros((3, 2))}
-    monkeypatch.setattr(record, "load_metrics", lambda run: metrics)
+    monkeypatch.setattr(run_directory, "load_metrics", lambda run: metrics)
     monkeypatch.setattr(report, "render_gif", lambda env, episode, path: episodes.append(episode))
     assert main(["play", str(trained), "--gif", str(tmp_path / "x.gif"), "--checkpoint", "last", "--greedy"]) == 0
     assert f"seed {best}, 9 steps" in capsys.readouterr().out
-    setup = build(config.load(trained))
-    state = jaxpg.train.restore(setup.learner, trained, [0, 1], "last").learner
+    setup = build(configs.load_config(trained))
+    state = loop.restore(setup.learner, trained, [0, 1], "last").learner
 
     def actions(seed: int, greedy: bool) -> list[int]:
         actor = setup.learner.actor(jax.tree.map(lambda x: x[seed], state))
-        return play(setup.env, actor, jax.random.key(0), greedy=greedy).actions.tolist()
+        return record_episode(setup.env, actor, jax.random.key(0), greedy=greedy).actions.tolist()
 
     assert episodes[0].actions.tolist() == actions(best, True)
     assert actions(best, True) not in (actions(1 - best, True), actions(best, False))
@@ -148,7 +149,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert set(written["algorithms"]) == {"reinforce", "a2c"}
     for name, line in written["algorithms"].items():
-        metrics = record.load_metrics(tmp_path / name)
+        metrics = run_directory.load_metrics(tmp_path / name)
         assert line["final"] == pytest.approx(metrics["evaluation_return"][-1].tolist())
         assert line["seconds"] == pytest.approx(metrics["seconds"][-1])
         new_steps = np.diff(metrics["steps"].sum(1), prepend=0)  # of both seeds
@@ -264,7 +265,7 @@ def test_mistakes_are_refused_before_anything_compiles(
     def compiled(*_: object) -> None:
         raise AssertionError("something was about to be compiled")
 
-    monkeypatch.setattr(jaxpg.train, "_begin", compiled)
+    monkeypatch.setattr(loop, "_init_or_restore", compiled)
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -294,8 +295,8 @@ def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> N
     half = ["--steps", "1500", *SHORT[2:], "--set", "learning_rate=0.01"]
     assert main(["train", "catch", "a2c", "--seeds", "2", *half, *out]) == 0
     assert main(["train", "catch", "a2c", "--resume", "--steps", "3000", *out]) == 0
-    learner = build(config.load(trained)).learner
-    whole, halves = (jaxpg.train.restore(learner, run, [0, 1], "last") for run in (trained, tmp_path))
+    learner = build(configs.load_config(trained)).learner
+    whole, halves = (loop.restore(learner, run, [0, 1], "last") for run in (trained, tmp_path))
     assert whole.steps.tolist() == [3008, 3008]
     jax.tree.map(np.testing.assert_array_equal, halves, whole)
 
@@ -331,7 +332,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndar
 
 def laid_out(out: Path, layout: list[str], *more: str) -> dict[str, np.ndarray]:
     assert main(["train", "catch", "a2c", "--seeds", "2", "--out", str(out), "--quiet", *SHORT, *layout, *more]) == 0
-    return record.load_metrics(out)
+    return run_directory.load_metrics(out)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
@@ -375,11 +376,11 @@ def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().err
     assert "finishing this chunk, then saving" in said
     command = re.search(r"Go on with: jaxpg (.*)$", said, re.MULTILINE)[1].split()
-    reached = record.load_metrics(out)["steps"][-1, 0]
+    reached = run_directory.load_metrics(out)["steps"][-1, 0]
     assert reached < 200_000
     assert signal.signal(signal.SIGINT, handler) is signal.default_int_handler
     assert main([*command, "--steps", str(int(reached) + 2000), "--quiet"]) == 0
-    assert record.load_metrics(out)["steps"][-1, 0] >= reached + 2000
+    assert run_directory.load_metrics(out)["steps"][-1, 0] >= reached + 2000
 
 
 def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
@@ -401,8 +402,8 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "stopped at once" in said
-    learner = build(config.load(run)).learner
-    assert jaxpg.train.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
+    learner = build(configs.load_config(run)).learner
+    assert loop.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
 
 
 def test_devices_are_made_before_anything_computes() -> None:

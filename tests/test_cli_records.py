@@ -16,10 +16,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg import config, record, samples
-from jaxpg.__main__ import main
-from jaxpg.stages import build_stage
-from jaxpg.train import restore
+from jaxpg import files
+from jaxpg.cli.main import main
+from jaxpg.experiments import completions
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.training import run_directory
+from jaxpg.training.loop import restore
 
 tokenizers = pytest.importorskip("tokenizers", reason="it is an optional dependency")
 
@@ -80,8 +83,10 @@ def chain(place: Path) -> Path:
 
 def learned(run: Path) -> Any:
     """The state of a run's one seed."""
-    resolved = config.load(run)
-    return jax.tree.map(lambda x: x[0], restore(build_stage(resolved).learner, run, resolved.seeds, "last").learner)
+    resolved = configs.load_config(run)
+    return jax.tree.map(
+        lambda x: x[0], restore(build_experiment(resolved).learner, run, resolved.seeds, "last").learner
+    )
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -93,12 +98,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_rlhf_trains_what_it_needs_and_is_paid_by_the_reward_model(
     chain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (config.load(chain).initial, config.load(chain).reward) == ("chain/sft", "chain/reward_model")
+    assert (configs.load_config(chain).initial, configs.load_config(chain).reward) == (
+        "chain/sft",
+        "chain/reward_model",
+    )
     begun, taught = learned(chain), learned(chain / "sft")
     jax.tree.map(np.testing.assert_array_equal, begun.reference, taught.params.policy)
-    metrics = record.load_metrics(chain)
+    metrics = run_directory.load_metrics(chain)
     assert not np.isin(metrics["evaluation_return"][-1], [0, 1]).any()  # which is all that an answer could earn
-    assert {sample.reward for sample in samples.load(chain)[int(metrics["steps"][-1, 0])]} - {0.0, 1.0}
+    assert {sample.reward for sample in completions.load_completions(chain)[int(metrics["steps"][-1, 0])]} - {0.0, 1.0}
     assert main(["sample", "chain", "--number", "2"]) == 0
     assert main(["sample", "chain", "--prompt", "cab=", "--number", "2"]) == 0
     assert [line[:4] for line in capsys.readouterr().out.splitlines()[-2:]] == ["cab=", "cab="]
@@ -116,7 +124,7 @@ def test_dpo_learns_from_the_pairs_of_a_file(chain: Path) -> None:
     assert main(["train", "task.toml", "dpo", "--from", "chain/sft", *more, "--out", "dpo", "--quiet"]) == 0
     taught, preferring = learned(chain / "sft"), learned(Path("dpo"))
     jax.tree.map(np.testing.assert_array_equal, preferring.reference, taught.params.policy)
-    metrics = record.load_metrics(Path("dpo"))
+    metrics = run_directory.load_metrics(Path("dpo"))
     assert metrics["accuracy"][-1] > 0.9
     assert metrics["margin"][-1] > metrics["margin"][0]
 
@@ -161,7 +169,7 @@ class Mine(NamedTuple):
 @pytest.fixture(scope="module")
 def mine(place: Path) -> Iterator[Mine]:
     judge, pages = ModuleType("judge_of_mine"), []
-    replace_file = record.replace_file
+    replace_file = files.replace_file
 
     def graded(prompt: str, completion: str, answer: str) -> float:
         if judge.fails:
@@ -180,13 +188,13 @@ def mine(place: Path) -> Iterator[Mine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, judge.__name__, judge)
         with patch.context() as watching:
-            watching.setattr(record, "replace_file", watched)
+            watching.setattr(completions, "replace_file", watched)
             assert main(["train", "mine.toml", "sft", "--out", "mine", "--quiet"]) == 0
         yield Mine(judge, pages)
 
 
 def test_the_page_of_a_run_goes_with_it(mine: Mine) -> None:
-    kept = samples.as_text(samples.load(Path("mine")))
+    kept = completions.format_completions(completions.load_completions(Path("mine")))
     assert len(mine.pages) == len(kept) - 1 == 2  # there is no page before the first iteration
     for number, page in enumerate(mine.pages, start=2):
         assert [after for after, text in kept.items() if text in unescape(page)] == list(kept)[:number]  # those so far
@@ -205,13 +213,13 @@ def test_a_reward_function_that_fails_is_told_of(
     monkeypatch.setattr(mine.judge, "fails", False)
     assert main(["sample", "mine"]) == 0
 
-    shown = samples.Shown.__call__
+    shown = completions.CompletionLogger.__call__
 
-    def failing(self: samples.Shown, state: Any) -> None:
+    def failing(self: completions.CompletionLogger, state: Any) -> None:
         monkeypatch.setattr(mine.judge, "fails", True)
         shown(self, state)
 
-    monkeypatch.setattr(samples.Shown, "__call__", failing)
+    monkeypatch.setattr(completions.CompletionLogger, "__call__", failing)
     assert sentence in refused(capsys, "train", "mine.toml", "sft", "--out", "shown", "--quiet")
     assert not list(Path("shown").glob("samples/*"))
 

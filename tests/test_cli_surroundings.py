@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpg import checkpoint, config, record
-from jaxpg.__main__ import main
-from jaxpg.build import build
-from jaxpg.train import restore
+from jaxpg import files
+from jaxpg.cli.main import main
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
+from jaxpg.training import checkpoint, run_directory
+from jaxpg.training.loop import restore
 
 TINY = ["--steps", "256", "--set", "num_envs=4", "--set", "evaluations=2", "--set", "evaluation_episodes=4"]
 
@@ -50,7 +52,9 @@ def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, capsy
     settings = {"num_envs": 4, "evaluations": 2, "evaluation_episodes": 4, "seeds": [0, 1], "total_steps": 256}
     shutil.copytree(run / "checkpoints", other / "checkpoints")
     shutil.copy(run / "metrics.jsonl", other)
-    (other / "config.toml").write_text(record.dumps(config.to_dict(config.resolve("catch", "ppo", settings))))
+    (other / "config.toml").write_text(
+        files.toml_dumps(configs.to_dict(configs.resolve_config("catch", "ppo", settings)))
+    )
     for command in (
         ["eval", str(other)],
         ["play", str(other), "--gif", str(tmp_path / "x.gif")],
@@ -137,7 +141,9 @@ def test_play_takes_the_seed_that_was_best_at_its_checkpoint(
     early["evaluation_return"], late["evaluation_return"] = [0.0, 1.0], [1.0, 0.0]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     about = checkpoint.find(run / "checkpoints").about
-    state = restore(build(config.load(run)).learner, run, [0, 1], "last")._replace(steps=np.array(early["steps"], "i4"))
+    state = restore(build(configs.load_config(run)).learner, run, [0, 1], "last")._replace(
+        steps=np.array(early["steps"], "i4")
+    )
     checkpoint.save(run / "checkpoints", state, steps=min(early["steps"]), score=9.0, about=about)
     for which, seed in (("best", 1), ("last", 0)):
         assert main(["play", str(run), "--gif", str(tmp_path / "x.gif"), "--checkpoint", which]) == 0
@@ -182,9 +188,9 @@ def test_an_environment_of_ones_own(
     out = tmp_path / "run"
     task = ["train", str(tmp_path / "mine.toml"), "a2c", "--out", str(out)]
     assert main([*task, "--quiet", *TINY]) == 0
-    lengths = record.load_metrics(out)["length"]
+    lengths = run_directory.load_metrics(out)["length"]
     assert (lengths[np.isfinite(lengths)] == 5).all()
-    assert config.load(out).environment == "my_environments:catch"
+    assert configs.load_config(out).environment == "my_environments:catch"
 
     for name, words in {
         "my_environmets:catch": "cannot be imported: ModuleNotFoundError: No module named 'my_environmets'",

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg import config, record, samples
-from jaxpg.__main__ import main
-from jaxpg.build import build
-from jaxpg.train import restore
+from jaxpg.cli.main import main
+from jaxpg.experiments import completions
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
+from jaxpg.training import run_directory
+from jaxpg.training.loop import restore
 
 SMALL = """
 environment = "sort"
@@ -55,11 +57,11 @@ def trained(task: Path) -> Path:
 
 
 def test_what_a_run_begins_with_is_trained_first(trained: Path) -> None:
-    assert config.load(trained).initial == str(trained / "sft")
-    tuned, begun = config.load(trained / "sft"), config.load(trained)
+    assert configs.load_config(trained).initial == str(trained / "sft")
+    tuned, begun = configs.load_config(trained / "sft"), configs.load_config(trained)
     assert (tuned.algorithm, tuned.total_steps, tuned.seeds) == ("sft", 200, (0, 1))
-    metrics = record.load_metrics(trained)
-    assert {"accuracy", "pass@8", "cons@8", "no_signal", "reward_std", "cut_off"} <= metrics.keys()
+    metrics = run_directory.load_metrics(trained)
+    assert {"accuracy", "pass@8", "cons@8", "frac_zero_std", "reward_std", "truncated"} <= metrics.keys()
     assert {"evaluation_accuracy", "evaluation_greedy_accuracy", "evaluation_pass@4"} <= metrics.keys()
     # The reference of GRPO's penalty is the policy that it began with, seed by seed.
     learned, taught = (
@@ -75,16 +77,18 @@ def test_stopping_and_going_on_is_exact(trained: Path, task: Path, tmp_path: Pat
     arguments = ["train", str(task), "grpo", "--seeds", "2", "--from", str(trained / "sft"), "--out", str(out)]
     assert main([*arguments, "--steps", "700"]) == 0
     assert main([*arguments, "--steps", "1500", "--resume"]) == 0
-    whole, parts = (restore(build(config.load(d)).learner, d, [0, 1], "last") for d in (trained, out))
+    whole, parts = (restore(build(configs.load_config(d)).learner, d, [0, 1], "last") for d in (trained, out))
     assert int(whole.steps.min()) > 1400
     same = jax.tree.map(lambda x, y: bool((x == y).all()), whole, parts)
     assert all(jax.tree.leaves(same)), same
-    np.testing.assert_array_equal(record.load_metrics(out)["return"], record.load_metrics(trained)["return"])
+    np.testing.assert_array_equal(
+        run_directory.load_metrics(out)["return"], run_directory.load_metrics(trained)["return"]
+    )
 
 
 def test_completions_are_kept_as_training_goes(trained: Path) -> None:
-    kept = samples.load(trained)
-    metrics = record.load_metrics(trained)
+    kept = completions.load_completions(trained)
+    metrics = run_directory.load_metrics(trained)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
     assert sorted(kept) == [0, *metrics["steps"][evaluated][:, 0].astype(int)]
     for sample in kept[max(kept)]:
@@ -124,10 +128,13 @@ def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"sft", "grpo", "rloo"}
     page = (tmp_path / "comparison.html").read_text()
     assert "completions" in page
-    assert samples.load(tmp_path / "rloo")[max(samples.load(tmp_path / "rloo"))][0].prompt in page
+    assert (
+        completions.load_completions(tmp_path / "rloo")[max(completions.load_completions(tmp_path / "rloo"))][0].prompt
+        in page
+    )
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert set(written["algorithms"]) == {"grpo", "rloo"}
-    before = record.load_metrics(tmp_path / "sft")["evaluation_return"][-1, 0]
+    before = run_directory.load_metrics(tmp_path / "sft")["evaluation_return"][-1, 0]
     assert float(written["details"]["first stages, last evaluation"]["sft"]) == pytest.approx(before, abs=1e-3)
 
 

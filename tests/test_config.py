@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxpg import config, envs, ladder, networks, record
-from jaxpg.build import build
+from jaxpg import envs, files, ladder, networks
 from jaxpg.errors import UserError
-from jaxpg.options import REQUIRED, check, options
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
+from jaxpg.experiments.signatures import REQUIRED, check, options
 
 EVERY_TASK = {
     "cartpole", "acrobot", "mountain_car", "pendulum", "mountain_car_continuous", "breakout", "asterix", "freeway",
@@ -27,43 +28,43 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_every_task_of_the_issue_has_a_config() -> None:
-    assert set(config.tasks()) >= EVERY_TASK
+    assert set(configs.tasks()) >= EVERY_TASK
 
 
 @pytest.mark.parametrize("task", sorted(EVERY_TASK))
 def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its resolved form, written down and read again, is the same."""
-    env = config.make_env(config.resolve(task, "ppo"))
+    env = configs.make_env(configs.resolve_config(task, "ppo"))
     # Made once instead of once per algorithm.
-    monkeypatch.setattr(config, "make_env", lambda config, split="train": env)
+    monkeypatch.setattr(configs, "make_env", lambda config, split="train": env)
     for algorithm in ladder.ALGORITHMS:
-        resolved = config.resolve(task, algorithm)
+        resolved = configs.resolve_config(task, algorithm)
         assert resolved.environment in envs.names()
-        assert resolved.settings.keys() == config.algorithm_options(algorithm).keys()
-        (tmp_path / "config.toml").write_text(record.dumps(config.to_dict(resolved)))
-        assert config.load(tmp_path) == resolved
+        assert resolved.settings.keys() == configs.algorithm_options(algorithm).keys()
+        (tmp_path / "config.toml").write_text(files.toml_dumps(configs.to_dict(resolved)))
+        assert configs.load_config(tmp_path) == resolved
 
 
 @pytest.mark.parametrize("task", sorted(envs.text.TASKS))
 def test_every_generated_text_has_a_config_for_all_that_it_names(task: str) -> None:
-    named = config.ALGORITHMS.keys() & tomllib.loads((config.TASKS / f"{task}.toml").read_text()).keys()
+    named = configs.ALGORITHMS.keys() & tomllib.loads((configs.TASKS / f"{task}.toml").read_text()).keys()
     assert {"sft"} < named
     for algorithm in named:
-        assert config.resolve(task, algorithm).environment == task
+        assert configs.resolve_config(task, algorithm).environment == task
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
 def test_what_is_built_is_what_was_said(task: str) -> None:
-    resolved = config.resolve(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
+    resolved = configs.resolve_config(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
     setup = build(resolved)
     assert setup.env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
-    assert set(setup.learner._fields) == {"init", "step", "actor", "adopt"}
+    assert set(setup.learner._fields) == {"init", "step", "actor", "with_policy"}
 
 
 def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
-    resolved = config.resolve(write(tmp_path, ""), "ppo")
+    resolved = configs.resolve_config(write(tmp_path, ""), "ppo")
     signature = inspect.signature(ladder.ppo)
     assert resolved.settings == {name: p.default for name, p in signature.parameters.items()}
     mlp = {name: p.default for name, p in inspect.signature(networks.mlp).parameters.items() if name != "env"}
@@ -88,7 +89,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
         network = { kind = "recurrent", width = 3 }
         """,
     )
-    ppo, a2c, grpo = (config.resolve(path, name, {"total_steps": 2000}) for name in ("ppo", "a2c", "grpo"))
+    ppo, a2c, grpo = (configs.resolve_config(path, name, {"total_steps": 2000}) for name in ("ppo", "a2c", "grpo"))
     assert ppo.settings["gamma"] == 0.99
     assert (a2c.settings["gamma"], a2c.settings["gae_lambda"]) == (0.8, 0.7)
     assert ppo.learner["normalize_observations"]
@@ -98,20 +99,22 @@ def test_later_layers_win(tmp_path: Path) -> None:
         name: o.default for name, o in options(networks.recurrent).items() if name != "width"
     }
     assert {c.total_steps for c in (ppo, a2c, grpo)} == {2000}
-    won = config.resolve(path, "a2c", {"gamma": 0.1, "network.hidden": [2, 2], "environment_settings.length": 1})
+    won = configs.resolve_config(
+        path, "a2c", {"gamma": 0.1, "network.hidden": [2, 2], "environment_settings.length": 1}
+    )
     assert (won.settings["gamma"], won.settings["gae_lambda"], won.network["hidden"]) == (0.1, 0.7, (2, 2))
     assert won.environment_settings == {"gravity": 5, "length": 1}
 
 
 def test_integers_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'environment_settings.max_steps_in_episode = 77\n[dr_grpo]\nmax_length = "time_limit"')
-    resolved = config.resolve(path, "dr_grpo", {"anneal_steps": "total_steps", "total_steps": 123})
+    resolved = configs.resolve_config(path, "dr_grpo", {"anneal_steps": "total_steps", "total_steps": 123})
     assert (resolved.settings["max_length"], resolved.settings["anneal_steps"]) == (77, 123)
 
 
 def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[wrappers.time_limit]\nsteps = 9\n[wrappers.frame_stack]\nnum = 3")
-    env = build(config.resolve(path, "reinforce")).env
+    env = build(configs.resolve_config(path, "reinforce")).env
     assert (env.time_limit, env.observation_space.shape) == (9, (12,))
 
 
@@ -129,7 +132,7 @@ def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_assignments(assignment: str, expected: Any) -> None:
-    assert config.parse_overrides([assignment]) == {"a": expected}
+    assert configs.parse_overrides([assignment]) == {"a": expected}
 
 
 REFUSED = [
@@ -158,7 +161,7 @@ REFUSED = [
     ("cartpole", "ppo", {"num_envs": 0}, "num_envs must be at least 1, not 0"),
     ("cartpole", "ppo", {"num_envs": 8.0}, "num_envs must be an integer, not 8.0"),
     ("cartpole", "ppo", {"chunk_rows": 0}, "chunk_rows must be at least 1, not 0"),
-    ("cartpole", "ppo", {"start_pool": -1}, "start_pool must be at least 0, not -1"),
+    ("cartpole", "ppo", {"reset_pool": -1}, "reset_pool must be at least 0, not -1"),
     ("cartpole", "ppo", {"gamma": 1.5}, "gamma must be at most 1, not 1.5"),
     ("cartpole", "ppo", {"num_minibatches": 3}, "num_minibatches = 3 does not divide the batch of 8 environments"),
     ("cartpole", "trpo", {"value_minibatches": 3}, "value_minibatches = 3 does not divide"),
@@ -178,7 +181,7 @@ REFUSED = [
 @pytest.mark.parametrize(("task", "algorithm", "overrides", "words"), REFUSED, ids=lambda x: str(x)[:40])
 def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as error:
-        build(config.resolve(task, algorithm, overrides))
+        build(configs.resolve_config(task, algorithm, overrides))
     assert words in str(error.value)
 
 
@@ -195,18 +198,18 @@ def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides
 def test_mistakes_in_a_file_are_found(tmp_path: Path, text: str, words: str) -> None:
     """Also in sections of other algorithms than the one that is asked for."""
     with pytest.raises(UserError) as error:
-        config.resolve(write(tmp_path, text), "dr_grpo")
+        configs.resolve_config(write(tmp_path, text), "dr_grpo")
     assert words in str(error.value)
 
 
 def test_a_file_must_name_its_environment(tmp_path: Path) -> None:
     (tmp_path / "task.toml").write_text("total_steps = 3")
     with pytest.raises(UserError, match="does not say which environment"):
-        config.resolve(tmp_path / "task.toml", "ppo")
+        configs.resolve_config(tmp_path / "task.toml", "ppo")
 
 
 def test_shares_of_devices_must_be_even() -> None:
-    resolved = config.resolve("cartpole", "grpo", {"num_envs": 16})
+    resolved = configs.resolve_config("cartpole", "grpo", {"num_envs": 16})
     build(resolved, shards=2)
     with pytest.raises(
         UserError, match="num_envs = 4 on each of 4 devices cannot be cut into groups of group_size = 8"
@@ -219,11 +222,11 @@ def test_shares_of_devices_must_be_even() -> None:
 def test_every_setting_has_a_meaning_and_a_default() -> None:
     """What `jaxpg list options` shows is complete for every algorithm."""
     for algorithm in ladder.ALGORITHMS:
-        for option in config.algorithm_options(algorithm).values():
+        for option in configs.algorithm_options(algorithm).values():
             assert option.meaning, f"{algorithm}.{option.name} has no line under Args"
             if option.default is not REQUIRED:
                 assert check(option, option.default) == option.default
-    for function in (*config.NETWORKS.values(), config.Config):
+    for function in (*configs.NETWORKS.values(), configs.Config):
         for option in options(function).values():
             assert option.meaning, option.name
 
@@ -231,17 +234,17 @@ def test_every_setting_has_a_meaning_and_a_default() -> None:
 def test_settings_of_layers_do_not_collide() -> None:
     """One flat namespace for the task, the learner and the algorithm: no name means two things."""
     for algorithm in ladder.ALGORITHMS:
-        assert not config.task_options().keys() & config.algorithm_options(algorithm).keys()
-    assert not config.task_options().keys() & ladder.ALGORITHMS.keys()
+        assert not configs.task_options().keys() & configs.algorithm_options(algorithm).keys()
+    assert not configs.task_options().keys() & ladder.ALGORITHMS.keys()
 
 
 def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
-    resolved = config.resolve("cartpole", "ppo", {"max_grad_norm": None, "seeds": [0, 5]})
-    text = record.dumps(config.to_dict(resolved))
+    resolved = configs.resolve_config("cartpole", "ppo", {"max_grad_norm": None, "seeds": [0, 5]})
+    text = files.toml_dumps(configs.to_dict(resolved))
     assert tomllib.loads(text)["ppo"]["max_grad_norm"] == "none"
     (tmp_path / "config.toml").write_text(text)
-    assert config.load(tmp_path) == resolved
-    again = config.resolve(tmp_path / "config.toml", "ppo", {"gamma": 0.5})
+    assert configs.load_config(tmp_path) == resolved
+    again = configs.resolve_config(tmp_path / "config.toml", "ppo", {"gamma": 0.5})
     assert (again.task, again.settings["gamma"], again.seeds) == ("cartpole", 0.5, (0, 5))
     with pytest.raises(UserError, match="is not the directory of a run"):
-        config.load(tmp_path / "absent")
+        configs.load_config(tmp_path / "absent")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import checkpoint, envs, ladder, language, networks, train
+from jaxpg import envs, ladder, language, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.training import advance, checkpoint
 from jaxpg.types import Env, Learner
 
 EPISODES = {"num_envs": 4}
@@ -36,7 +37,7 @@ TEXT = GROUPS | {"clip_high": 0.3}
 TABLE = {
     "reinforce": ("reinforce", EPISODES, counter, mlp, {}),
     "reinforce_to_go": ("reinforce_to_go", EPISODES, counter, mlp, {}),
-    "reinforce_baseline": ("reinforce_baseline", EPISODES | {"average": "running"}, counter, mlp, {}),
+    "reinforce_baseline": ("reinforce_baseline", EPISODES | {"baseline_kind": "running"}, counter, mlp, {}),
     "actor_critic_mc": ("actor_critic_mc", EPISODES, counter, mlp, {}),
     "actor_critic_td": ("actor_critic_td", {"num_steps": 6}, counter, mlp, {}),
     "a2c": ("a2c", SEGMENT, counter, mlp, {}),
@@ -50,13 +51,13 @@ TABLE = {
     "rlhf": ("rlhf", EPISODES | MINIBATCHES, counter, mlp, {}),
     "rlhf, text": ("rlhf", EPISODES | MINIBATCHES, text, decoder, {}),
     "grpo, text": ("grpo", TEXT, text, decoder, {}),
-    "dapo, text": ("dapo", TEXT | {"drop_cut_off": True}, text, decoder, {}),
+    "dapo, text": ("dapo", TEXT | {"overlong_filtering": True}, text, decoder, {}),
     "a2c, gru": ("a2c", SEGMENT, counter, gru, {}),
     "ppo, gru": ("ppo", SEGMENT | MINIBATCHES, counter, gru, {}),
     "ppo, cnn": ("ppo", SEGMENT | MINIBATCHES, pictures, cnn, {}),
     "grpo, min_gru": ("grpo", GROUPS, counter, min_gru, {}),
     "trpo, shared": ("trpo", SEGMENT | TRUST, counter, partial(mlp, shared=True), {}),
-    "ppo, gaussian, scaled": ("ppo", SEGMENT | MINIBATCHES | {"start_pool": 2}, target, mlp, SCALED),
+    "ppo, gaussian, scaled": ("ppo", SEGMENT | MINIBATCHES | {"reset_pool": 2}, target, mlp, SCALED),
     "trpo, squashed": ("trpo", SEGMENT | TRUST, target, partial(mlp, squash=True), {}),
     "actor_critic_mc, gaussian, scaled": ("actor_critic_mc", EPISODES, target, mlp, SCALED),
 }
@@ -115,7 +116,7 @@ def test_two_steps_are_finite_and_move_all_parameters(case):
         assert {k: (v.shape, v.dtype) for k, v in metrics.items()} == {
             k: ((), np.int32 if k == "steps" else np.float32) for k in metrics
         }
-        assert not [k for k, v in metrics.items() if not np.isfinite(v) and k not in train.MEAN_OVER]
+        assert not [k for k, v in metrics.items() if not np.isfinite(v) and k not in advance.MEAN_OVER]
     moved = jax.tree.map(lambda new, old: (new != old).any(), case.states[2].params, case.states[0].params)
     assert all(jax.tree.leaves(moved)), moved
 

@@ -11,7 +11,7 @@ import pytest
 from jax.test_util import check_grads
 from scipy import integrate, stats
 
-from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 
 KEY = jax.random.key(0)
 LOW, HIGH = np.array([-2.0, 0.0, 1.0]), np.array([2.0, 10.0, 1.5])

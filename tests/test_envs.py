@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 from gymnax.environments.classic_control.cartpole import CartPole
 
 from jaxpg import envs
-from jaxpg.envs import adapter, by_name, text
+from jaxpg.envs import gymnax_adapter, registry, text
 from jaxpg.errors import UserError
 from jaxpg.types import Box, Discrete
 
@@ -95,10 +95,10 @@ def test_every_environment_plays(name):
     assert ended[terminated].all()
     assert (np.asarray(time)[ended & ~terminated] == env.time_limit).all()  # a time-out happens at the limit only
     assert ended[np.asarray(time) == env.time_limit].all()  # and always there
-    assert 1 <= env.earliest_cut <= max(env.time_limit, LIMIT)
+    assert 1 <= env.min_truncation_step <= max(env.time_limit, LIMIT)
     if limited:
         assert env.time_limit == min(LIMIT, FIXED_LENGTH.get(name, LIMIT))
-        assert env.earliest_cut == LIMIT
+        assert env.min_truncation_step == LIMIT
     if name in FIXED_LENGTH:
         assert (np.asarray(time)[ended] == FIXED_LENGTH[name]).all()
         assert terminated[ended].all()
@@ -108,7 +108,7 @@ def test_every_environment_plays(name):
 
 
 def test_the_docstring_tells_which_environments_never_terminate():
-    sentence = inspect.getdoc(adapter).split("No natural end: ")[1].split(".")[0]
+    sentence = inspect.getdoc(gymnax_adapter).split("No natural end: ")[1].split(".")[0]
     assert {word.strip() for word in sentence.split(",")} == {name.split("-")[0] for name in ENDLESS}
 
 
@@ -271,15 +271,15 @@ def test_settings_reach_the_environment():
     ],
 )
 def test_bad_names_and_settings_are_refused(name, settings, sentence, monkeypatch, tmp_path):
-    monkeypatch.setattr(adapter, "_MNIST", tmp_path)
+    monkeypatch.setattr(gymnax_adapter, "_MNIST", tmp_path)
     with pytest.raises(UserError, match=sentence):
         envs.make(name, **settings)
 
 
 def test_mnist_plays_where_its_files_are(monkeypatch, tmp_path):
     images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
-    monkeypatch.setattr(adapter, "_MNIST", tmp_path)
-    for file in adapter._MNIST_FILES:
+    monkeypatch.setattr(gymnax_adapter, "_MNIST", tmp_path)
+    for file in gymnax_adapter._MNIST_FILES:
         (tmp_path / file).touch()
     monkeypatch.setattr("gymnax.utils.load_mnist.load_mnist", lambda: ((images, labels), (images, labels)))
     env = envs.make("MNISTBandit-bsuite")
@@ -296,12 +296,12 @@ def test_an_environment_that_cuts_by_a_rule_of_its_own_may_cut_at_any_step():
             return state.x > 1
 
     env = Whimsical()
-    assert adapter.from_gymnax(env, env.default_params, name="whimsical").earliest_cut == 1
-    assert adapter.from_gymnax(CartPole(), env.default_params, name="usual").earliest_cut == 500
+    assert gymnax_adapter.from_gymnax(env, env.default_params, name="whimsical").min_truncation_step == 1
+    assert gymnax_adapter.from_gymnax(CartPole(), env.default_params, name="usual").min_truncation_step == 500
 
 
 def test_a_registered_environment_is_made_by_name(monkeypatch):
-    monkeypatch.setattr(by_name, "_factories", dict(by_name._factories))
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
     def short_lake(time_limit: int = 5):
         return envs.as_env(envs.frozen_lake(), time_limit, "short_lake")

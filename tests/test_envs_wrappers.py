@@ -83,8 +83,8 @@ def test_time_limit(limit, last, discount):
     np.testing.assert_array_equal(steps.discount, discount)
     assert env.time_limit == limit
     assert envs.time_limit(env, steps=1000).time_limit == limit
-    late = envs.time_limit(counter()._replace(earliest_cut=9), steps=limit)  # from whichever cuts first
-    assert (late.earliest_cut, envs.time_limit(late, steps=2).earliest_cut) == (limit, 2)
+    late = envs.time_limit(counter()._replace(min_truncation_step=9), steps=limit)  # from whichever cuts first
+    assert (late.min_truncation_step, envs.time_limit(late, steps=2).min_truncation_step) == (limit, 2)
 
 
 def test_frame_stack_holds_the_last_observations_oldest_first():

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import config, envs
-from jaxpg.build import build
+from jaxpg import envs
 from jaxpg.errors import UserError
-from jaxpg.evaluate import evaluate, play, scores
-from jaxpg.policy_gradient import playing
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
+from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episode
 from jaxpg.types import Actor, Box, Discrete, Env, TimeStep
 
 LONGEST = 6
@@ -91,7 +92,7 @@ def cart_pole_actor() -> Actor:
 def test_play_records_the_very_episode_that_evaluate_counted(greedy):
     env, actor, key = envs.make("CartPole-v1", max_steps_in_episode=60), cart_pole_actor(), jax.random.key(3)
     result = jax.jit(lambda key: evaluate(env, actor, key, episodes=3, greedy=greedy))(key)
-    record = jax.jit(jax.vmap(lambda key: play(env, actor, key, greedy=greedy)))(jax.random.split(key, 3))
+    record = jax.jit(jax.vmap(lambda key: record_episode(env, actor, key, greedy=greedy)))(jax.random.split(key, 3))
     np.testing.assert_array_equal(record.length, result.lengths)
     for rewards, length, total in zip(record.rewards, record.length, result.returns, strict=True):
         np.testing.assert_allclose(rewards[:length].sum(), total, rtol=1e-6)
@@ -100,7 +101,7 @@ def test_play_records_the_very_episode_that_evaluate_counted(greedy):
 
 def test_a_record_holds_what_was_acted_on_and_what_followed():
     env = envs.make("CartPole-v1", max_steps_in_episode=20)
-    episode = play(env, cart_pole_actor(), jax.random.key(4), greedy=True)
+    episode = record_episode(env, cart_pole_actor(), jax.random.key(4), greedy=True)
     assert episode.observations.shape == (21, 4)
     assert episode.actions.shape == episode.rewards.shape == (20,)
     for t in range(int(episode.length)):
@@ -118,12 +119,14 @@ def test_every_step_has_randomness_of_its_own():
         return state, timestep._replace(reward=jax.random.uniform(key))
 
     actor = Actor(start=lambda obs: (), act=lambda memory, obs, key, greedy: (jax.random.uniform(key), memory))
-    episode = play(env._replace(step=step), actor, jax.random.key(5), greedy=False)
+    episode = record_episode(env._replace(step=step), actor, jax.random.key(5), greedy=False)
     assert len({*episode.actions.tolist(), *episode.rewards.tolist()}) == 18
 
 
 def test_a_policy_plays_its_mode_or_its_samples():
-    actor = playing(tiny.softmax_policy(jnp.log(jnp.array([[0.3, 0.5, 0.2]]))), jnp.log(jnp.array([[0.3, 0.5, 0.2]])))
+    actor = make_actor(
+        tiny.softmax_policy(jnp.log(jnp.array([[0.3, 0.5, 0.2]]))), jnp.log(jnp.array([[0.3, 0.5, 0.2]]))
+    )
     keys = jax.random.split(jax.random.key(6), 2000)
     greedy, sampled = (
         np.bincount(jax.vmap(lambda key, g=g: actor.act((), jnp.ones(1), key, g)[0])(keys), minlength=3)
@@ -139,9 +142,9 @@ def test_a_config_says_whether_evaluations_are_greedy():
 
     def measured(greedy):
         own = {"evaluation_greedy": greedy, "evaluation_episodes": 16}
-        setup = build(config.resolve("cartpole", "a2c", own))
+        setup = build(configs.resolve_config("cartpole", "a2c", own))
         state = setup.learner.init(key)
-        by_hand = scores(setup.env, setup.learner.actor(state), key, episodes=16, greedy=greedy)
+        by_hand = evaluation_metrics(setup.env, setup.learner.actor(state), key, episodes=16, greedy=greedy)
         assert setup.evaluate(state, key) == by_hand
         return by_hand["return"]
 

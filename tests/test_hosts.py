@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpg import record
-from jaxpg.__main__ import main
+from jaxpg.cli.main import main
+from jaxpg.training import run_directory
 
 TASK = ["train", "catch", "a2c", "--seeds", "2", "--steps", "9000"]
 SHORT = ["--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=3"]
@@ -92,7 +92,7 @@ def last_checkpoint(out: Path) -> Path | None:
 def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     out = tmp_path_factory.mktemp("one") / "run"
     assert main([*TASK, *SHORT, "--devices", "1", "--quiet", "--out", str(out)]) == 0
-    return record.load_metrics(out)
+    return run_directory.load_metrics(out)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_two_processes_are_one_run(
     assert "in 2 processes" in first[1]
     assert first[1].count("9,000 / 9,000 steps") == 1
     assert "IQM" in first[1]
-    learned_the_same(record.load_metrics(out), on_one_device)
+    learned_the_same(run_directory.load_metrics(out), on_one_device)
     names = {path.name for path in out.iterdir()}
     assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
     assert len(list((out / "tensorboard").iterdir())) == 1
@@ -131,7 +131,7 @@ def test_four_processes_share_the_environments_of_two_seeds(
     """Gradients are summed over processes."""
     with processes(4, tmp_path / "run", "--quiet") as run:
         assert [(code, err) for code, _, err in ends(run)] == [(0, "")] * 4
-    learned_the_same(record.load_metrics(tmp_path / "run"), on_one_device)
+    learned_the_same(run_directory.load_metrics(tmp_path / "run"), on_one_device)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_one_is_killed_and_all_are_started_again(
         resume = ["--resume"]
     with processes(2, out, "--quiet", *resume) as run:
         assert ends(run)[1] == (0, "", "")
-    metrics, expected = record.load_metrics(out), record.load_metrics(by_two[0])
+    metrics, expected = run_directory.load_metrics(out), run_directory.load_metrics(by_two[0])
     for name in expected.keys() - {"seconds", "chunk_seconds"}:
         np.testing.assert_array_equal(metrics[name], expected[name], err_msg=name)
 
@@ -169,7 +169,7 @@ def test_interrupting_one_stops_and_saves_all(tmp_path: Path) -> None:
     assert "interrupted and saved. Go on with" in first[2]
     assert "finishing this chunk" in second[2]
     assert "interrupted" not in second[2]
-    assert record.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
+    assert run_directory.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
 
 
 @pytest.mark.slow

@@ -11,10 +11,12 @@ import optax
 import pytest
 import tiny
 
-from jaxpg import advantages, envs, improve, ladder, networks
-from jaxpg.distributions import Categorical, DiagonalGaussian
+from jaxpg import envs, ladder, networks, update
+from jaxpg.models.distributions import Categorical, DiagonalGaussian
+from jaxpg.objectives import advantages
 from jaxpg.policy_gradient import make_objective, policy_gradient
-from jaxpg.types import Params, Rollout, Transition
+from jaxpg.types import Episodes, Params, Rollout, Transition
+from jaxpg.update import batching
 
 COUNTER = tiny.counter()
 T, B = 4, 6
@@ -26,19 +28,19 @@ def blank_batch(weight=None):
     ones = jnp.ones((T, B))
     steps = Transition(number, ones, ones, ones, ones, ones == 0, ones)
     weight = ones / (T * B) if weight is None else weight
-    return improve.Batch(
-        rollout=Rollout(steps, memory=(), trains=ones),
+    return update.Batch(
+        rollout=Rollout(steps, ones),
         advantage=number,
         target=number,
         old_value=ones,
         weight=weight,
-        share=(),
+        minibatch_weight=(),
         reference_log_prob=(),
     )
 
 
-def objective(policy_loss, value_loss=None, sequential=False):
-    return improve.Objective(policy_loss, value_loss, None, advantages.unchanged, sequential)
+def objective(policy_loss, value_loss=None, needs_trajectories=False):
+    return update.Objective(policy_loss, value_loss, None, advantages.unchanged, needs_trajectories)
 
 
 def visits(params, batch):
@@ -52,8 +54,8 @@ def visits(params, batch):
 @pytest.mark.parametrize("chunk_rows", [None, 2])
 def test_each_epoch_visits_every_step_once_at_a_weight_that_keeps_the_scale(num_minibatches, chunk_rows):
     weight = jnp.asarray(np.random.default_rng(0).random((T, B)), jnp.float32)
-    params, _, metrics = improve.minibatches(
-        objective(visits), ladder.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), blank_batch(weight), jax.random.key(0),
+    params, _, metrics = update.minibatch_epochs(
+        objective(visits), update.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), blank_batch(weight), jax.random.key(0),
         epochs=3, num_minibatches=num_minibatches, chunk_rows=chunk_rows,
     )  # fmt: skip
     np.testing.assert_allclose(params.policy, -3 * num_minibatches * weight.reshape(-1), rtol=1e-5)
@@ -70,8 +72,8 @@ def test_epochs_come_in_different_orders():
 
     def after(epochs, key):
         start = Params(jnp.zeros(T * B), ())
-        params, *_ = improve.minibatches(
-            objective(loss), ladder.sgd(), 1.0, start, (), blank_batch(), key, epochs=epochs, num_minibatches=4
+        params, *_ = update.minibatch_epochs(
+            objective(loss), update.sgd(), 1.0, start, (), blank_batch(), key, epochs=epochs, num_minibatches=4
         )
         return params.policy
 
@@ -85,18 +87,18 @@ def test_epochs_come_in_different_orders():
 def test_columns_stay_whole_where_the_policy_reads_columns():
     batch = blank_batch()
     columns = jnp.arange(float(B))
-    batch = batch._replace(rollout=batch.rollout._replace(memory=columns))
+    batch = batch._replace(rollout=batch.rollout._replace(episodes=Episodes(memory=columns)))
 
     def loss(params, batch):
         number = batch.rollout.steps.obs
         assert number.shape == (T, 2)
-        expected = batch.rollout.memory[None] + B * jnp.arange(float(T))[:, None]
+        expected = batch.rollout.episodes.memory[None] + B * jnp.arange(float(T))[:, None]
         total, _ = visits(params, batch)
         return total, {"torn": (number != expected).sum().astype(jnp.float32)}
 
-    params, _, metrics = improve.minibatches(
-        objective(loss, sequential=True), ladder.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), batch, jax.random.key(0),
-        epochs=2, num_minibatches=3,
+    params, _, metrics = update.minibatch_epochs(
+        objective(loss, needs_trajectories=True), update.sgd(), 1.0, Params(jnp.zeros(T * B), ()), (), batch,
+        jax.random.key(0), epochs=2, num_minibatches=3,
     )  # fmt: skip
     assert metrics["torn"] == 0
     np.testing.assert_allclose(params.policy, -2 * 3 / (T * B), rtol=1e-6)
@@ -109,8 +111,8 @@ def test_advantages_are_normalised_per_minibatch():
         return params.policy.sum(), {"off": jnp.abs(mean) + jnp.abs(square - 1)}
 
     goal = objective(loss)._replace(normalize=partial(advantages.standardize, ddof=0))
-    _, _, metrics = improve.minibatches(
-        goal, ladder.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(0),
+    _, _, metrics = update.minibatch_epochs(
+        goal, update.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(0),
         epochs=1, num_minibatches=4,
     )  # fmt: skip
     assert metrics["off"] < 1e-5
@@ -133,12 +135,12 @@ def ppo_batch(network, **settings):
     ids=["steps", "steps, gathered late", "columns", "columns, gathered late"],
 )
 def test_chunks_change_neither_parameters_nor_metrics(network, rows, wide, monkeypatch):
-    monkeypatch.setattr(improve, "WIDE", wide)  # the observations here have two numbers
+    monkeypatch.setattr(batching, "WIDE", wide)  # the observations here have two numbers
     goal, params, batch = ppo_batch(network, entropy_coefficient=0.1)
 
     def run(chunk_rows):
         settings = {"epochs": 2, "num_minibatches": 2, "chunk_rows": chunk_rows}
-        return tiny.jit(partial(improve.minibatches, goal, ladder.sgd(), 0.1, **settings))(
+        return tiny.jit(partial(update.minibatch_epochs, goal, update.sgd(), 0.1, **settings))(
             params, (), batch, jax.random.key(0)
         )
 
@@ -154,16 +156,16 @@ def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
         number = jnp.asarray(rng.normal(size=(T, B))).at[1, 0].set(jnp.nan).at[2, 3].set(-0.0)
         action, last = jnp.asarray(rng.integers(0, 9, (T, B)), jnp.int32), jnp.asarray(rng.random((T, B)) < 0.5)
         steps = Transition(jnp.zeros((T, B, 3)) + number[..., None], action, number + 1, number + 2, last, last, number)
-        batch = improve.Batch(
-            rollout=Rollout(steps, memory=jnp.arange(B), trains=number + 3, endings=number[:1] + 8),
+        batch = update.Batch(
+            rollout=Rollout(steps, number + 3, number[:1] + 8, Episodes(memory=jnp.arange(B))),
             advantage=number + 4,
             target=number + 5,
             old_value=number + 6,
             weight=number + 7,
-            share=(),
+            minibatch_weight=(),
             reference_log_prob=number.astype(jnp.bfloat16),
         )
-        got = improve._gathering(batch)(jnp.asarray(columns))
+        got = batching.gather_words(batch)(jnp.asarray(columns))
     for ours, whole in zip(jax.tree.leaves(got), jax.tree.leaves(batch), strict=True):
         expected = np.asarray(whole)[columns] if whole.ndim == 1 else np.asarray(whole)[:, columns]
         assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
@@ -175,7 +177,7 @@ def test_packed_parameters_come_back_as_they_were():
         {"bias": jnp.arange(3.0), "kernel": jnp.ones((2, 3)), "scale": jnp.array(0.1, jnp.bfloat16)},
         [jnp.full((4, 1, 2), 7.0), jnp.full(1, 1e-30)],
     )
-    packed, unpacked = improve._packing(params)
+    packed, unpacked = batching.pack_vectors(params)
     matrices, vector = packed(params)
     assert [x.shape for x in matrices] == [(2, 3), (4, 1, 2)]
     assert vector.shape == (3 + 1 + 1,)
@@ -195,7 +197,7 @@ def test_passes_stop_for_good_once_the_kl_is_too_large(target_kl, taken):
     """The KL before the k-th update is k, and 1.5 times the target is the limit."""
     optimizer = optax.scale_by_schedule(jnp.ones_like)  # counts its updates, and must stand still as well
     start = Params(jnp.zeros(1), ())
-    params, opt_state, metrics = improve.minibatches(
+    params, opt_state, metrics = update.minibatch_epochs(
         objective(slide), optimizer, 1.0, start, optimizer.init(start), blank_batch(), jax.random.key(0),
         epochs=2, num_minibatches=4, target_kl=target_kl,
     )  # fmt: skip
@@ -210,8 +212,8 @@ def test_a_minibatch_that_is_near_does_not_start_the_passes_again():
     def loss(params, batch):
         return -params.policy[0], {"approx_kl": 10.0 * (batch.rollout.steps.obs == 0).any()}
 
-    params, _, metrics = improve.minibatches(
-        objective(loss), ladder.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(1),
+    params, _, metrics = update.minibatch_epochs(
+        objective(loss), update.sgd(), 1.0, Params(jnp.zeros(1), ()), (), blank_batch(), jax.random.key(1),
         epochs=3, num_minibatches=4, target_kl=1.0,
     )  # fmt: skip
     assert params.policy[0] == metrics["updates"]
@@ -224,7 +226,7 @@ def test_early_stopping_keeps_a_real_policy_near():
     old = goal.distribution(params, batch)
     kls = []
     for target_kl in (None, 0.01):
-        run = tiny.jit(partial(improve.minibatches, goal, ladder.sgd(), 0.5, target_kl=target_kl, **settings))
+        run = tiny.jit(partial(update.minibatch_epochs, goal, update.sgd(), 0.5, target_kl=target_kl, **settings))
         after, _, metrics = run(params, (), batch, jax.random.key(0))
         kls.append((float(old.kl(goal.distribution(after, batch)).mean()), float(metrics["updates"])))
     (far, all_updates), (near, updates) = kls
@@ -239,8 +241,8 @@ def test_a_gradient_step_is_the_learning_rate_times_the_clipped_gradient():
 
     start = Params(jnp.zeros(1), jnp.zeros(1))
     for max_norm, length in ((None, 5.0), (100.0, 5.0), (0.5, 0.5)):
-        params, _, metrics = improve.gradient_step(
-            objective(loss), ladder.sgd(max_grad_norm=max_norm), 0.1, start, (), blank_batch(), jax.random.key(0)
+        params, _, metrics = update.gradient_step(
+            objective(loss), update.sgd(max_grad_norm=max_norm), 0.1, start, (), blank_batch(), jax.random.key(0)
         )
         np.testing.assert_allclose([params.policy[0], params.critic[0]], [-0.06 * length, -0.08 * length], rtol=1e-5)
         np.testing.assert_allclose(metrics["gradient_norm"], 5.0, rtol=1e-6)  # before it is clipped
@@ -250,7 +252,7 @@ def test_a_batch_in_which_nothing_trains_changes_nothing():
     """One action: no group can ever carry a signal."""
     env = envs.make("probe-value")
     policy, _ = networks.mlp(env, hidden=(4,))
-    learner = policy_gradient(env, policy, None, ladder.dapo(num_envs=4, group_size=2, max_rounds=2))
+    learner = policy_gradient(env, policy, None, ladder.dapo(num_envs=4, group_size=2, max_resample_rounds=2))
     state = learner.init(jax.random.key(0))
     after, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
@@ -269,7 +271,7 @@ def spd(n, seed=0):
 def test_conjugate_gradients_solve_in_as_many_steps_as_there_are_unknowns(n, extra):
     a, b = spd(n)
     matrix = jnp.asarray(a, jnp.float32)
-    x = improve.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), n + extra)
+    x = update.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), n + extra)
     np.testing.assert_allclose(x, np.linalg.solve(a, b), rtol=1e-3, atol=1e-5)
 
 
@@ -280,12 +282,12 @@ def test_k_conjugate_steps_are_the_best_point_of_the_kth_krylov_space():
         space = np.stack([np.linalg.matrix_power(a, i) @ b for i in range(k)], 1)
         space, _ = np.linalg.qr(space)
         best = space @ np.linalg.solve(space.T @ a @ space, space.T @ b)
-        x = improve.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), k)
+        x = update.conjugate_gradient(lambda v: matrix @ v, jnp.asarray(b, jnp.float32), k)
         np.testing.assert_allclose(x, best, rtol=1e-3, atol=1e-5)
 
 
 def test_conjugate_gradients_of_nothing_are_nothing():
-    x = improve.conjugate_gradient(lambda v: v, jnp.zeros(3), 5)
+    x = update.conjugate_gradient(lambda v: v, jnp.zeros(3), 5)
     np.testing.assert_array_equal(x, np.zeros(3))
 
 
@@ -294,12 +296,12 @@ def trpo(max_kl, seed=0, shared=False, **settings):
     algorithm = ladder.trpo(num_envs=8, num_steps=6, max_kl=max_kl, value_minibatches=1, learning_rate=0.1, **settings)
     policy, critic = networks.mlp(COUNTER, hidden=(4,), shared=shared)
     goal, params, batch = tiny.seen_by_improve(COUNTER, policy, critic, algorithm, jax.random.key(seed))
-    after, _, metrics = tiny.jit(partial(algorithm.improve, goal, ladder.sgd(), 0.1))(
+    after, _, metrics = tiny.jit(partial(algorithm.update, goal, update.sgd(), 0.1))(
         params, (), batch, jax.random.key(0)
     )
-    prepared = goal.prepared(batch)
+    as_minibatch = goal.as_minibatch(batch)
     kl = goal.distribution(params, batch).kl(goal.distribution(after, batch)).mean()
-    change = goal.policy_loss(after, prepared)[0] - goal.policy_loss(params, prepared)[0]
+    change = goal.policy_loss(after, as_minibatch)[0] - goal.policy_loss(params, as_minibatch)[0]
     return float(kl), float(change), params, after, metrics
 
 
@@ -326,8 +328,8 @@ def table_batch(states=3, actions=4):
     weight = mask / mask.sum()
     zeros = np.zeros((T, B))
     steps = Transition(np.eye(states)[state], action, log_prob, zeros, zeros, zeros == 1, mask.astype(float))
-    part = Rollout(steps, memory=(), trains=steps.mask)
-    batch = improve.Batch(part, mask * rng.normal(size=(T, B)), zeros, zeros, weight, (), ())
+    part = Rollout(steps, steps.mask)
+    batch = update.Batch(part, mask * rng.normal(size=(T, B)), zeros, zeros, weight, (), ())
     return logits, state, action, jax.tree.map(jnp.asarray, batch)
 
 
@@ -350,10 +352,10 @@ def test_steps_in_float64_are_those_of_a_loop(chunk_rows):
         algorithm = ladder.trpo(num_envs=B, max_kl=1e-3, damping=0.1, conjugate_steps=40, normalize_advantages=False)
         goal = make_objective(tiny.softmax_policy(jnp.asarray(logits)), None, algorithm)
         start, key = Params(jnp.asarray(logits), ()), jax.random.key(0)
-        once = partial(improve.minibatches, epochs=1, num_minibatches=1, chunk_rows=chunk_rows)
-        ordinary, *_ = once(goal, ladder.sgd(), 0.5, start, (), batch, key)
-        whole, *_ = improve.gradient_step(goal, ladder.sgd(), 0.5, start, (), batch, key)
-        trusted, _, metrics = algorithm.improve(goal, ladder.sgd(), 0.5, start, (), batch, key)
+        once = partial(update.minibatch_epochs, epochs=1, num_minibatches=1, chunk_rows=chunk_rows)
+        ordinary, *_ = once(goal, update.sgd(), 0.5, start, (), batch, key)
+        whole, *_ = update.gradient_step(goal, update.sgd(), 0.5, start, (), batch, key)
+        trusted, _, metrics = algorithm.update(goal, update.sgd(), 0.5, start, (), batch, key)
     for params in (ordinary, whole):
         np.testing.assert_allclose(params.policy, logits - 0.5 * gradient, rtol=0, atol=1e-12)
     assert float(metrics["accepted"]) == 1
@@ -366,8 +368,8 @@ def line_search(loss, distribution, start, backtracks, max_kl=0.1):
     """Where a trust region takes the one parameter of a distribution; whether it was taken anywhere."""
     goal = objective(lambda params, batch: (loss(params.policy[0]), {}))
     goal = goal._replace(distribution=lambda params, batch: distribution(params.policy[0]))
-    params, _, metrics = improve.trust_region(
-        goal, ladder.sgd(), 0.1, Params(jnp.array([start]), ()), (), blank_batch(), jax.random.key(0),
+    params, _, metrics = update.trust_region_step(
+        goal, update.sgd(), 0.1, Params(jnp.array([start]), ()), (), blank_batch(), jax.random.key(0),
         max_kl=max_kl, conjugate_steps=1, damping=0.0, backtracks=backtracks, value_epochs=1, value_minibatches=1,
     )  # fmt: skip
     return float(params.policy[0]), float(metrics["accepted"]), float(metrics["kl"])
@@ -423,10 +425,10 @@ def test_metrics_of_an_update_are_means_over_the_steps_that_train():
     flat, unravel = jax.flatten_util.ravel_pytree(params.policy)
     moved = params._replace(policy=unravel(flat + 0.3 * jax.random.normal(jax.random.key(1), flat.shape)))
     old_log_prob = batch.rollout.steps.log_prob
-    _, metrics = goal.policy_loss(moved, goal.prepared(batch))
+    _, metrics = goal.policy_loss(moved, goal.as_minibatch(batch))
     distribution = goal.distribution(moved, batch)
     log_prob = distribution.log_prob(batch.rollout.steps.action)
-    advantage = goal.prepared(batch).advantage
+    advantage = goal.as_minibatch(batch).advantage
     ratio = np.exp(log_prob - old_log_prob)
     low, high = (ratio < 0.9) & (advantage < 0), (ratio > 1.2) & (advantage > 0)
     np.testing.assert_allclose(metrics["entropy"], distribution.entropy().mean(), rtol=1e-5)

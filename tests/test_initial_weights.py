@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg.layers import orthogonal
+from jaxpg.models.layers import orthogonal
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (3, 3, 10, 16), (9, 1)])

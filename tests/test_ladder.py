@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import ladder, networks
+from jaxpg import ladder, networks, update
 from jaxpg.policy_gradient import policy_gradient
 
 # child: (parent, fields of the record that differ when both have the child's settings, new or changed defaults, drops)
 EDGES = {
     "reinforce_to_go": ("reinforce", {"credit"}, {}, ()),
-    "reinforce_baseline": ("reinforce_to_go", {"credit"}, {"average": "batch", "average_rate": 0.1}, ()),
+    "reinforce_baseline": ("reinforce_to_go", {"credit"}, {"baseline_kind": "batch", "baseline_rate": 0.1}, ()),
     "actor_critic_mc": (
         "reinforce_baseline",
         {"credit", "value_loss", "value_coefficient"},
         {"value_coefficient": 0.5},
-        ("average", "average_rate"),
+        ("baseline_kind", "baseline_rate"),
     ),
     "actor_critic_td": (
         "actor_critic_mc",
-        {"collect", "credit", "aggregate"},
+        {"collect", "credit", "loss_weights"},
         {"num_envs": 1, "num_steps": 16},
         (),
     ),
-    "a2c": ("actor_critic_td", {"credit"}, {"num_envs": 16, "gae_lambda": 1.0, "start_pool": 0}, ()),
+    "a2c": ("actor_critic_td", {"credit"}, {"num_envs": 16, "gae_lambda": 1.0, "reset_pool": 0}, ()),
     "trpo": (
         "a2c",
-        {"surrogate", "improve"},
+        {"surrogate", "update"},
         {
             "num_steps": 128,
             "gae_lambda": 0.97,
@@ -49,7 +49,7 @@ EDGES = {
     ),
     "ppo": (
         "a2c",
-        {"surrogate", "improve"},
+        {"surrogate", "update"},
         {
             "num_envs": 64,
             "num_steps": 128,
@@ -72,11 +72,11 @@ EDGES = {
         "ppo",
         {"collect", "reference_kl"},
         {"gamma": 1.0, "gae_lambda": 1.0, "kl": "reward_k1", "kl_coefficient": 0.05, "reference_rate": 0.0},
-        ("num_steps", "start_pool"),
+        ("num_steps", "reset_pool"),
     ),
     "grpo": (
         "ppo",
-        {"collect", "credit", "aggregate", "value_loss", "reference_kl"},
+        {"collect", "credit", "loss_weights", "value_loss", "reference_kl"},
         {
             "group_size": 8,
             "kl": "loss_k3",
@@ -84,14 +84,14 @@ EDGES = {
             "reference_rate": 0.0,
             "normalize_advantages": False,
         },
-        ("num_steps", "start_pool", "gae_lambda", "value_clip", "value_coefficient"),
+        ("num_steps", "reset_pool", "gae_lambda", "value_clip", "value_coefficient"),
     ),
     "rloo": ("grpo", {"credit"}, {}, ()),
-    "dr_grpo": ("grpo", {"credit", "aggregate"}, {"max_length": inspect.Parameter.empty}, ()),
+    "dr_grpo": ("grpo", {"credit", "loss_weights"}, {"max_length": inspect.Parameter.empty}, ()),
     "dapo": (
         "grpo",
-        {"collect", "aggregate", "reference_kl"},
-        {"clip_high": 0.28, "max_rounds": 4, "drop_cut_off": False},
+        {"collect", "loss_weights", "reference_kl"},
+        {"clip_high": 0.28, "max_resample_rounds": 4, "overlong_filtering": False},
         ("kl", "kl_coefficient", "reference_rate"),
     ),
     "cispo": ("dapo", {"surrogate"}, {"clip": 1.0}, ("dual_clip",)),
@@ -106,7 +106,7 @@ OTHER = {
     "value_clip": 0.1,
     "target_kl": 0.02,
     "chunk_rows": 32,
-    "average": "running",
+    "baseline_kind": "running",
     "kl": "loss_k2",
 }
 NAMES = tuple(ladder.ALGORITHMS)
@@ -183,7 +183,7 @@ def test_annealing_falls_linearly_to_zero_and_stays_there():
 
 def test_gradients_are_clipped_by_their_global_norm():
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
-    clipped, _ = ladder.sgd(max_grad_norm=0.5).update(gradient, ladder.sgd(max_grad_norm=0.5).init(gradient))
+    clipped, _ = update.sgd(max_grad_norm=0.5).update(gradient, update.sgd(max_grad_norm=0.5).init(gradient))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), clipped, {"a": [0.3, 0.0], "b": [[0.4]]})
 
 
@@ -211,13 +211,13 @@ TRACED = {
         "adam_eps": (1e-5, 1e-2),
     },
     "trpo": {"max_kl": (0.01, 0.1), "damping": (0.01, 0.1)},
-    "reinforce_baseline": {"average_rate": (0.1, 0.5)},
+    "reinforce_baseline": {"baseline_rate": (0.1, 0.5)},
     "grpo": {"kl_coefficient": (0.5, 1.0), "reference_rate": (0.1, 1.0)},
 }
 SIZE = {
     "ppo": {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "epochs": 2},
     "trpo": {"num_envs": 4, "num_steps": 4, "value_minibatches": 2, "value_epochs": 1, "conjugate_steps": 3},
-    "reinforce_baseline": {"num_envs": 4, "average": "running", "learning_rate": 0.1},
+    "reinforce_baseline": {"num_envs": 4, "baseline_kind": "running", "learning_rate": 0.1},
     "grpo": {"num_envs": 4, "group_size": 2, "num_minibatches": 2, "epochs": 1, "learning_rate": 0.1},
 }
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpg import decoder, ladder, language, rollout
-from jaxpg.distributions import Categorical
+from jaxpg import ladder, language, rollout, update, vectorize
 from jaxpg.errors import UserError
+from jaxpg.models import decoder, generation
+from jaxpg.models.distributions import Categorical
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Discrete, Env, Outcome, Params, Prompt, TimeStep
 
@@ -67,17 +68,21 @@ def test_what_acting_said_is_what_evaluation_says(side, tied):
     log_prob, entropy = policy.evaluate(params, part).log_prob_and_entropy(part.steps.action)
     lengths = part.steps.mask.sum(0)
     assert len(set(np.asarray(lengths))) > 3
-    assert len(set(np.asarray(part.context.mask.sum(1)))) == P
+    assert len(set(np.asarray(part.episodes.context.mask.sum(1)))) == P
     np.testing.assert_allclose(*(np.asarray(x * part.steps.mask) for x in (log_prob, part.steps.log_prob)), atol=1e-5)
     assert np.ptp(np.asarray(entropy)) > 0.1
+
+
+def with_context(part, context):
+    return part._replace(episodes=part.episodes._replace(context=context))
 
 
 def test_padding_is_never_read():
     policy, _critic = language.transformer(ENV, **SIZES)
     params = initial(policy)
     _, part, _ = collected(policy, params)
-    mask = part.context.mask
-    poisoned = part._replace(context=Prompt(jnp.where(mask, part.context.tokens, 3), mask))
+    mask = part.episodes.context.mask
+    poisoned = with_context(part, Prompt(jnp.where(mask, part.episodes.context.tokens, 3), mask))
     behind = jnp.where(part.steps.mask > 0, part.steps.action, 4)
     poisoned = poisoned._replace(steps=part.steps._replace(action=behind))
     for a, b in ((part, poisoned),):
@@ -89,12 +94,12 @@ def test_the_side_of_the_padding_changes_nothing():
     policy, _ = language.transformer(ENV, **SIZES)
     params = initial(policy)
     _, part, _ = collected(policy, params)
-    length = part.context.mask.sum(1)
+    length = part.episodes.context.mask.sum(1)
     shifted = jax.vmap(lambda x, n: jnp.roll(x, P - n))
-    left = Prompt(shifted(part.context.tokens, length), shifted(part.context.mask, length))
+    left = Prompt(shifted(part.episodes.context.tokens, length), shifted(part.episodes.context.mask, length))
     right, moved = (
-        policy.evaluate(params, part._replace(context=context)).log_prob(part.steps.action)
-        for context in (part.context, left)
+        policy.evaluate(params, with_context(part, context)).log_prob(part.steps.action)
+        for context in (part.episodes.context, left)
     )
     np.testing.assert_allclose(right * part.steps.mask, moved * part.steps.mask, atol=1e-5)
 
@@ -154,7 +159,7 @@ def test_the_decoder_against_loops():
     _, part, _ = collected(policy, params, columns=4)
     log_prob = policy.evaluate(params, part).log_prob(part.steps.action)
     for b in range(4):
-        prompt = np.asarray(part.context.tokens[b])[np.asarray(part.context.mask[b])]
+        prompt = np.asarray(part.episodes.context.tokens[b])[np.asarray(part.episodes.context.mask[b])]
         action = np.asarray(part.steps.action[:, b])
         logits = slow_forward(params, np.concatenate([prompt, action[:-1]]), SIZES)[len(prompt) - 1 :]
         slow = logits[np.arange(T), action] - np.log(np.exp(logits).sum(-1))
@@ -166,20 +171,22 @@ def test_attention_beside_the_one_of_jax():
     mask = jax.random.bernoulli(jax.random.key(3), 0.6, (2, 6, 6)) | jnp.eye(6, dtype=bool)[None]
     theirs = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
     k, v = jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2)
-    np.testing.assert_allclose(decoder.attended(q, k, v, mask), theirs.reshape(2, 6, -1), atol=1e-5)
-    assert np.isfinite(decoder.attended(q, k, v, jnp.zeros_like(mask))).all()
+    np.testing.assert_allclose(decoder.attention(q, k, v, mask), theirs.reshape(2, 6, -1), atol=1e-5)
+    assert np.isfinite(decoder.attention(q, k, v, jnp.zeros_like(mask))).all()
 
 
 def test_rotation_sees_distances_only():
     q, k = (jax.random.normal(jax.random.key(i), (1, 1, 8)) for i in range(2))
 
     def product(a, b):
-        a, b = (decoder.rotated(x, jnp.array([at])) for x, at in ((q, a), (k, b)))
+        a, b = (decoder.rotary_embedding(x, jnp.array([at])) for x, at in ((q, a), (k, b)))
         return float((a * b).sum())
 
     assert product(9, 4) == pytest.approx(product(105, 100), abs=1e-4)
     assert abs(product(9, 4) - product(9, 5)) > 1e-3
-    np.testing.assert_allclose(jnp.linalg.norm(decoder.rotated(q, jnp.array([7]))), jnp.linalg.norm(q), rtol=1e-5)
+    np.testing.assert_allclose(
+        jnp.linalg.norm(decoder.rotary_embedding(q, jnp.array([7]))), jnp.linalg.norm(q), rtol=1e-5
+    )
 
 
 def loss_of(policy, part, params):
@@ -259,34 +266,34 @@ def test_completions_are_what_the_policy_would_have_collected():
     params = initial(policy)
     _, part, _ = collected(policy, params)
     tokens = jnp.where(part.steps.mask > 0, part.steps.action, 0).T
-    made = language.completions(part.context, tokens, end=END)
+    made = generation.completion_rollout(part.episodes.context, tokens, end=END)
     real = np.asarray(part.steps.mask) > 0
     for name in ("obs", "action", "discount", "last", "mask"):
         ours, theirs = (np.asarray(getattr(x.steps, name)) for x in (made, part))
         np.testing.assert_array_equal(ours[real], theirs[real], err_msg=name)
     np.testing.assert_array_equal(made.steps.mask, part.steps.mask)
-    assert (np.asarray(rollout.cut_off(made.steps)) == np.asarray((tokens != END).all(1))).all()
+    assert (np.asarray(rollout.truncated(made.steps)) == np.asarray((tokens != END).all(1))).all()
 
 
 def test_the_end_is_real_even_if_it_doubles_as_padding():
     prompt = Prompt(jnp.full((2, P), 2), jnp.ones((2, P), bool))
-    made = language.completions(prompt, jnp.array([[5, 6, END, END, END], [5, 6, 7, 8, 9]]), end=END)
-    np.testing.assert_array_equal(made.trains.T, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    made = generation.completion_rollout(prompt, jnp.array([[5, 6, END, END, END], [5, 6, 7, 8, 9]]), end=END)
+    np.testing.assert_array_equal(made.loss_mask.T, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     np.testing.assert_array_equal(made.steps.last.T[:, :3], [[0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(rollout.cut_off(made.steps), [False, True])
+    np.testing.assert_array_equal(rollout.truncated(made.steps), [False, True])
 
 
 def test_a_reward_model_reads_the_last_real_token():
-    scorer = language.scorer(ENV, **SIZES)
+    scorer = language.transformer_reward_model(ENV, **SIZES)
     params = jax.jit(scorer.init)(jax.random.key(1))
     prompt = Prompt(jnp.full((3, P), 2), jnp.ones((3, P), bool))
     rows = jnp.array([[5, END, 8, 8, 8, 8, 8], [5, END, 9, 9, 9, 9, 9], [6, END, 8, 8, 8, 8, 8]])
-    score = scorer.score(params, language.completions(prompt, rows, end=END))
+    score = scorer.score(params, generation.completion_rollout(prompt, rows, end=END))
     assert score[0] == score[1]
     assert abs(float(score[0] - score[2])) > 1e-4
     # A completion that fills its width ends with its last action, which no later step has seen.
     full = jnp.full((2, T), 5).at[1, -1].set(6)
-    score = scorer.score(params, language.completions(Prompt(*(x[:2] for x in prompt)), full, end=END))
+    score = scorer.score(params, generation.completion_rollout(Prompt(*(x[:2] for x in prompt)), full, end=END))
     assert abs(float(score[0] - score[1])) > 1e-4
 
 
@@ -311,14 +318,14 @@ def test_generation_is_a_rollout_without_its_bookkeeping():
 
     def written(key, **settings):
         return jax.vmap(
-            lambda prompt: language.generate(policy, params, prompt, key, end=END, max_tokens=T, **settings)
-        )(part.context)
+            lambda prompt: generation.generate(policy, params, prompt, key, end=END, max_tokens=T, **settings)
+        )(part.episodes.context)
 
     greedy = written(jax.random.key(0), greedy=True)
-    made = language.completions(part.context, greedy, end=END)
+    made = generation.completion_rollout(part.episodes.context, greedy, end=END)
     distribution = policy.evaluate(params, made)
     modes = Categorical(distribution.logits(distribution.features)).mode()
-    np.testing.assert_array_equal(greedy.T * made.trains, modes * made.trains)
+    np.testing.assert_array_equal(greedy.T * made.loss_mask, modes * made.loss_mask)
     np.testing.assert_array_equal(written(jax.random.key(1), top_k=1), greedy)
     np.testing.assert_array_equal(written(jax.random.key(1), temperature=1e-4), greedy)
     np.testing.assert_array_equal(written(jax.random.key(1), top_p=1e-6), greedy)
@@ -330,16 +337,16 @@ def test_generation_is_a_rollout_without_its_bookkeeping():
 def test_collecting_ends_with_the_last_episode():
     policy, _ = language.transformer(ENV, **SIZES)
     params = initial(policy)
-    _, part, tally = collected(policy, params, columns=2, seed=2)
+    _, part, stats = collected(policy, params, columns=2, seed=2)
     longest = int(part.steps.mask.sum(0).max())
     assert longest < T  # or this seed shows nothing
     np.testing.assert_array_equal(part.steps.action[longest:], 0)
     lengths = np.asarray(part.steps.mask.sum(0))
-    np.testing.assert_array_equal(part.outcome.parts["tokens"], lengths)
+    np.testing.assert_array_equal(part.episodes.outcome.parts["tokens"], lengths)
     reward = np.asarray(part.steps.reward)
     np.testing.assert_array_equal(reward.sum(0), lengths)
     np.testing.assert_array_equal(reward[lengths.astype(int) - 1, np.arange(2)], lengths)
-    assert float(tally.return_sum) == lengths.sum() == float(tally.steps)
+    assert float(stats.return_sum) == lengths.sum() == float(stats.steps)
 
 
 def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing():
@@ -355,7 +362,7 @@ def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing():
     real = np.asarray(alone.mask) > 0
     np.testing.assert_array_equal(together.mask, alone.mask)
     np.testing.assert_array_equal(np.asarray(together.action)[real], np.asarray(alone.action)[real])
-    assert " select_n" not in str(jax.make_jaxpr(jax.vmap(rollout.anyone))(jnp.zeros((4, 2), bool)))
+    assert " select_n" not in str(jax.make_jaxpr(jax.vmap(vectorize.any_in_batch))(jnp.zeros((4, 2), bool)))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rlhf"])
@@ -365,7 +372,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     settings = {"num_envs": 16, "epochs": 1, "num_minibatches": 1, "learning_rate": 0.1, "max_grad_norm": None}
 
     def updated(chunk_rows):
-        record = ladder.ALGORITHMS[algorithm](**settings, chunk_rows=chunk_rows)._replace(optimizer=ladder.sgd)
+        record = ladder.ALGORITHMS[algorithm](**settings, chunk_rows=chunk_rows)._replace(optimizer=update.sgd)
         learner = policy_gradient(ENV, *networks, record)
         return jax.jit(lambda key: learner.step(learner.init(key), key)[0].params)(jax.random.key(0))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpg import record, report
-from jaxpg.__main__ import main
+from jaxpg import report
+from jaxpg.cli.main import main
+from jaxpg.training import run_directory
 
 pytestmark = pytest.mark.learning
 
@@ -21,7 +22,7 @@ def score(out: Path, *arguments: str) -> float:
     """The interquartile mean at the end of a run."""
     settings = ["--set", "evaluations=1", "--set", "evaluation_episodes=100", "--quiet", "--out", str(out)]
     assert main(["train", *arguments, *settings]) == 0
-    final = record.load_metrics(out)["evaluation_return"][-1]
+    final = run_directory.load_metrics(out)["evaluation_return"][-1]
     print(np.sort(final))
     return float(report.interquartile_mean(final))
 

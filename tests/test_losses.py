@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import ladder, rollout
+from jaxpg import ladder, rollout, update
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Params, Rollout, Transition
 
@@ -37,8 +37,8 @@ CASES = {
     "grpo": ("grpo", {**GROUPS, "kl_coefficient": KL}),
     "rloo": ("rloo", {**GROUPS, "kl": "loss_ratio_k3", "kl_coefficient": KL}),
     "dr_grpo": ("dr_grpo", {**GROUPS, "kl": "loss_k2", "kl_coefficient": KL, "max_length": MAX_LENGTH}),
-    "dapo": ("dapo", {**GROUPS, "max_rounds": 1, "drop_cut_off": True}),
-    "cispo": ("cispo", {**GROUPS, "max_rounds": 1, "clip": 0.3, "clip_high": 0.2}),
+    "dapo": ("dapo", {**GROUPS, "max_resample_rounds": 1, "overlong_filtering": True}),
+    "cispo": ("cispo", {**GROUPS, "max_resample_rounds": 1, "clip": 0.3, "clip_high": 0.2}),
 }
 
 
@@ -83,10 +83,10 @@ def batch(segments: bool) -> Rollout:
             reward[:, b] = 0.0
             reward[LENGTHS[b] - 1, b] = 1.5
         log_prob = np.where(mask, log_prob, 10.0)
-    trains = mask * (np.arange(B) != LEFT_OUT)
-    endings = np.eye(STATES)[rng.integers(STATES, size=(T if segments else 1, B))]
+    loss_mask = mask * (np.arange(B) != LEFT_OUT)
+    final_obs = np.eye(STATES)[rng.integers(STATES, size=(T if segments else 1, B))]
     steps = Transition(np.eye(STATES)[state], action, log_prob, reward, discount, last, mask)
-    return jax.tree.map(jnp.asarray, Rollout(steps, memory=(), trains=trains, endings=endings))
+    return jax.tree.map(jnp.asarray, Rollout(steps, loss_mask, final_obs))
 
 
 # --- the loops
@@ -140,20 +140,20 @@ def slow_groups(name: str, reward: np.ndarray, part: Rollout) -> np.ndarray:
 
 def slow_weights(name: str, part: Rollout) -> np.ndarray:
     """What each step counts for."""
-    trains = np.array(part.trains)
+    loss_mask = np.array(part.loss_mask)
     if name in ("dapo", "cispo"):
-        trains[:, WITHOUT_SIGNAL] = 0
+        loss_mask[:, WITHOUT_SIGNAL] = 0
     if name == "dapo":
-        trains[:, CUT_OFF] = 0
+        loss_mask[:, CUT_OFF] = 0
     weight = np.zeros((T, B))
-    episodes = sum(trains[:, b].any() for b in range(B))
-    for t, b in np.argwhere(trains):
+    episodes = sum(loss_mask[:, b].any() for b in range(B))
+    for t, b in np.argwhere(loss_mask):
         if name in ("grpo", "rloo"):
-            weight[t, b] = 1 / (episodes * trains[:, b].sum())
+            weight[t, b] = 1 / (episodes * loss_mask[:, b].sum())
         elif name == "dr_grpo":
             weight[t, b] = 1 / (episodes * MAX_LENGTH)
         else:
-            weight[t, b] = 1 / trains.sum()
+            weight[t, b] = 1 / loss_mask.sum()
     return weight
 
 
@@ -179,7 +179,7 @@ def slow_loss(name: str, part: Rollout) -> Callable[[np.ndarray, np.ndarray, np.
     reward, weight = slow_rewards(name, part), slow_weights(name, part)
     if learns_values:
         psi, target = slow_gae(reward, part)
-        trained = psi[np.asarray(part.trains) > 0]
+        trained = psi[np.asarray(part.loss_mask) > 0]
         psi = (psi - trained.mean()) / (trained.std(ddof=1) + 1e-8)
     else:
         psi = slow_groups(name, reward, part)
@@ -222,22 +222,22 @@ def slope(function: Callable[[np.ndarray], float], x: np.ndarray, h: float = 1e-
 
 def two_steps(name: str, part: Rollout, monkeypatch: pytest.MonkeyPatch) -> tuple[float, Params, dict]:
     """The learner's loss before it learns from the batch, its parameters afterwards, and its metrics."""
-    tally = rollout.Tally(*(jnp.ones(()) for _ in rollout.Tally._fields))
+    stats = rollout.RolloutStats(*(jnp.ones(()) for _ in rollout.RolloutStats._fields))
 
     def collector(num_envs: int, group_size: int = 1, **_: int) -> rollout.Collector:
-        return rollout.Collector(lambda *_: (), lambda *_: ((), part, tally), num_envs, group_size)
+        return rollout.Collector(lambda *_: (), lambda *_: ((), part, stats), num_envs, group_size)
 
     for way in ("continuing", "episodic"):
         monkeypatch.setattr(rollout, way, collector)
     kind, settings = CASES[name]
-    algorithm, losses = ladder.ALGORITHMS[kind](**SHARED, **settings)._replace(optimizer=ladder.sgd), []
+    algorithm, losses = ladder.ALGORITHMS[kind](**SHARED, **settings)._replace(optimizer=update.sgd), []
 
-    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
-        losses.append(float(objective.loss(params, objective.prepared(batch))[0]))
-        return algorithm.improve(objective, optimizer, learning_rate, params, opt_state, batch, key)
+    def spy_update(objective, optimizer, learning_rate, params, opt_state, batch, key):
+        losses.append(float(objective.loss(params, objective.as_minibatch(batch))[0]))
+        return algorithm.update(objective, optimizer, learning_rate, params, opt_state, batch, key)
 
     policy, critic = tiny.softmax_policy(jnp.asarray(TABLES.policy)), tiny.value_table(jnp.asarray(TABLES.values))
-    learner = policy_gradient(tiny.counter(), policy, critic, algorithm._replace(improve=improve))
+    learner = policy_gradient(tiny.counter(), policy, critic, algorithm._replace(update=spy_update))
     state = learner.init(jax.random.key(0))
     if algorithm.reference_kl:
         state = state._replace(reference=jnp.asarray(TABLES.reference))

@@ -12,9 +12,9 @@ import scipy.signal
 import tiny
 
 from jaxpg import networks
-from jaxpg.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.errors import UserError
-from jaxpg.types import Box, Params, Rollout, Transition
+from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
 SHAPE = (6, 5, 3)
@@ -77,7 +77,7 @@ def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
     obs = rng.normal(size=(steps + 1, batch, *env.observation_space.shape)).astype(np.float32)
     last = rng.random((steps, batch)) < ends
     discount = 1.0 - (last & (rng.random((steps, batch)) < 0.5))
-    endings = rng.normal(size=obs[1:].shape).astype(np.float32)
+    final_obs = rng.normal(size=obs[1:].shape).astype(np.float32)
     zeros = np.zeros((steps, batch), np.float32)
     steps = Transition(
         obs=obs[:-1],
@@ -88,7 +88,7 @@ def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
         last=last,
         mask=zeros + 1,
     )
-    return jax.tree.map(jnp.asarray, Rollout(steps, memory, trains=zeros + 1, endings=endings))
+    return jax.tree.map(jnp.asarray, Rollout(steps, zeros + 1, final_obs, Episodes(memory=memory)))
 
 
 @tiny.jit
@@ -181,7 +181,7 @@ def remembering(request):
     def encoded(obs):
         return np.tanh(np.asarray(obs) @ layer["kernel"] + layer["bias"])
 
-    memory, memories, successors = np.asarray(part.memory), [], []
+    memory, memories, successors = np.asarray(part.episodes.memory), [], []
     next_obs = tiny.next_obs(part)
     for t in range(7):
         memory = step(memory, encoded(part.steps.obs[t]))
@@ -208,7 +208,9 @@ def test_acting_is_one_step_from_a_clear_memory(remembering):
     memory = policy.start(params.policy, part.steps.obs[0, 0])
     assert memory.shape == (3,)
     assert not memory.any()
-    fresh = policy.evaluate(params.policy, part._replace(memory=jnp.zeros_like(part.memory)))
+    fresh = policy.evaluate(
+        params.policy, part._replace(episodes=Episodes(memory=jnp.zeros_like(part.episodes.memory)))
+    )
     distribution, memory = policy.act(params.policy, memory, part.steps.obs[0, 0])
     np.testing.assert_allclose(distribution.logits, fresh.logits[0, 0], rtol=1e-5, atol=1e-5)
     assert memory.any()
@@ -230,14 +232,16 @@ def test_gradients_reach_the_memory_through_time_but_not_across_ends(remembering
     policy, _, params, part, *_ = remembering
 
     def last_logits(memory):
-        return policy.evaluate(params.policy, part._replace(memory=memory)).logits[-1].sum(-1)
+        return policy.evaluate(params.policy, part._replace(episodes=Episodes(memory=memory))).logits[-1].sum(-1)
 
-    influence = np.abs(jax.jacobian(last_logits)(part.memory)).sum((-1, -2))
+    influence = np.abs(jax.jacobian(last_logits)(part.episodes.memory)).sum((-1, -2))
     ended = np.asarray(part.steps.last[:-1]).any(0)
     assert ended.any()
     assert (influence[ended] == 0).all()
     goes_on = part._replace(steps=part.steps._replace(last=jnp.zeros_like(part.steps.last)))
-    grown = jax.grad(lambda m: policy.evaluate(params.policy, goes_on._replace(memory=m)).logits[-1].sum())(part.memory)
+    grown = jax.grad(
+        lambda m: policy.evaluate(params.policy, goes_on._replace(episodes=Episodes(memory=m))).logits[-1].sum()
+    )(part.episodes.memory)
     assert (np.abs(grown).sum(1) > 0).all()
 
 
@@ -252,7 +256,7 @@ def test_values_of_successors_are_those_of_their_observations(cuts):
     discount[[2, 3, 6], [0, 2, 1]] = 0
     last[6, 3] = True  # a time-out in the last row
     steps = part.steps._replace(last=jnp.asarray(last), discount=jnp.asarray(discount))
-    part = part._replace(steps=steps, endings=part.endings[: 1 + max(1, cuts)])  # no more than it can need
+    part = part._replace(steps=steps, final_obs=part.final_obs[: 1 + max(1, cuts)])  # no more than it can need
     _, v_t = critic.values(params, part)
     next_obs = jnp.asarray(np.nan_to_num(tiny.next_obs(part)), jnp.float32)
     expected, _ = critic.values(params, part._replace(steps=steps._replace(obs=next_obs)))

@@ -9,7 +9,8 @@ import pytest
 import tiny
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxpg import ladder, normalization, parallel
+from jaxpg import ladder, parallel, update
+from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
 
 
@@ -25,9 +26,9 @@ def batches(shape=(3,), seed=0):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_moments_are_those_of_all_that_was_seen(shape):
-    moments, seen = normalization.initial_moments(shape), []
+    moments, seen = update.initial_moments(shape), []
     for x, mask in batches(shape):
-        moments = normalization.update_moments(moments, jnp.asarray(x), jnp.asarray(mask))
+        moments = update.update_moments(moments, jnp.asarray(x), jnp.asarray(mask))
         seen.append(x[mask > 0])
         everything = np.concatenate(seen).astype(np.float64)
         assert moments.samples == len(everything)
@@ -38,42 +39,42 @@ def test_moments_are_those_of_all_that_was_seen(shape):
 def test_moments_stay_exact_far_from_zero():
     """Where a sum of squares less the squared mean would lose every digit in float32."""
     x = np.random.default_rng(0).normal(3000.0, 0.1, (50, 20)).astype(np.float32)
-    moments = normalization.initial_moments()
+    moments = update.initial_moments()
     for part in np.split(x, 5):
-        moments = normalization.update_moments(moments, jnp.asarray(part), jnp.ones(part.shape))
+        moments = update.update_moments(moments, jnp.asarray(part), jnp.ones(part.shape))
     np.testing.assert_allclose(moments.variance, x.astype(np.float64).var(), rtol=1e-2)
 
 
 def test_nothing_seen_changes_nothing():
-    empty = normalization.update_moments(normalization.initial_moments(), jnp.full((2, 2), 9.0), jnp.zeros((2, 2)))
+    empty = update.update_moments(update.initial_moments(), jnp.full((2, 2), 9.0), jnp.zeros((2, 2)))
     assert (empty.samples, empty.mean, empty.variance) == (0, 0, 1)
 
 
 def test_devices_share_moments():
-    mesh = Mesh(np.array(jax.devices()[:4]), (parallel.DATA,))
-    columns, everywhere = PartitionSpec(None, parallel.DATA), PartitionSpec()
-    update = parallel.spread(
-        normalization.update_moments, mesh, in_specs=(everywhere, columns, columns), out_specs=everywhere
+    mesh = Mesh(np.array(jax.devices()[:4]), (collectives.DATA,))
+    columns, everywhere = PartitionSpec(None, collectives.DATA), PartitionSpec()
+    over_devices = parallel.spread(
+        update.update_moments, mesh, in_specs=(everywhere, columns, columns), out_specs=everywhere
     )
-    one = four = normalization.initial_moments((3,))
+    one = four = update.initial_moments((3,))
     for x, mask in batches():
-        one = normalization.update_moments(one, jnp.asarray(x), jnp.asarray(mask))
-        four = jax.jit(update)(four, jnp.asarray(x), jnp.asarray(mask))
+        one = update.update_moments(one, jnp.asarray(x), jnp.asarray(mask))
+        four = jax.jit(over_devices)(four, jnp.asarray(x), jnp.asarray(mask))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), four, one)
 
 
 def test_standardised_is_centred_scaled_and_clipped():
-    moments = normalization.Moments(jnp.float32(9), jnp.array([1.0, -2.0]), jnp.array([4.0, 0.25]))
+    moments = update.Moments(jnp.float32(9), jnp.array([1.0, -2.0]), jnp.array([4.0, 0.25]))
     x = jnp.array([[[1.0, -2.0], [3.0, -1.0]], [[100.0, -100.0], [-5.0, -2.5]]])
     expected = [[[0.0, 0.0], [1.0, 2.0]], [[10.0, -10.0], [-3.0, -1.0]]]
-    np.testing.assert_allclose(normalization.standardized(moments, x), expected, rtol=1e-6)
-    np.testing.assert_allclose(normalization.standardized(moments, x[0, 1]), expected[0][1], rtol=1e-6)
-    np.testing.assert_allclose(normalization.standardized(moments, x, limit=1.5)[1, 0], [1.5, -1.5])
+    np.testing.assert_allclose(update.normalize_obs(moments, x), expected, rtol=1e-6)
+    np.testing.assert_allclose(update.normalize_obs(moments, x[0, 1]), expected[0][1], rtol=1e-6)
+    np.testing.assert_allclose(update.normalize_obs(moments, x, limit=1.5)[1, 0], [1.5, -1.5])
 
 
 def test_scaled_is_not_centred():
-    moments = normalization.Moments(jnp.float32(9), jnp.float32(7.0), jnp.float32(4.0))
-    np.testing.assert_allclose(normalization.scaled(moments, jnp.array([[4.0, 0.0, -90.0]])), [[2.0, 0.0, -10.0]])
+    moments = update.Moments(jnp.float32(9), jnp.float32(7.0), jnp.float32(4.0))
+    np.testing.assert_allclose(update.scale_rewards(moments, jnp.array([[4.0, 0.0, -90.0]])), [[2.0, 0.0, -10.0]])
 
 
 def test_forward_returns_are_a_slow_loop():
@@ -85,7 +86,7 @@ def test_forward_returns_are_a_slow_loop():
         for b in range(5):
             expected[t, b] = 0.9 * trace[b] + reward[t, b]
             trace[b] = 0.0 if last[t, b] else expected[t, b]
-    after, sums = normalization.forward_returns(jnp.asarray(start), jnp.asarray(reward), jnp.asarray(last), 0.9)
+    after, sums = update.discounted_reward_sums(jnp.asarray(start), jnp.asarray(reward), jnp.asarray(last), 0.9)
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
     np.testing.assert_allclose(after, trace, rtol=1e-5)
 
@@ -95,13 +96,13 @@ def test_a_learner_scales_rewards_by_the_spread_of_discounted_sums_across_rollou
     env, gamma, seen = tiny.counter(longest=9, time_limit=6), 0.9, []
     algorithm = ladder.a2c(num_envs=4, num_steps=5, gamma=gamma, learning_rate=0.0)
 
-    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+    def spy_update(objective, optimizer, learning_rate, params, opt_state, batch, key):
         seen.append(batch.rollout.steps)
         return params, opt_state, {}
 
     policy, critic = tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2))
     plain, scaled = (
-        policy_gradient(env, policy, critic, algorithm._replace(improve=improve), scale_rewards=scale)
+        policy_gradient(env, policy, critic, algorithm._replace(update=spy_update), scale_rewards=scale)
         for scale in (False, True)
     )
     for learner in (plain, scaled):
@@ -137,19 +138,19 @@ def test_successors_are_on_the_same_scale_as_observations():
     env, seen = tiny.counter(longest=9, time_limit=3), []
     algorithm = ladder.a2c(num_envs=4, num_steps=5, learning_rate=0.0)
 
-    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+    def spy_update(objective, optimizer, learning_rate, params, opt_state, batch, key):
         seen.append(batch.rollout)
         return params, opt_state, {}
 
     policy, critic = tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2))
     for normalize in (False, True):
         learner = policy_gradient(
-            env, policy, critic, algorithm._replace(improve=improve), normalize_observations=normalize
+            env, policy, critic, algorithm._replace(update=spy_update), normalize_observations=normalize
         )
         state = learner.init(jax.random.key(0))
         for i in range(2):
             before, (state, _) = state.scales.observation, learner.step(state, jax.random.key(i))
     raw, got = seen[1], seen[3]
-    assert np.asarray(raw.endings).any((0, 2)).all()
-    for name, x, y in (("obs", raw.steps.obs, got.steps.obs), ("endings", raw.endings, got.endings)):
-        np.testing.assert_allclose(y, normalization.standardized(before, x), rtol=1e-5, err_msg=name)
+    assert np.asarray(raw.final_obs).any((0, 2)).all()
+    for name, x, y in (("obs", raw.steps.obs, got.steps.obs), ("final_obs", raw.final_obs, got.final_obs)):
+        np.testing.assert_allclose(y, update.normalize_obs(before, x), rtol=1e-5, err_msg=name)

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import aggregates, envs, ladder
+from jaxpg import envs, ladder, update
+from jaxpg.objectives import loss_weights
 from jaxpg.policy_gradient import policy_gradient
 
 STATES, ACTIONS, HORIZON = 4, 2, 5
@@ -82,7 +83,7 @@ def gradients(algorithm, mdp, *, critic=None, baseline=0.0, batches=BATCHES):
     states = len(mdp.terminal)
     env = envs.as_env(mdp, HORIZON, "oracle")
     critic = tiny.value_table(jnp.zeros(states) if critic is None else critic)
-    algorithm = algorithm._replace(optimizer=ladder.sgd, learning_rate=partial(ladder.constant, value=1.0))
+    algorithm = algorithm._replace(optimizer=update.sgd, learning_rate=partial(update.constant, value=1.0))
     learner = policy_gradient(env, tiny.softmax_policy(LOGITS[:states]), critic, algorithm)
 
     def one(key):
@@ -145,7 +146,7 @@ def test_without_discount_both_are_the_gradient_of_the_return():
 
 
 def test_a_running_baseline_is_unbiased():
-    assert close(gradients(ladder.reinforce_baseline(average="running", **ALONE), ENDING, baseline=1.7), DROPPED)
+    assert close(gradients(ladder.reinforce_baseline(baseline_kind="running", **ALONE), ENDING, baseline=1.7), DROPPED)
 
 
 def test_a_batch_baseline_is_off_by_its_share_in_its_own_mean():
@@ -159,7 +160,7 @@ def test_a_batch_baseline_is_off_by_its_share_in_its_own_mean():
         return total
 
     bias = -true_gradient(ENDLESS, GAMMA, summed_returns) / (NUM_ENVS * HORIZON)
-    samples = gradients(ladder.reinforce_baseline(average="batch", **ALONE), ENDLESS)
+    samples = gradients(ladder.reinforce_baseline(baseline_kind="batch", **ALONE), ENDLESS)
     assert close(samples, exact(ENDLESS, GAMMA) + bias)
     assert far(samples, exact(ENDLESS, GAMMA))
 
@@ -199,7 +200,7 @@ def test_a2c_over_whole_episodes_is_unbiased_with_any_critic_at_lambda_one():
     whole = ladder.reinforce(**ALONE)
     for lambda_, verdict in ((1.0, close), (0.5, far)):
         algorithm = ladder.a2c(gae_lambda=lambda_, **SEGMENT)
-        algorithm = algorithm._replace(collect=whole.collect, aggregate=whole.aggregate)
+        algorithm = algorithm._replace(collect=whole.collect, loss_weights=whole.loss_weights)
         assert verdict(gradients(algorithm, FORWARD, critic=WRONG_CRITIC), exact(FORWARD, GAMMA))
 
 
@@ -212,7 +213,7 @@ def test_rloo_is_unbiased():
 def test_a_mean_over_each_episode_is_not_the_gradient_where_lengths_differ():
     samples = gradients(ladder.rloo(**ONE_STEP), ENDING)
     assert far(samples, true_gradient(ENDING, GAMMA) / HORIZON)
-    summed = ladder.rloo(**ONE_STEP)._replace(aggregate=partial(aggregates.per_episode_over, length=1))
+    summed = ladder.rloo(**ONE_STEP)._replace(loss_weights=partial(loss_weights.per_episode_over, length=1))
     assert close(gradients(summed, ENDING), true_gradient(ENDING, GAMMA))
 
 
@@ -237,7 +238,7 @@ def test_variance_falls_up_the_ladder():
     rungs = [
         gradients(ladder.reinforce(**plain), FORWARD),
         gradients(ladder.reinforce_to_go(**plain), FORWARD),
-        gradients(ladder.reinforce_baseline(average="running", **plain), FORWARD, baseline=mean),
+        gradients(ladder.reinforce_baseline(baseline_kind="running", **plain), FORWARD, baseline=mean),
         gradients(ladder.actor_critic_mc(**plain), FORWARD, critic=values(FORWARD, 1.0)),
     ]
     assert all(close(samples, true_gradient(FORWARD, 1.0)) for samples in rungs)

@@ -15,9 +15,11 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxpg import envs, ladder, language, networks, parallel
+from jaxpg import envs, ladder, language, networks, parallel, update
 from jaxpg.errors import UserError
+from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.update import optimizers
 
 DEVICES, UPDATES = 4, 3
 EPISODES = {"num_envs": 8}
@@ -39,14 +41,14 @@ TABLE = {
     "reinforce": ("reinforce", EPISODES, counter, mlp, {}),
     "reinforce_to_go": ("reinforce_to_go", EPISODES, counter, mlp, {}),
     "reinforce_baseline": ("reinforce_baseline", EPISODES, counter, mlp, {}),
-    "running baseline": ("reinforce_baseline", EPISODES | {"average": "running"}, counter, mlp, {}),
+    "running baseline": ("reinforce_baseline", EPISODES | {"baseline_kind": "running"}, counter, mlp, {}),
     "actor_critic_mc": ("actor_critic_mc", EPISODES | {"normalize_advantages": True}, counter, mlp, {}),
     "actor_critic_td": ("actor_critic_td", SEGMENT, counter, mlp, {}),
     "a2c, scaled": ("a2c", SEGMENT | {"learning_rate": 0.2}, counter, mlp, SCALED),
     "trpo": ("trpo", SEGMENT | TRUST, counter, mlp, {}),
     "ppo": ("ppo", SEGMENT | WHOLE_BATCH, counter, mlp, {}),
     "ppo, cnn": ("ppo", SEGMENT | WHOLE_BATCH, tiny.pictures(counter), cnn, {}),
-    "ppo, gru, pool": ("ppo", SEGMENT | WHOLE_BATCH | {"start_pool": 2, "target_kl": 0.01}, counter, gru, {}),
+    "ppo, gru, pool": ("ppo", SEGMENT | WHOLE_BATCH | {"reset_pool": 2, "target_kl": 0.01}, counter, gru, {}),
     "grpo": ("grpo", GROUPS, counter, mlp, {}),
     "rloo": ("rloo", GROUPS, counter, mlp, {}),
     "dr_grpo": ("dr_grpo", GROUPS | {"max_length": 4}, counter, mlp, {}),
@@ -56,7 +58,7 @@ TABLE = {
     "rlhf": ("rlhf", EPISODES | WHOLE_BATCH, counter, mlp, {}),
     "rlhf, text": ("rlhf", EPISODES | WHOLE_BATCH, text, decoder, {}),
     "grpo, text": ("grpo", GROUPS, text, decoder, {}),
-    "dapo, text": ("dapo", GROUPS | {"drop_cut_off": True}, text, decoder, {}),
+    "dapo, text": ("dapo", GROUPS | {"overlong_filtering": True}, text, decoder, {}),
 }
 KEYS = jax.random.split(jax.random.key(1), UPDATES)
 
@@ -65,7 +67,7 @@ def make(name, **changes):
     algorithm, settings, env, network, options = TABLE[name]
     settings = {"learning_rate": 0.01} | settings | changes
     record = ladder.ALGORITHMS[algorithm](**settings)
-    record = record._replace(optimizer=partial(ladder.sgd, max_grad_norm=settings.get("max_grad_norm")))
+    record = record._replace(optimizer=partial(update.sgd, max_grad_norm=settings.get("max_grad_norm")))
     return policy_gradient(env, *network(env), record, **options)
 
 
@@ -91,7 +93,7 @@ def over(mesh, learner, states):
     """Where the states lie on a mesh, where the updates take them, and the metrics; all `[S, ...]`."""
     specs = parallel.state_specs(states, mesh)
     program = parallel.spread(
-        parallel.each_seed(updates(learner)),
+        parallel.map_seeds(updates(learner)),
         mesh,
         in_specs=(specs, parallel.PER_SEED),
         out_specs=(specs, parallel.PER_SEED),
@@ -126,7 +128,7 @@ def mapped(transform, learner, state):
     """By `pmap` or `vmap` over the data axis. They count devices by what is mapped, and a runner may be empty."""
     state, axes = split(state)
     run = updates(learner)
-    program = transform(lambda state, keys, _: run(state, keys), axis_name=parallel.DATA, in_axes=(axes, None, 0))
+    program = transform(lambda state, keys, _: run(state, keys), axis_name=collectives.DATA, in_axes=(axes, None, 0))
     return joined(*program(state, KEYS, jnp.arange(DEVICES)))
 
 
@@ -178,7 +180,7 @@ def test_it_is_the_sum_over_devices_that_makes_them_one(name, monkeypatch):
     learner = make(name)
     state = initial(learner)
     expected, _ = on_one(learner, state)
-    monkeypatch.setattr(parallel, "psum", lambda tree: tree)
+    monkeypatch.setattr(collectives, "psum", lambda tree: tree)
     after, _ = by_shard_map(learner, state)
     assert distance(after.params, expected.params) > 1e-4
 
@@ -188,7 +190,7 @@ def test_four_devices_are_four_shards_on_one(name):
     """Also where steps are dealt into minibatches by each device for itself, and groups refilled."""
     changes = {"num_minibatches": 2}
     if name == "dapo":
-        changes |= {"max_rounds": 3}
+        changes |= {"max_resample_rounds": 3}
     learner = make(name, **changes)
     state = initial(learner)
     shards, metrics = by_vmap(learner, state)
@@ -201,7 +203,7 @@ def test_four_devices_are_four_shards_on_one(name):
 def test_devices_wait_for_each_other_while_groups_are_refilled():
     """The counter has groups without signal, on some devices and not on others."""
     env = tiny.counter(actions=2)
-    algorithm = ladder.dapo(**GROUPS, max_rounds=6)._replace(optimizer=ladder.sgd)
+    algorithm = ladder.dapo(**GROUPS, max_resample_rounds=6)._replace(optimizer=update.sgd)
     learner = policy_gradient(env, *mlp(env), algorithm)
     state = initial(learner)
     after, metrics = by_shard_map(learner, state)
@@ -224,7 +226,7 @@ def test_devices_see_different_environments():
 def test_seeds_are_spread_before_environments(seeds, envs, devices, shape):
     mesh = parallel.make_mesh(seeds, envs, jax.devices()[:devices])
     assert mesh.devices.shape == shape
-    assert mesh.axis_names == (parallel.SEED, parallel.DATA)
+    assert mesh.axis_names == (parallel.SEED, collectives.DATA)
 
 
 def test_environments_that_do_not_divide_are_refused():
@@ -246,9 +248,9 @@ def test_seeds_over_devices_are_a_loop_over_seeds():
 
 
 def test_without_devices_the_functions_are_trivial():
-    assert parallel.psum(3.0) == 3.0
-    assert parallel.num_shards() == 1
-    assert parallel.shard_index() == 0
+    assert collectives.psum(3.0) == 3.0
+    assert collectives.num_shards() == 1
+    assert collectives.shard_index() == 0
 
 
 @pytest.mark.parametrize("name", ["grpo, text"])
@@ -273,9 +275,9 @@ def test_devices_that_share_the_parameters_are_one_as_well(name):
 def test_a_large_model_keeps_the_arrays_that_devices_share(monkeypatch):
     """Flattened they would all be gathered; what Adam makes of them is the same."""
     params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(2)}
-    optimizer = ladder.adam(max_grad_norm=1.0)
+    optimizer = update.adam(max_grad_norm=1.0)
     small = optimizer.update(params, optimizer.init(params))
-    monkeypatch.setattr(ladder, "FLAT_BELOW", 8)
+    monkeypatch.setattr(optimizers, "FLAT_BELOW", 8)
     large = optimizer.update(params, optimizer.init(params))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), small[0], large[0])
     assert {x.shape for x in jax.tree.leaves(small[1])} == {(), (8,)}

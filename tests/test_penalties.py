@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from jaxpg import penalties
+from jaxpg.envs.text import rewards
 from jaxpg.errors import UserError
+from jaxpg.objectives import kl as kl_estimators
 
 COEFFICIENT = 0.3
 
@@ -57,24 +58,24 @@ def expected_gradient(loss: Callable[[jax.Array], jax.Array], seed: int, behavio
 def test_estimators_by_hand() -> None:
     log_prob, ref_log_prob = jnp.log(jnp.array([0.5, 0.2])), jnp.log(jnp.array([0.25, 0.4]))
     log2 = np.log(2)
-    np.testing.assert_allclose(penalties.k1(log_prob, ref_log_prob), [log2, -log2], rtol=1e-12)
-    np.testing.assert_allclose(penalties.k2(log_prob, ref_log_prob), [log2**2 / 2] * 2, rtol=1e-12)
-    np.testing.assert_allclose(penalties.k3(log_prob, ref_log_prob), [log2 - 0.5, 1 - log2], rtol=1e-12)
+    np.testing.assert_allclose(kl_estimators.k1(log_prob, ref_log_prob), [log2, -log2], rtol=1e-12)
+    np.testing.assert_allclose(kl_estimators.k2(log_prob, ref_log_prob), [log2**2 / 2] * 2, rtol=1e-12)
+    np.testing.assert_allclose(kl_estimators.k3(log_prob, ref_log_prob), [log2 - 0.5, 1 - log2], rtol=1e-12)
 
 
 def test_k1_and_k3_are_unbiased_and_k2_and_k3_not_negative() -> None:
     log_prob, ref = jax.nn.log_softmax(logits(NEW)), jax.nn.log_softmax(logits(REF))
-    mean = {k: (jnp.exp(log_prob) * k(log_prob, ref)).sum() for k in (penalties.k1, penalties.k3)}
+    mean = {k: (jnp.exp(log_prob) * k(log_prob, ref)).sum() for k in (kl_estimators.k1, kl_estimators.k3)}
     for estimate in mean.values():
         np.testing.assert_allclose(estimate, kl(log_prob, ref), rtol=1e-12)
-    assert (penalties.k1(log_prob, ref) < 0).any()
-    assert (penalties.k2(log_prob, ref) > 0).all()
-    assert (penalties.k3(log_prob, ref) > 0).all()
+    assert (kl_estimators.k1(log_prob, ref) < 0).any()
+    assert (kl_estimators.k2(log_prob, ref) > 0).all()
+    assert (kl_estimators.k3(log_prob, ref) > 0).all()
 
 
 def test_k3_keeps_its_digits_near_the_reference() -> None:
     log_prob, gap = jnp.float32(-1.0), jnp.float32(2.0**-12)
-    np.testing.assert_allclose(penalties.k3(log_prob, log_prob + gap), float(gap) ** 2 / 2, rtol=1e-3)
+    np.testing.assert_allclose(kl_estimators.k3(log_prob, log_prob + gap), float(gap) ** 2 / 2, rtol=1e-3)
 
 
 # --- the placements
@@ -82,7 +83,7 @@ def test_k3_keeps_its_digits_near_the_reference() -> None:
 
 @pytest.mark.parametrize("behaviour", [NEW, OLD])
 def test_loss_ratio_k3_descends_the_kl_whoever_acted(behaviour: int) -> None:
-    in_loss = penalties.reference_kl("loss_ratio_k3", COEFFICIENT).in_loss
+    in_loss = kl_estimators.reference_kl("loss_ratio_k3", COEFFICIENT).in_loss
     old, ref = jax.nn.log_softmax(logits(behaviour)), jax.nn.log_softmax(logits(REF))
     got = expected_gradient(lambda log_prob: in_loss(log_prob, old, ref), NEW, behaviour)
     np.testing.assert_allclose(got, COEFFICIENT * gradient_of_kl(NEW), atol=1e-12)
@@ -90,7 +91,7 @@ def test_loss_ratio_k3_descends_the_kl_whoever_acted(behaviour: int) -> None:
 
 @pytest.mark.parametrize(("placement", "exact"), [("loss_k2", gradient_of_kl), ("loss_k3", gradient_of_reverse_kl)])
 def test_what_k2_and_k3_in_the_loss_descend(placement: str, exact: Callable[[int], NDArray]) -> None:
-    in_loss = penalties.reference_kl(placement, COEFFICIENT).in_loss
+    in_loss = kl_estimators.reference_kl(placement, COEFFICIENT).in_loss
     ref = jax.nn.log_softmax(logits(REF))
     got = expected_gradient(lambda log_prob: in_loss(log_prob, log_prob, ref), NEW, NEW)
     np.testing.assert_allclose(got, COEFFICIENT * exact(NEW), atol=1e-12)
@@ -98,7 +99,7 @@ def test_what_k2_and_k3_in_the_loss_descend(placement: str, exact: Callable[[int
 
 
 def test_k1_in_the_reward_descends_the_kl() -> None:
-    in_reward = penalties.reference_kl("reward_k1", COEFFICIENT).in_reward
+    in_reward = kl_estimators.reference_kl("reward_k1", COEFFICIENT).in_reward
     ref = jax.nn.log_softmax(logits(REF))
 
     def score_function(log_prob: jax.Array) -> jax.Array:
@@ -110,16 +111,16 @@ def test_k1_in_the_reward_descends_the_kl() -> None:
 
 def test_k1_in_the_loss_penalises_nothing_and_is_refused() -> None:
     ref = jax.nn.log_softmax(logits(REF))
-    got = expected_gradient(lambda log_prob: penalties.k1(log_prob, ref), NEW, NEW)
+    got = expected_gradient(lambda log_prob: kl_estimators.k1(log_prob, ref), NEW, NEW)
     np.testing.assert_allclose(got, 0, atol=1e-12)
     with pytest.raises(UserError, match="expectation is zero"):
-        penalties.reference_kl("loss_k1", COEFFICIENT)
+        kl_estimators.reference_kl("loss_k1", COEFFICIENT)
 
 
 @pytest.mark.parametrize("placement", ["loss_k2", "loss_k3", "loss_ratio_k3"])
 def test_in_the_loss_only_the_policy_is_trained(placement: str) -> None:
-    in_loss = penalties.reference_kl(placement, COEFFICIENT).in_loss
-    assert penalties.reference_kl(placement, COEFFICIENT).in_reward is None
+    in_loss = kl_estimators.reference_kl(placement, COEFFICIENT).in_loss
+    assert kl_estimators.reference_kl(placement, COEFFICIENT).in_reward is None
     args = tuple(jax.nn.log_softmax(logits(seed)) for seed in (NEW, OLD, REF))
     by_log_prob, by_old, by_ref = jax.grad(lambda *x: in_loss(*x).sum(), argnums=(0, 1, 2))(*args)
     assert (by_log_prob != 0).any()
@@ -129,13 +130,13 @@ def test_in_the_loss_only_the_policy_is_trained(placement: str) -> None:
 
 def test_an_unknown_placement_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"'k3'.*loss_k2, loss_k3, loss_ratio_k3, reward_k1"):
-        penalties.reference_kl("k3", COEFFICIENT)
+        kl_estimators.reference_kl("k3", COEFFICIENT)
 
 
 @pytest.mark.parametrize("placement", ["reward_k1", "loss_k2", "loss_k3", "loss_ratio_k3"])
 def test_equal_settings_give_equal_records(placement: str) -> None:
     def parts(coefficient: float) -> list[tuple]:
-        return [f and (f.func, f.keywords) for f in penalties.reference_kl(placement, coefficient)]
+        return [f and (f.func, f.keywords) for f in kl_estimators.reference_kl(placement, coefficient)]
 
     assert parts(0.1) == parts(0.1)
     assert parts(0.1) != parts(0.2)
@@ -143,7 +144,7 @@ def test_equal_settings_give_equal_records(placement: str) -> None:
 
 def test_the_coefficient_may_be_mapped_over() -> None:
     args = tuple(jax.nn.log_softmax(logits(seed)) for seed in (NEW, OLD, REF))
-    mapped = jax.jit(jax.vmap(lambda c: penalties.reference_kl("loss_k3", c).in_loss(*args)))(jnp.array([1.0, 2.0]))
+    mapped = jax.jit(jax.vmap(lambda c: kl_estimators.reference_kl("loss_k3", c).in_loss(*args)))(jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(mapped[1], 2 * mapped[0], rtol=1e-12)
 
 
@@ -153,5 +154,5 @@ def test_the_coefficient_may_be_mapped_over() -> None:
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.float64])
 def test_overlong_penalty(dtype: type) -> None:
     length = jnp.array([0, 16, 17, 18, 19, 20, 21, 90], dtype)
-    got = jax.jit(penalties.overlong_penalty)(length, 20, 4)
+    got = jax.jit(rewards.overlong_penalty)(length, 20, 4)
     np.testing.assert_allclose(got, [0, 0, -0.25, -0.5, -0.75, -1, -1, -1], rtol=1e-12)

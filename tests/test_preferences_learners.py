@@ -16,26 +16,30 @@ import pytest
 import tiny
 from test_parallel import by_shard_map, distance, on_one
 
-from jaxpg import checkpoint, ladder, options, parallel
-from jaxpg.distributions import Categorical
 from jaxpg.envs.text import PAD, PairData, Task, Verdict
-from jaxpg.envs.text.environment import text_env
 from jaxpg.envs.text.problems import reverse
+from jaxpg.envs.text.text_env import text_env
 from jaxpg.errors import UserError
-from jaxpg.language import Scorer, completions, scorer, transformer
+from jaxpg.experiments import signatures
+from jaxpg.models.distributions import Categorical
+from jaxpg.models.generation import completion_rollout
+from jaxpg.models.language_model import RewardModel, transformer, transformer_reward_model
+from jaxpg.parallel import collectives
 from jaxpg.preferences import (
     Pairs,
     PreferencePair,
-    corrupted,
+    corrupted_demonstrations,
     dpo,
     held_out_accuracy,
-    labelled,
-    pairs_of,
-    recorded,
+    judged_pairs,
+    make_pairs,
     reward_model,
     sft,
+    stored_pairs,
 )
+from jaxpg.training import checkpoint
 from jaxpg.types import Policy, Prompt
+from jaxpg.update import optimizers
 
 V, P, T = 7, 3, 5
 KEY = jax.random.key(3)
@@ -89,7 +93,7 @@ def counting():
         steps = rollout.steps
         return jnp.tanh((params[steps.action] * steps.mask).sum(0))
 
-    return Scorer(init=lambda key: jax.random.normal(key, (V,)), score=score)
+    return RewardModel(init=lambda key: jax.random.normal(key, (V,)), score=score)
 
 
 def length(problem, completion, length):
@@ -100,7 +104,7 @@ def length(problem, completion, length):
 def word_pairs(end=1, unique=False):
     """The pairs of `words`, longer ones preferred."""
     task = words(end, unique)
-    return labelled(task, task, length, sharpness=2.0)
+    return judged_pairs(task, task, length, sharpness=2.0)
 
 
 LEARNERS = {
@@ -122,7 +126,7 @@ def make(name, **settings):
 @pytest.fixture
 def plain_descent(monkeypatch):
     """Adam would hide a gradient that is wrong by a factor."""
-    monkeypatch.setattr(ladder, "adam", ladder.sgd)
+    monkeypatch.setattr(optimizers, "adam", optimizers.sgd)
 
 
 @pytest.fixture
@@ -135,10 +139,10 @@ def seen(monkeypatch):
 
     def spy(prompt, tokens, *, end):
         jax.debug.callback(note, prompt, tokens, ordered=True)
-        return completions(prompt, tokens, end=end)
+        return completion_rollout(prompt, tokens, end=end)
 
     for module in ("sft", "pairs"):
-        monkeypatch.setattr(importlib.import_module(f"jaxpg.preferences.{module}"), "completions", spy)
+        monkeypatch.setattr(importlib.import_module(f"jaxpg.preferences.{module}"), "completion_rollout", spy)
     return batches
 
 
@@ -287,7 +291,7 @@ def test_it_is_the_sum_over_devices_that_makes_them_one(name, plain_descent, mon
     learner = make(name)
     state = initial(learner)
     after, _ = on_one(learner, state)
-    monkeypatch.setattr(parallel, "psum", lambda tree: tree)
+    monkeypatch.setattr(collectives, "psum", lambda tree: tree)
     states, _ = by_shard_map(learner, state)
     assert distance(states.params, after.params) > 1e-4
 
@@ -343,7 +347,7 @@ def test_adopted_policies_are_where_learning_begins():
     given = jnp.full((V, V), 2.0)
     for name in ("sft", "dpo"):
         learner = make(name)
-        state = learner.adopt(initial(learner), given)
+        state = learner.with_policy(initial(learner), given)
         equal(state.params.policy, given)
         after, _ = step(learner, state)
         assert distance(after.params, state.params) > 1e-3
@@ -357,14 +361,14 @@ def test_adopted_policies_are_where_learning_begins():
 def test_a_reward_model_puts_its_own_head_on_a_policy():
     env = tiny.counter()._replace(context=lambda state: ())
     policy, _ = transformer(env, width=8, layers=1, heads=2)
-    learner = reward_model(word_pairs(), scorer(env, width=8, layers=1, heads=2))
+    learner = reward_model(word_pairs(), transformer_reward_model(env, width=8, layers=1, heads=2))
     state, params = initial(learner), policy.init(KEY)
-    adopted = learner.adopt(state, params).params.critic["params"]
+    adopted = learner.with_policy(state, params).params.critic["params"]
     equal(adopted["embedding"], params["params"]["embedding"])
     equal(adopted["head"], state.params.critic["params"]["head"])
     other, _ = transformer(env, width=8, layers=2, heads=2)
     with pytest.raises(UserError, match="another network than the reward model"):
-        learner.adopt(state, other.init(KEY))
+        learner.with_policy(state, other.init(KEY))
 
 
 def test_a_reward_model_does_not_play():
@@ -375,7 +379,7 @@ def test_a_reward_model_does_not_play():
 
 @pytest.mark.parametrize("learner", [sft, reward_model, dpo])
 def test_every_setting_has_a_meaning(learner):
-    settings = options.options(learner)
+    settings = signatures.options(learner)
     assert {"batch_size", "learning_rate", "anneal_steps", "max_grad_norm", "micro_batches"} <= settings.keys()
     assert all(option.meaning for option in settings.values())
 
@@ -407,37 +411,37 @@ def lengths(tokens):
 def test_a_sharp_judge_is_always_right_and_a_dull_one_tosses_coins():
     task = words()
     for sharpness, low, high in ((1e6, 1.0, 1.0), (5.0, 0.75, 0.95), (0.0, 0.4, 0.6)):
-        pairs = drawn(labelled(task, task, length, sharpness=sharpness).draw, 512)
+        pairs = drawn(judged_pairs(task, task, length, sharpness=sharpness).draw, 512)
         chosen, rejected = lengths(pairs.chosen), lengths(pairs.rejected)
         differ = chosen != rejected
         assert low <= (chosen > rejected)[differ].mean() <= high
     expected = [1 / (1 + math.exp(-5.0 * abs(c - r) / T)) for c, r in zip(chosen, rejected, strict=True)]
-    pairs = drawn(labelled(task, task, length, sharpness=5.0).draw, 512)
+    pairs = drawn(judged_pairs(task, task, length, sharpness=5.0).draw, 512)
     right = lengths(pairs.chosen) > lengths(pairs.rejected)
     assert abs(right[differ].mean() - np.array(expected)[differ].mean()) < 0.06
 
 
 def test_few_pairs_come_again_and_again_with_the_same_label():
     task = words()
-    pairs = drawn(labelled(task, task, length, num_pairs=5, sharpness=0.1).draw)
+    pairs = drawn(judged_pairs(task, task, length, num_pairs=5, sharpness=0.1).draw)
     rows = {
         (c.tobytes(), r.tobytes()) for c, r in zip(np.asarray(pairs.chosen), np.asarray(pairs.rejected), strict=True)
     }
     assert len(rows) == 5
     with pytest.raises(UserError, match="num_pairs must be at least 1"):
-        labelled(task, task, length, num_pairs=0)
+        judged_pairs(task, task, length, num_pairs=0)
 
 
 def test_held_out_pairs_are_of_the_held_out_task():
     marked = words()._replace(prompt=lambda problem: jnp.full(P, V - 1))
-    pairs = labelled(words(), marked, length)
+    pairs = judged_pairs(words(), marked, length)
     assert (drawn(pairs.held_out).prompt.tokens == V - 1).all()
     assert (drawn(pairs.draw).prompt.tokens != V - 1).any()
 
 
 def test_slips_happen_before_the_end_at_their_rate():
     task = words()._replace(demonstration=lambda problem, key: jnp.array([2, 2, 2, 1, 0]))
-    write = corrupted(task, rate=0.5)
+    write = corrupted_demonstrations(task, rate=0.5)
     tokens = np.asarray(jax.vmap(lambda key: write((), key))(jax.random.split(KEY, 2000)))
     assert (tokens[:, 3] == 1).all()
     assert (tokens[:, 4] == 0).all()
@@ -450,23 +454,23 @@ def test_recorded_pairs_are_drawn_whole_and_each_from_its_split():
         prompt = Prompt(jnp.broadcast_to(number, (len(numbers), P)), jnp.ones((len(numbers), P), bool))
         return PairData(prompt, number + 100, number + 200)
 
-    pairs = recorded(numbered([1, 2, 3]), numbered([7, 8]), end=1)
+    pairs = stored_pairs(numbered([1, 2, 3]), numbered([7, 8]), end=1)
     for draw, numbers in ((pairs.draw, {1, 2, 3}), (pairs.held_out, {7, 8})):
         some = drawn(draw, 100)
         assert set(np.asarray(some.prompt.tokens[:, 0]).tolist()) == numbers
         np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 100, some.chosen[:, 0])
         np.testing.assert_array_equal(some.prompt.tokens[:, 0] + 200, some.rejected[:, 0])
     with pytest.raises(UserError, match="3 pairs to learn from and 0 held out"):
-        recorded(numbered([1, 2, 3]), jax.tree.map(lambda x: x[:0], numbered([1])), end=1)
+        stored_pairs(numbered([1, 2, 3]), jax.tree.map(lambda x: x[:0], numbered([1])), end=1)
 
 
 def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
     train, test = (reverse(length=3, letters=6, min_length=3, split=split) for split in ("train", "test"))
     with pytest.raises(UserError, match=r"All demonstrations of reverse are right.*slip_rate above 0"):
-        pairs_of(train, test)
+        make_pairs(train, test)
     with pytest.raises(UserError, match="slip_rate is a probability"):
-        pairs_of(train, test, slip_rate=1.5)
-    judged = pairs_of(train, test, slip_rate=0.3, sharpness=1e6)
+        make_pairs(train, test, slip_rate=1.5)
+    judged = make_pairs(train, test, slip_rate=0.3, sharpness=1e6)
 
     some = drawn(judged.draw, 100)
     backwards = np.asarray(some.prompt.tokens)[:, 2::-1]
@@ -478,7 +482,7 @@ def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
     words = ["".join(word) for word in itertools.product("abc", repeat=3)]
     lines = [json.dumps({"prompt": word + "=", "chosen": word[::-1], "rejected": word}) for word in words]
     file.write_text("\n".join(lines))
-    pairs = pairs_of(train, test, file=str(file))
+    pairs = make_pairs(train, test, file=str(file))
     some, others = drawn(pairs.draw), drawn(pairs.held_out)
     for pair, held_out in ((some, False), (others, True)):  # as the task has it
         prompts = [train.vocabulary.decode(row) for row in np.asarray(pair.prompt.tokens)]
@@ -535,8 +539,8 @@ def worth(problem, completion, length):
 
 def test_a_reward_model_tells_held_out_pairs_apart():
     task = words()
-    pairs = labelled(task, task, worth, sharpness=20.0)
-    judge = scorer(text_env(task), **SMALL)
+    pairs = judged_pairs(task, task, worth, sharpness=20.0)
+    judge = transformer_reward_model(text_env(task), **SMALL)
     state, metrics = learned(reward_model(pairs, judge, batch_size=64, learning_rate=5e-3), 100)
     accuracy = jax.jit(partial(held_out_accuracy, pairs, judge, num_pairs=512))(state.params.critic, KEY)
     assert accuracy > 0.85
@@ -546,7 +550,7 @@ def test_a_reward_model_tells_held_out_pairs_apart():
 def test_dpo_moves_towards_the_chosen_ones():
     task = words()
     policy, _ = transformer(text_env(task), **SMALL)
-    pairs = labelled(task, task, worth, sharpness=20.0)
+    pairs = judged_pairs(task, task, worth, sharpness=20.0)
     _, metrics = learned(dpo(pairs, policy, batch_size=32, learning_rate=3e-3), 100)
     assert metrics["margin"] > 0.3
     assert metrics["accuracy"] > 0.7

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxpg import ladder
-from jaxpg.__main__ import main
+from jaxpg.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

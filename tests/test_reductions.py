@@ -11,7 +11,8 @@ import pytest
 import scipy.stats
 import tiny
 
-from jaxpg import advantages, aggregates, envs, groups, ladder, networks, rollout, surrogates
+from jaxpg import envs, ladder, networks, rollout, update
+from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.policy_gradient import policy_gradient
 
 ENV = tiny.counter()
@@ -27,9 +28,9 @@ PLAIN = {"max_grad_norm": None, "normalize_advantages": False}
 ALONE = WHOLE | ONE_STEP | PLAIN | {"kl": None}
 
 
-def update(algorithm, env=ENV, iterations=1):
+def one_update(algorithm, env=ENV, iterations=1):
     """How iterations of plain gradient descent move the parameters of a linear policy and a linear critic."""
-    algorithm = algorithm._replace(optimizer=ladder.sgd)
+    algorithm = algorithm._replace(optimizer=update.sgd)
     features, actions = env.observation_space.shape[0], env.action_space.n
     policy = tiny.softmax_policy(0.1 * jnp.arange(float(features * actions)).reshape(features, actions))
     learner = policy_gradient(env, policy, tiny.value_table(jnp.ones(features)), algorithm)
@@ -51,80 +52,82 @@ def same(one, other):
 def test_an_infinite_clip_is_the_importance_ratio():
     # The critic, which no clip concerns, stands still: at this step size it would drown the policy.
     settings = SEGMENT | {"epochs": 3, "num_minibatches": 2, "learning_rate": 0.5, "value_coefficient": 0.0}
-    ratio = update(ladder.ppo(**settings)._replace(surrogate=surrogates.importance_ratio))
-    assert same(update(ladder.ppo(clip=np.inf, **settings)), ratio)
-    assert not same(update(ladder.ppo(clip=0.01, **settings)), ratio)
+    ratio = one_update(ladder.ppo(**settings)._replace(surrogate=surrogates.importance_ratio))
+    assert same(one_update(ladder.ppo(clip=np.inf, **settings)), ratio)
+    assert not same(one_update(ladder.ppo(clip=0.01, **settings)), ratio)
 
 
 @pytest.mark.parametrize("normalize_advantages", [False, True])
 def test_ppo_of_one_epoch_and_one_minibatch_is_a2c(normalize_advantages):
     shared = SEGMENT | {"normalize_advantages": normalize_advantages, "gae_lambda": 0.9, "max_grad_norm": None}
-    a2c = update(ladder.a2c(**shared))
-    assert same(update(ladder.ppo(**shared, **ONE_STEP)), a2c)
-    assert not same(update(ladder.ppo(**shared, epochs=2, num_minibatches=1)), a2c)
+    a2c = one_update(ladder.a2c(**shared))
+    assert same(one_update(ladder.ppo(**shared, **ONE_STEP)), a2c)
+    assert not same(one_update(ladder.ppo(**shared, epochs=2, num_minibatches=1)), a2c)
 
 
 def test_one_minibatch_steps_where_the_gradient_of_the_importance_ratio_points():
     shared = SEGMENT | PLAIN | {"gae_lambda": 0.9}
     ratio = ladder.a2c(**shared)._replace(surrogate=surrogates.importance_ratio)
-    assert same(update(ratio), update(ladder.a2c(**shared)))
+    assert same(one_update(ratio), one_update(ladder.a2c(**shared)))
 
 
 def test_lambda_one_is_the_n_step_return_of_the_segment_and_lambda_zero_one_step():
     td = ladder.actor_critic_td(**SEGMENT)
-    assert same(update(ladder.a2c(gae_lambda=1.0, **SEGMENT)), update(td))
+    assert same(one_update(ladder.a2c(gae_lambda=1.0, **SEGMENT)), one_update(td))
     one_step = td._replace(credit=partial(advantages.n_step, n=1))
-    assert same(update(ladder.a2c(gae_lambda=0.0, **SEGMENT)), update(one_step))
-    assert not same(update(td), update(one_step))
+    assert same(one_update(ladder.a2c(gae_lambda=0.0, **SEGMENT)), one_update(one_step))
+    assert not same(one_update(td), one_update(one_step))
 
 
 def test_lambda_one_over_whole_episodes_is_monte_carlo_minus_value():
     mc = ladder.actor_critic_mc(**WHOLE)
-    assert same(update(mc._replace(credit=partial(advantages.generalized, lambda_=1.0))), update(mc))
+    assert same(one_update(mc._replace(credit=partial(advantages.generalized_advantage, lambda_=1.0))), one_update(mc))
 
 
 def test_a_baseline_that_has_seen_nothing_is_none():
     settings = WHOLE | {"learning_rate": 1e-3}
-    baseline, to_go = ladder.reinforce_baseline(average="running", **settings), ladder.reinforce_to_go(**settings)
-    assert same(update(baseline), update(to_go))
-    assert not same(update(baseline, iterations=2), update(to_go, iterations=2))
+    baseline, to_go = ladder.reinforce_baseline(baseline_kind="running", **settings), ladder.reinforce_to_go(**settings)
+    assert same(one_update(baseline), one_update(to_go))
+    assert not same(one_update(baseline, iterations=2), one_update(to_go, iterations=2))
 
 
 def test_an_episode_of_one_step_has_one_return():
-    assert same(update(ladder.reinforce(**WHOLE), BANDIT), update(ladder.reinforce_to_go(**WHOLE), BANDIT))
-    assert not same(update(ladder.reinforce(**WHOLE)), update(ladder.reinforce_to_go(**WHOLE)))
+    assert same(one_update(ladder.reinforce(**WHOLE), BANDIT), one_update(ladder.reinforce_to_go(**WHOLE), BANDIT))
+    assert not same(one_update(ladder.reinforce(**WHOLE)), one_update(ladder.reinforce_to_go(**WHOLE)))
 
 
 def test_one_group_is_the_batch_and_its_mean_the_batch_baseline():
     """On episodes of one step, where the mean over steps is the mean over episodes."""
-    batch = update(ladder.reinforce_baseline(**WHOLE), BANDIT)
-    assert same(update(ladder.dr_grpo(group_size=8, max_length=1, **ALONE), BANDIT), batch)
-    assert not same(update(ladder.dr_grpo(group_size=4, max_length=1, **ALONE), BANDIT), batch)
+    batch = one_update(ladder.reinforce_baseline(**WHOLE), BANDIT)
+    assert same(one_update(ladder.dr_grpo(group_size=8, max_length=1, **ALONE), BANDIT), batch)
+    assert not same(one_update(ladder.dr_grpo(group_size=4, max_length=1, **ALONE), BANDIT), batch)
 
 
 def test_equal_lengths_make_grpo_and_dr_grpo_weigh_alike():
     equal, unequal = jnp.ones((5, 8)), (jnp.arange(5)[:, None] <= jnp.arange(8)[None, :]).astype(jnp.float32)
-    np.testing.assert_allclose(aggregates.per_episode(equal), aggregates.per_episode_over(equal, 5), rtol=1e-6)
-    np.testing.assert_allclose(aggregates.per_episode(equal), aggregates.per_step(equal), rtol=1e-6)
-    ratio = aggregates.per_episode(unequal)[0] / aggregates.per_episode_over(unequal, 5)[0]
+    np.testing.assert_allclose(loss_weights.per_episode(equal), loss_weights.per_episode_over(equal, 5), rtol=1e-6)
+    np.testing.assert_allclose(loss_weights.per_episode(equal), loss_weights.per_step(equal), rtol=1e-6)
+    ratio = loss_weights.per_episode(unequal)[0] / loss_weights.per_episode_over(unequal, 5)[0]
     np.testing.assert_allclose(ratio, 5 / unequal.sum(0), rtol=1e-6)
 
 
 def test_equal_lengths_make_rloo_and_dr_grpo_proportional():
     env = tiny.counter(shortest=9, longest=9, time_limit=4)
     settings = ALONE | {"group_size": 4}
-    rloo, dr_grpo = update(ladder.rloo(**settings), env), update(ladder.dr_grpo(max_length=4, **settings), env)
+    rloo, dr_grpo = one_update(ladder.rloo(**settings), env), one_update(ladder.dr_grpo(max_length=4, **settings), env)
     assert same(rloo, dr_grpo * 4 / 3)
 
 
 def test_a_penalty_without_weight_or_a_reference_that_keeps_up_is_none():
     settings = ALONE | {"epochs": 2, "group_size": 4}
-    none = update(ladder.grpo(**settings), iterations=2)
+    none = one_update(ladder.grpo(**settings), iterations=2)
     settings |= {"kl": "loss_k3"}
-    assert same(update(ladder.grpo(kl_coefficient=0.0, **settings), iterations=2), none)
-    assert not same(update(ladder.grpo(kl_coefficient=1.0, **settings), iterations=2), none)
+    assert same(one_update(ladder.grpo(kl_coefficient=0.0, **settings), iterations=2), none)
+    assert not same(one_update(ladder.grpo(kl_coefficient=1.0, **settings), iterations=2), none)
     follows = {"kl_coefficient": 1.0, "reference_rate": 1.0, **settings, "epochs": 1}
-    assert same(update(ladder.grpo(**follows), iterations=2), update(ladder.grpo(**ALONE, group_size=4), iterations=2))
+    assert same(
+        one_update(ladder.grpo(**follows), iterations=2), one_update(ladder.grpo(**ALONE, group_size=4), iterations=2)
+    )
 
 
 def first_round(collector):
@@ -139,19 +142,19 @@ def first_round(collector):
 def test_dapo_with_signal_everywhere_is_grpo_weighing_all_steps_alike():
     settings = WHOLE | ONE_STEP | PLAIN | {"group_size": 4, "clip_high": 0.28}
     grpo = ladder.grpo(kl=None, **settings)
-    grpo = grpo._replace(aggregate=aggregates.per_step, collect=first_round(grpo.collect))
-    assert same(update(ladder.dapo(max_rounds=3, **settings)), update(grpo))
+    grpo = grpo._replace(loss_weights=loss_weights.per_step, collect=first_round(grpo.collect))
+    assert same(one_update(ladder.dapo(max_resample_rounds=3, **settings)), one_update(grpo))
 
 
 def test_refilling_where_every_group_has_signal_changes_nothing():
     policy = tiny.softmax_policy(jnp.zeros((2, 3)))
     plain = rollout.episodic(num_envs=8, group_size=4)
-    refilled = groups.refilled(plain, max_rounds=3, gamma=0.99)
+    refilled = rollout.with_dynamic_sampling(plain, max_resample_rounds=3, gamma=0.99)
     args = ENV, policy, jnp.zeros((2, 3)), (), jax.random.key(1)
-    _, expected, tally = first_round(plain).collect(*args)
+    _, expected, stats = first_round(plain).collect(*args)
     _, got, more = refilled.collect(*args)
-    assert groups.has_signal(expected, 4, 0.99).all()
-    jax.tree.map(np.testing.assert_array_equal, (got, more), (expected, tally))
+    assert rollout.has_signal(expected, 4, 0.99).all()
+    jax.tree.map(np.testing.assert_array_equal, (got, more), (expected, stats))
 
 
 def test_a_small_trust_region_step_is_the_natural_gradient():
@@ -170,14 +173,14 @@ def test_a_small_trust_region_step_is_the_natural_gradient():
         return (batch.weight * old.kl(objective.distribution(params._replace(policy=unravel(flat)), batch))).sum()
 
     def loss(flat):
-        return objective.policy_loss(params._replace(policy=unravel(flat)), objective.prepared(batch))[0]
+        return objective.policy_loss(params._replace(policy=unravel(flat)), objective.as_minibatch(batch))[0]
 
     fisher = np.asarray(jax.jit(jax.hessian(mean_kl))(flat), np.float64) + damping * np.eye(flat.size)
     gradient = np.asarray(jax.grad(loss)(flat), np.float64)
     natural = -np.linalg.solve(fisher, gradient)
     expected = natural * np.sqrt(2 * max_kl / (natural @ fisher @ natural))
 
-    improve_ = tiny.jit(partial(algorithm.improve, objective, ladder.sgd(), 0.0))
+    improve_ = tiny.jit(partial(algorithm.update, objective, update.sgd(), 0.0))
     after, _, metrics = improve_(params, (), batch, jax.random.key(0))
     step = np.asarray(jax.flatten_util.ravel_pytree(after.policy)[0] - flat)
     assert metrics["accepted"] == 1
@@ -198,11 +201,11 @@ def _cosine(x, y):
 LENGTHS = {"shortest": 1, "longest": 4, "time_limit": 4}
 
 
-def starts(start_pool, columns=4000, num_steps=4):
+def starts(reset_pool, columns=4000, num_steps=4):
     """Lengths of the first and second episode that begin inside a segment, one pair per column."""
     env = tiny.counter(**LENGTHS)
     policy = tiny.softmax_policy(jnp.zeros((2, 3)))
-    collector = rollout.continuing(num_envs=columns, num_steps=num_steps, start_pool=start_pool)
+    collector = rollout.continuing(num_envs=columns, num_steps=num_steps, reset_pool=reset_pool)
 
     def run(key):
         runner = collector.init(env, policy, policy.init(key), key)
@@ -220,10 +223,10 @@ def starts(start_pool, columns=4000, num_steps=4):
     return first, np.where(ended, second, 0)
 
 
-@pytest.mark.parametrize("start_pool", [0, 4])
-def test_start_states_from_a_pool_are_distributed_as_fresh_ones(start_pool):
+@pytest.mark.parametrize("reset_pool", [0, 4])
+def test_start_states_from_a_pool_are_distributed_as_fresh_ones(reset_pool):
     """Each, and two in a row; four steps cannot end more than the four episodes of the pool."""
-    first, second = starts(start_pool)
+    first, second = starts(reset_pool)
     counts = np.bincount(first, minlength=5)[1:]
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
     pairs = np.histogram2d(first[first < 4], second[first < 4], bins=[[1, 2, 3, 4], [1, 2, 3, 4, 5]])[0]

@@ -154,13 +154,13 @@ def test_labels_keep_apart_and_near(wanted):
 # Comparison
 
 
-def toy_runs() -> dict[str, report.Run]:
+def toy_runs() -> dict[str, report.RunResult]:
     finals = {
         "ppo": np.array([98.0, 99.0, 100.0, 97.0, 20.0, 99.5]),
         "reinforce": np.array([40.0, 45, 50, 55, 60, np.nan]),
     }
     rates = {"ppo": 123_456.0, "reinforce": 999.4}
-    return {name: report.Run(*curve, finals[name], 75.0, rates[name]) for name, curve in toy_curves().items()}
+    return {name: report.RunResult(*curve, finals[name], 75.0, rates[name]) for name, curve in toy_curves().items()}
 
 
 class Outline(HTMLParser):
@@ -194,7 +194,7 @@ def test_a_comparison_is_written_in_full(tmp_path):
         "Configurations": {"ppo": {"gamma": 0.99}},
     }
     runs = dict(zip(["ppo", "<i>ours"], toy_runs().values(), strict=True))
-    summaries = report.compare(runs, tmp_path, title="A & B", threshold=80.0, details=details)
+    summaries = report.write_comparison(runs, tmp_path, title="A & B", threshold=80.0, details=details)
     assert summaries["ppo"].iqm.value == pytest.approx(98.375)  # the mean of 97, 98, 99 and 99.5
     assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.html", "learning_curve.png"}
 

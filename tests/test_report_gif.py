@@ -8,11 +8,11 @@ from PIL import Image
 
 from jaxpg import envs
 from jaxpg.envs import text
-from jaxpg.evaluate import Episode, play
 from jaxpg.report import render_gif
-from jaxpg.report.boards import _explore, observations
-from jaxpg.report.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
-from jaxpg.report.gif import HOLD, SCENES, draw_frame, trimmed
+from jaxpg.report.episodes.boards import _explore, observations
+from jaxpg.report.episodes.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
+from jaxpg.report.episodes.gif import HOLD, SCENES, draw_frame, trimmed
+from jaxpg.rollout.evaluation import RecordedEpisode, record_episode
 from jaxpg.types import Actor, Discrete, Env
 
 
@@ -25,9 +25,9 @@ def random_actor(env: Env) -> Actor:
     return Actor(lambda obs: (), act)
 
 
-def some_episode(env: Env, steps: int = 3) -> Episode:
+def some_episode(env: Env, steps: int = 3) -> RecordedEpisode:
     env = env._replace(time_limit=min(steps, env.time_limit))
-    return jax.jit(lambda key: play(env, random_actor(env), key, greedy=False))(jax.random.key(1))
+    return jax.jit(lambda key: record_episode(env, random_actor(env), key, greedy=False))(jax.random.key(1))
 
 
 WITHOUT_PICTURES = {"MNISTBandit-bsuite", *text.TASKS, "json_lines"}
@@ -58,7 +58,7 @@ def frame_of(name: str, action, **fields) -> np.ndarray:
     state, obs = env.reset(jax.random.key(0))
     state = state.replace(**{field: jnp.asarray(value, jnp.float32) for field, value in fields.items()})
     twice = jax.tree.map(lambda x: np.stack([x, x]), (state, obs))
-    episode = Episode(*twice, np.asarray(action)[None], np.zeros(1, np.float32), np.asarray(1))
+    episode = RecordedEpisode(*twice, np.asarray(action)[None], np.zeros(1, np.float32), np.asarray(1))
     return np.asarray(draw_frame(env, SCENES[name](env, episode), episode, 0))
 
 

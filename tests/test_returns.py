@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jaxpg import returns
 from jaxpg.errors import UserError
+from jaxpg.objectives import returns
 
 GAMMA, LAMBDA = 0.9, 0.7
 

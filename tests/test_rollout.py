@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import advantages, groups, parallel, rollout
+from jaxpg import rollout
 from jaxpg.errors import UserError
-from jaxpg.types import Array, Box, Env, Policy, Rollout, TimeStep, Transition
+from jaxpg.objectives import advantages
+from jaxpg.parallel import collectives
+from jaxpg.types import Array, Box, Env, Episodes, Policy, Rollout, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
 ENV = tiny.counter(time_limit=LIMIT)
@@ -56,7 +58,7 @@ REMEMBERING = Policy(
     start=lambda params, obs: 100.0 * obs[0],
     act=lambda params, memory, obs: (Echo(memory), memory + 1),
     evaluate=lambda params, rollout: None,
-    sequential=True,
+    needs_trajectories=True,
 )
 SHOWS_KEYS = Policy(
     init=lambda key: (),
@@ -85,15 +87,15 @@ def shows_keys() -> Env:
 
 
 def collected(collector, env, policy, calls=1, seed=0):
-    """Results of some calls in a row: [(runner before, Rollout, Tally)]."""
+    """Results of some calls in a row: [(runner before, Rollout, RolloutStats)]."""
 
     @tiny.jit
     def run(key):
         params = policy.init(key)
         runner, results = collector.init(env, policy, params, jax.random.fold_in(key, calls)), []
         for i in range(calls):
-            after, steps, tally = collector.collect(env, policy, params, runner, jax.random.fold_in(key, i))
-            results.append((runner, steps, tally))
+            after, steps, stats = collector.collect(env, policy, params, runner, jax.random.fold_in(key, i))
+            results.append((runner, steps, stats))
             runner = after
         return results
 
@@ -143,20 +145,20 @@ def test_a_tally_counts_what_a_loop_over_the_steps_counts(num_steps, calls):
     """Episodes are counted where they end, with what they gained in the calls before, be they longer than a segment."""
     results = collected(rollout.continuing(num_envs=COLUMNS, num_steps=num_steps), ENV, UNIFORM, calls=calls)
     returns, lengths = np.zeros(COLUMNS), np.zeros(COLUMNS)
-    for _, part, tally in results:
+    for _, part, stats in results:
         ended = []
         for reward, last in zip(np.asarray(part.steps.reward), np.asarray(part.steps.last), strict=True):
             returns, lengths = returns + reward, lengths + 1
             ended += [(returns[b], lengths[b]) for b in np.flatnonzero(last)]
             returns, lengths = np.where(last, 0, returns), np.where(last, 0, lengths)
         expected = num_steps * COLUMNS, len(ended), *np.sum([(0, 0), *ended], 0)
-        np.testing.assert_allclose(tally, expected, rtol=1e-6)
+        np.testing.assert_allclose(stats, expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def episodes():
-    ((_, part, tally),) = collected(rollout.episodic(num_envs=40, group_size=4), ENV, UNIFORM)
-    return jax.tree.map(np.asarray, part), tally
+    ((_, part, stats),) = collected(rollout.episodic(num_envs=40, group_size=4), ENV, UNIFORM)
+    return jax.tree.map(np.asarray, part), stats
 
 
 def test_an_episodic_rollout_is_whole_episodes_and_padding(episodes):
@@ -170,24 +172,24 @@ def test_an_episodic_rollout_is_whole_episodes_and_padding(episodes):
     assert (steps.reward[~real] == 0).all()
     assert (steps.discount[~real] == 0).all()
     assert steps.last[~real].all()
-    np.testing.assert_array_equal(part.trains, steps.mask)
+    np.testing.assert_array_equal(part.loss_mask, steps.mask)
 
 
 def test_a_tally_of_whole_episodes_counts_real_steps_only(episodes):
-    part, tally = episodes
+    part, stats = episodes
     real = part.steps.mask.sum()
-    np.testing.assert_allclose(tally, (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
+    np.testing.assert_allclose(stats, (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
 
 
 def test_episodes_that_were_cut_off_are_real_and_do_not_train():
     """Those of length 5, under a limit of 4; those of length 4 end with the limit, and yet by themselves."""
     collector = rollout.episodic(num_envs=40)
-    ((_, plain, tally),) = collected(collector, ENV, UNIFORM)
-    ((_, part, same_tally),) = collected(rollout.without_cut_off(collector), ENV, UNIFORM)
-    jax.tree.map(np.testing.assert_array_equal, (part.steps, same_tally), (plain.steps, tally))
+    ((_, plain, stats),) = collected(collector, ENV, UNIFORM)
+    ((_, part, same_tally),) = collected(rollout.with_overlong_filtering(collector), ENV, UNIFORM)
+    jax.tree.map(np.testing.assert_array_equal, (part.steps, same_tally), (plain.steps, stats))
     lengths = part.steps.obs[0, :, 0]
     assert {4.0, 5.0} < set(lengths.tolist())
-    np.testing.assert_array_equal(part.trains, part.steps.mask * (lengths <= LIMIT)[None])
+    np.testing.assert_array_equal(part.loss_mask, part.steps.mask * (lengths <= LIMIT)[None])
 
 
 def test_a_group_shares_its_start_and_nothing_else(episodes):
@@ -215,9 +217,9 @@ def children(keys):
     return np.asarray(jax.random.key_data(split)).astype(np.uint64) @ np.array([2**32, 1], np.uint64)
 
 
-@pytest.mark.parametrize("start_pool", [0, 9])
-def test_no_key_is_used_twice_nor_drawn_from_a_used_one(start_pool):
-    collector = rollout.continuing(num_envs=8, num_steps=9, start_pool=start_pool)
+@pytest.mark.parametrize("reset_pool", [0, 9])
+def test_no_key_is_used_twice_nor_drawn_from_a_used_one(reset_pool):
+    collector = rollout.continuing(num_envs=8, num_steps=9, reset_pool=reset_pool)
     for _, part, _ in collected(collector, shows_keys(), SHOWS_KEYS, calls=2):
         used = np.concatenate(list(seen_keys(part).values()))
         assert len(set(used.tolist())) == len(used)
@@ -234,16 +236,16 @@ def test_a_group_shares_the_key_of_its_start_alone():
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_columns_draw_the_same_however_they_are_laid_out(group_size):
-    keys = rollout.column_keys(jax.random.key(0), 8, group_size)
-    shards = jax.vmap(lambda _: rollout.column_keys(jax.random.key(0), 2, group_size), axis_name=parallel.DATA)
+    keys = rollout.env_keys(jax.random.key(0), 8, group_size)
+    shards = jax.vmap(lambda _: rollout.env_keys(jax.random.key(0), 2, group_size), axis_name=collectives.DATA)
     np.testing.assert_array_equal(jax.random.key_data(shards(jnp.arange(4))).reshape(8, -1), jax.random.key_data(keys))
     assert len({tuple(k) for k in jax.random.key_data(keys).tolist()}) == 8 // group_size
 
 
 def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
-    each = partial(rollout.column_keys, jax.random.key(0), group_size=2, each=(5, 3))
+    each = partial(rollout.env_keys, jax.random.key(0), group_size=2, each=(5, 3))
     keys = np.asarray(jax.random.key_data(each(8)))
-    shards = jax.vmap(lambda _: each(2), axis_name=parallel.DATA)(jnp.arange(4))
+    shards = jax.vmap(lambda _: each(2), axis_name=collectives.DATA)(jnp.arange(4))
     np.testing.assert_array_equal(jax.random.key_data(shards).reshape(keys.shape), keys)
     assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 8 // 2 * 5 * 3
 
@@ -261,9 +263,9 @@ def test_memory_begins_with_an_episode_and_is_carried_through_it(collector):
         length, time = np.moveaxis(part.steps.obs, -1, 0)
         real = part.steps.mask == 1
         np.testing.assert_array_equal(part.steps.action[real], (100 * length + time)[real])
-        np.testing.assert_array_equal(part.memory, part.steps.action[0])
+        np.testing.assert_array_equal(part.episodes.memory, part.steps.action[0])
         if runner:
-            np.testing.assert_array_equal(part.memory, runner.memory)
+            np.testing.assert_array_equal(part.episodes.memory, runner.memory)
 
 
 GROUPS = [
@@ -290,15 +292,15 @@ def scripted(key):
         steps = Transition(obs, zeros, zeros, reward, goes_on, goes_on == 0, mask)
         return (
             runner,
-            Rollout(steps, memory=returns[which], trains=mask),
-            rollout.Tally(*map(jnp.float32, (6, 6, 1, 6))),
+            Rollout(steps, mask, episodes=Episodes(memory=returns[which])),
+            rollout.RolloutStats(*map(jnp.float32, (6, 6, 1, 6))),
         )
 
     return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
 
 
 @pytest.mark.parametrize(
-    ("max_rounds", "rounds", "returns"),
+    ("max_resample_rounds", "rounds", "returns"),
     [
         (1, 1, [1, 1, 0, 1, 0, 0]),
         (2, 2, [3, 4, 0, 1, 0, 0]),
@@ -306,18 +308,20 @@ def scripted(key):
         (4, 3, [3, 4, 0, 1, 6, 7]),
     ],
 )
-def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(max_rounds, rounds, returns):
+def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spent(
+    max_resample_rounds, rounds, returns
+):
     key = jax.random.key(0)
-    collector = groups.refilled(scripted(key), max_rounds=max_rounds, gamma=0.9)
-    _, part, tally = collector.collect(ENV, UNIFORM, (), (), key)
-    for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.memory):
+    collector = rollout.with_dynamic_sampling(scripted(key), max_resample_rounds=max_resample_rounds, gamma=0.9)
+    _, part, stats = collector.collect(ENV, UNIFORM, (), (), key)
+    for column in (part.steps.reward[0], part.steps.obs[1, :, 0], part.episodes.memory):
         np.testing.assert_array_equal(column, returns)
-    np.testing.assert_array_equal(tally, [6 * rounds, 6 * rounds, rounds, 6 * rounds])
+    np.testing.assert_array_equal(stats, [6 * rounds, 6 * rounds, rounds, 6 * rounds])
     pairs = np.reshape(returns, (3, 2))
     signal = np.repeat(pairs[:, 0] != pairs[:, 1], 2)
     real = np.stack([np.ones(6), np.array(returns) > 5])
     np.testing.assert_array_equal(part.steps.mask, real)  # a group left over is real all the same
-    np.testing.assert_array_equal(part.trains, signal * real)
+    np.testing.assert_array_equal(part.loss_mask, signal * real)
 
 
 @pytest.mark.parametrize(("gamma", "signal"), [(1.0, [False, True]), (0.9, [True, True])])
@@ -327,7 +331,7 @@ def test_signal_is_a_difference_in_what_is_credited(gamma, signal):
     last = jnp.array([[True, False, False, False], [True, False, False, True], [True, True, True, True]])
     mask = jnp.concatenate([jnp.ones((1, 4)), 1.0 - last[:-1]])
     steps = Transition(mask[..., None], mask, mask, reward, 1.0 - last, last, mask)
-    part = Rollout(steps, memory=(), trains=mask)
-    np.testing.assert_array_equal(groups.has_signal(part, 2, gamma), signal)
+    part = Rollout(steps, mask)
+    np.testing.assert_array_equal(rollout.has_signal(part, 2, gamma), signal)
     credit = advantages.group_relative(steps, 0 * mask, 0 * mask, jnp.zeros(()), gamma=gamma, group_size=2)
     np.testing.assert_array_equal((credit.advantage[0].reshape(2, 2) != 0).all(1), signal)

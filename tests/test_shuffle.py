@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxpg.shuffle import SORT_BELOW, permutations
+from jaxpg.update.shuffle import SORT_BELOW, random_permutations
 
 POWERS = [2**k + d for k in (8, 9, 10, 11, 12, 13, 16) for d in (-1, 0, 1)]
 SIZES = [1, 2, 5, SORT_BELOW - 2, *POWERS, 10_000]
@@ -15,7 +15,7 @@ SIZES = [1, 2, 5, SORT_BELOW - 2, *POWERS, 10_000]
 
 @pytest.mark.parametrize("n", SIZES)
 def test_every_number_once(n):
-    orders = np.asarray(permutations(jax.random.key(n), 3, n))
+    orders = np.asarray(random_permutations(jax.random.key(n), 3, n))
     assert orders.dtype == np.int32
     np.testing.assert_array_equal(np.sort(orders), np.broadcast_to(np.arange(n), (3, n)))
 
@@ -23,7 +23,7 @@ def test_every_number_once(n):
 @pytest.fixture(scope="module", params=[SORT_BELOW - 24, SORT_BELOW, 300, 1100])
 def orders(request):
     """Many orders of as many numbers: one by sorting, one of a power of two, two that walk cycles."""
-    return np.asarray(permutations(jax.random.key(0), 10_000, request.param)), request.param
+    return np.asarray(random_permutations(jax.random.key(0), 10_000, request.param)), request.param
 
 
 def uniform(counts):
@@ -71,7 +71,7 @@ def test_half_of_a_batch_is_a_fair_half(orders):
 
 @pytest.mark.parametrize("n", [100, 5000])
 def test_orders_differ_by_row_and_by_key(n):
-    one, other = (np.asarray(permutations(jax.random.key(i), 2, n)) for i in range(2))
-    np.testing.assert_array_equal(one, permutations(jax.random.key(0), 2, n))
+    one, other = (np.asarray(random_permutations(jax.random.key(i), 2, n)) for i in range(2))
+    np.testing.assert_array_equal(one, random_permutations(jax.random.key(0), 2, n))
     for x, y in ((one[0], one[1]), (one[0], other[0])):
         assert (x == y).sum() < 8

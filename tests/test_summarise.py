@@ -12,10 +12,10 @@ import tiny
 
 from jaxpg import ladder
 from jaxpg.envs.text import CHARACTERS
-from jaxpg.envs.text.environment import text_env
 from jaxpg.envs.text.summarise import Text, summarise_toy, true_reward
+from jaxpg.envs.text.text_env import text_env
 from jaxpg.errors import UserError
-from jaxpg.language import Scorer, transformer
+from jaxpg.models.language_model import RewardModel, transformer
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.preferences import rlhf_env
 
@@ -120,7 +120,7 @@ def test_settings_out_of_range_are_refused():
 
 def loves(letter):
     """A scorer that counts a letter, times its parameter."""
-    return Scorer(
+    return RewardModel(
         init=lambda key: jnp.ones(()),
         score=lambda params, rollout: (
             params * ((rollout.steps.action == CHARACTERS.id(letter)) * rollout.steps.mask).sum(0)
@@ -142,7 +142,7 @@ def test_what_is_paid_is_what_the_reward_model_says(summary, paid, right):
     assert outcome.reward == paid
     np.testing.assert_allclose(outcome.parts["true_reward"], slow_reward(text, summary), atol=1e-6)
     assert outcome.parts["accuracy"] == right
-    assert outcome.parts.keys() == {"true_reward", "accuracy", "format", "cut_off"}
+    assert outcome.parts.keys() == {"true_reward", "accuracy", "format", "truncated"}
     assert outcome.answer == text_env(task).outcome(state).answer
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpg import surrogates
+from jaxpg.objectives import surrogates
 
 POLICY_LOSSES: dict[str, Callable[..., jax.Array]] = {
     "score_function": surrogates.score_function,

@@ -9,10 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg import commands, config, grid, parallel, record, report, sweep
-from jaxpg.__main__ import main, parser
+from jaxpg import parallel, report
+from jaxpg.cli import commands
+from jaxpg.cli.main import main
+from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
+from jaxpg.experiments import config as configs
+from jaxpg.experiments import grid, sweep
 from jaxpg.report import heatmap
+from jaxpg.training import run_directory
 
 SMALL = [
     "--steps",
@@ -49,34 +54,34 @@ def test_what_is_no_grid_is_refused(text: str) -> None:
 
 def test_numbers_share_a_program_and_shapes_do_not() -> None:
     chosen = {"learning_rate": [0.1, 0.2], "num_envs": [4, 8], "gamma": [0.9, 1]}
-    programs = grid.plan("catch", "a2c", {}, chosen)
+    programs = grid.plan_grid("catch", "a2c", {}, chosen)
     assert [p.config.settings["num_envs"] for p in programs] == [4, 8]
     assert all(p.traced == ("learning_rate", "gamma") for p in programs)
     assert [p.places for p in programs] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert programs[0].points[1] == {"learning_rate": 0.1, "num_envs": 4, "gamma": 1.0}
-    mixed = grid.plan("catch", "ppo", {}, {"value_clip": ["none", 0.2]})
+    mixed = grid.plan_grid("catch", "ppo", {}, {"value_clip": ["none", 0.2]})
     assert [(p.traced, len(p.points)) for p in mixed] == [((), 1), ((), 1)]
     with pytest.raises(UserError, match=r"no setting 'gama'.*'gamma'"):
-        grid.plan("catch", "a2c", {}, {"gama": [0.9]})
+        grid.plan_grid("catch", "a2c", {}, {"gama": [0.9]})
     with pytest.raises(UserError, match="gamma must be at most 1"):
-        grid.plan("catch", "a2c", {}, {"gamma": [0.9, 1.1]})
+        grid.plan_grid("catch", "a2c", {}, {"gamma": [0.9, 1.1]})
 
 
-@pytest.mark.parametrize("algorithm", config.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", configs.ALGORITHMS)
 def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     """All at once: the step is traced with them, though for no program's sake."""
-    text = algorithm in config.SUPERVISED
+    text = algorithm in configs.SUPERVISED
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
     required = {"max_length": 5} if algorithm == "dr_grpo" else {}
     task = "summarise_toy" if text else "catch"
-    settings = config.resolve(task, algorithm, overrides | required).settings
-    options = config.algorithm_options(algorithm)
+    settings = configs.resolve_config(task, algorithm, overrides | required).settings
+    options = configs.algorithm_options(algorithm)
     numbers = {n for n, x in settings.items() if type(x) is float or "float" in str(options[n].kind)}
     assert {"learning_rate"} <= numbers
     chosen = {n: [settings[n] or 0.1] for n in numbers}
-    (program,) = grid.plan(task, algorithm, overrides | required, chosen)
+    (program,) = grid.plan_grid(task, algorithm, overrides | required, chosen)
     assert set(program.traced) == numbers
-    learner = sweep.setup_of(program, shards=1).learner
+    learner = sweep.swept_experiment(program, shards=1).learner
     state = jax.eval_shape(learner.init, jax.random.key(0))
     after, metrics = jax.eval_shape(learner.step, state, jax.random.key(0))
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -95,7 +100,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three step sizes, two seeds and two shapes; stopped in the second program, refused twice, and resumed."""
     out, train_wave = tmp_path_factory.mktemp("sweep") / "all", sweep.train_wave
 
-    def stopped_early(program: grid.Program, *arguments: object) -> None:
+    def stopped_early(program: grid.CompiledGroup, *arguments: object) -> None:
         if program.config.settings["num_envs"] == 8:
             raise KeyboardInterrupt
         train_wave(program, *arguments)
@@ -103,11 +108,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "train_wave", stopped_early)
         assert main([*COMMAND, "--out", str(out)]) == 130
-    before = (out / "program-000" / "wave-000" / record.METRICS).read_bytes()
+    before = (out / "program-000" / "wave-000" / run_directory.METRICS).read_bytes()
     assert main([*COMMAND, "--out", str(out)]) == 2
     assert main([*COMMAND[:-1], "num_envs=4", "--out", str(out), "--resume"]) == 2
     assert main([*COMMAND, "--out", str(out), "--resume"]) == 0
-    assert (out / "program-000" / "wave-000" / record.METRICS).read_bytes() == before
+    assert (out / "program-000" / "wave-000" / run_directory.METRICS).read_bytes() == before
     return out
 
 
@@ -119,11 +124,13 @@ def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
     assert len(np.unique(final)) > 3
     told = ["--set", "learning_rate=0.01", "--set", "num_envs=8"]
     assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *told, "--out", str(tmp_path / "run")]) == 0
-    np.testing.assert_allclose(record.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6)
+    np.testing.assert_allclose(
+        run_directory.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6
+    )
 
 
 def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None:
-    best = config.resolve(swept / "best.toml", "a2c")
+    best = configs.resolve_config(swept / "best.toml", "a2c")
     points = json.loads((swept / "sweep.json").read_text())["points"]
     settings = points[int(np.argmax(scores(swept).mean(1)))]["settings"]
     assert {name: best.settings[name] for name in settings} == settings
@@ -131,23 +138,23 @@ def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None
     assert (swept / "sweep.png").stat().st_size > 10_000
 
 
-def program_of(**grids: list[float]) -> grid.Program:
+def program_of(**grids: list[float]) -> grid.CompiledGroup:
     overrides = {"num_envs": 4, "total_steps": 500, "seeds": [0, 1], "evaluations": 1, "evaluation_episodes": 4}
-    return grid.plan("catch", "a2c", overrides, grids)[0]
+    return grid.plan_grid("catch", "a2c", overrides, grids)[0]
 
 
 def test_waves_fit_the_memory_and_are_all_alike() -> None:
-    learner = sweep.setup_of(program_of(gamma=[0.9]), shards=1).learner
+    learner = sweep.swept_experiment(program_of(gamma=[0.9]), shards=1).learner
     mesh = parallel.make_mesh(2, 1, jax.devices()[:2])
-    needed = {n: sweep.memory(learner, n, mesh) for n in (2, 10)}
+    needed = {n: sweep.memory_per_device(learner, n, mesh) for n in (2, 10)}
     assert needed[10] > needed[2] > 1000
     assert sweep.wave_size(learner, 9, mesh, 1e12) == 10
     assert sweep.wave_size(learner, 9, mesh, needed[10] - 1) in (4, 6)
     assert sweep.wave_size(learner, 9, mesh, needed[2]) == 2
     with pytest.raises(UserError, match=r"One run takes .* MiB on a device, and there are"):
         sweep.wave_size(learner, 9, mesh, needed[2] - 1)
-    runs = [sweep.Run(point, 0) for point in range(9)]
-    waves = sweep.waves_of(runs, 4)
+    runs = [sweep.SweepRun(point, 0) for point in range(9)]
+    waves = sweep.split_waves(runs, 4)
     assert [len(wave) for wave in waves] == [4, 4, 4]
     assert [run for wave in waves for run in wave] == [*runs, runs[-1], runs[-1], runs[-1]]
 
@@ -157,7 +164,7 @@ def test_too_little_memory_is_told_before_anything_is_trained(
 ) -> None:
     assert main([*COMMAND, "--out", str(tmp_path / "run"), "--memory", "1e-6"]) == 2
     assert "One run takes" in capsys.readouterr().err
-    assert not list(tmp_path.rglob(record.METRICS))
+    assert not list(tmp_path.rglob(run_directory.METRICS))
 
 
 def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +175,7 @@ def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsy
     assert np.isfinite(final[0]).all()
     assert np.isnan(final[1]).all()
     assert "went astray" in capsys.readouterr().out
-    assert record.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
+    assert run_directory.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
 
 
 def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Path) -> None:
@@ -193,4 +200,4 @@ def test_a_sweep_without_a_directory_does_not_resume(capsys: pytest.CaptureFixtu
 def test_a_sweep_is_one_process() -> None:
     several = ["--distributed", "--coordinator", "localhost:1", "--processes", "1", "--process", "0", "--out", "x"]
     with pytest.raises(UserError, match="A sweep is one process"):
-        commands.sweep(parser().parse_args([*COMMAND, *several]))
+        commands.run_sweep(make_parser().parse_args([*COMMAND, *several]))

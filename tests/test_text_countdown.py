@@ -14,10 +14,10 @@ from tiny import jit
 
 from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS
 from jaxpg.envs.text.countdown import Countdown
-from jaxpg.envs.text.expression import DEPTH, evaluate
+from jaxpg.envs.text.expression import DEPTH, evaluate_expression
 
 SIZE = 24
-parser = jit(jax.vmap(evaluate))
+parser = jit(jax.vmap(evaluate_expression))
 
 
 def value(node: ast.expr) -> int:
@@ -72,7 +72,7 @@ def spoilt(rng: np.random.Generator, text: str) -> str:
 
 
 def parse(texts: list[str], given: list[list[int]], size: int = SIZE) -> tuple[np.ndarray, np.ndarray]:
-    """What `evaluate` makes of texts, with digits behind the end of each."""
+    """What `evaluate_expression` makes of texts, with digits behind the end of each."""
     tokens = np.full((len(texts), size), CHARACTERS.id("1"))
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = CHARACTERS.encode(text)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import envs, groups
-from jaxpg.distributions import Categorical
-from jaxpg.envs.text import CHARACTERS, END, PAD, REWARDS, TASKS, Task, Verdict, Vocabulary, Writing, text_env
+from jaxpg import envs, rollout
+from jaxpg.envs.text import CHARACTERS, END, PAD, REWARDS, TASKS, Task, TextState, Verdict, Vocabulary, text_env
 from jaxpg.errors import UserError
-from jaxpg.evaluate import evaluate
-from jaxpg.rollout import episodic
+from jaxpg.models.distributions import Categorical
+from jaxpg.rollout.episodes import episodic
+from jaxpg.rollout.evaluation import evaluate
 from jaxpg.types import Actor, Discrete, Policy, Prompt
 
 WORDS = Vocabulary(("<pad>", "<eos>", "a", "b", "c", "?"))
@@ -101,7 +101,7 @@ def test_a_completion_step_by_step(name):
         "reward_overlong": overlong,
         "accuracy": accuracy,
         "format": form,
-        "cut_off": cut_off,
+        "truncated": cut_off,
     }
     assert outcome.parts.keys() == parts.keys()
     for part, value in parts.items():
@@ -132,10 +132,10 @@ def test_what_is_shown_is_the_prompt():
 def test_only_the_rewards_asked_for_are_paid_and_listed():
     env = text_env(copying())
     _, outcome = walk(env, (A, 1), "c", [C, END])
-    assert outcome.parts.keys() == {"reward_accuracy", "accuracy", "format", "cut_off"}
+    assert outcome.parts.keys() == {"reward_accuracy", "accuracy", "format", "truncated"}
     assert outcome.reward == 0
     _, outcome = walk(text_env(copying(), rewards={"format": -1, "length": 1.0}), (A, 1), "a", [A, END])
-    assert outcome.parts.keys() == {"reward_format", "reward_length", "accuracy", "format", "cut_off"}
+    assert outcome.parts.keys() == {"reward_format", "reward_length", "accuracy", "format", "truncated"}
     np.testing.assert_allclose(outcome.reward, -1 - 2 / T, rtol=1e-6)
     assert outcome.parts["accuracy"] == 1
 
@@ -197,43 +197,51 @@ def collected():
 
 def test_a_batch_is_verified_completion_by_completion(collected):
     """Every column against the task's own verifier, called on the tokens that were sampled."""
-    _, rollout, tally = collected
+    _, rollout, stats = collected
     steps = rollout.steps
     lengths = np.asarray(steps.mask.sum(0)).astype(int)
     assert len(set(lengths.tolist())) == T  # short, long and cut off
     cut = 0
     for column, length in enumerate(lengths):
         tokens = np.asarray(steps.action[:length, column])
-        prompt = [int(i) for i in rollout.context.tokens[column] if i != PAD]
+        prompt = [int(i) for i in rollout.episodes.context.tokens[column] if i != PAD]
         problem = prompt[0], len(prompt) - 1
         padded = np.concatenate([tokens, np.full(T - length, POISON)])
         verdict = copying().verify(problem, jnp.asarray(padded), length)
         reward = verdict.accuracy - 0.1 * length / T + verdict.format
-        np.testing.assert_allclose(rollout.outcome.reward[column], reward, rtol=1e-6)
+        np.testing.assert_allclose(rollout.episodes.outcome.reward[column], reward, rtol=1e-6)
         np.testing.assert_allclose(steps.reward[:, column].sum(), reward, rtol=1e-6)
-        assert rollout.outcome.answer[column] == verdict.answer
+        assert rollout.episodes.outcome.answer[column] == verdict.answer
         ended = tokens[-1] == END
         assert not (tokens[:-1] == END).any()
         assert ended or length == T
         assert steps.discount[length - 1, column] == float(not ended)
-        assert rollout.outcome.parts["cut_off"][column] == float(not ended)
+        assert rollout.episodes.outcome.parts["truncated"][column] == float(not ended)
         np.testing.assert_array_equal(steps.obs[:length, column], [prompt[-1], *tokens[:-1]])
         cut += not ended
     assert 0 < cut < 64
-    assert tally.steps == lengths.sum()
-    groups = np.asarray(rollout.context.tokens).reshape(16, 4, P)
-    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:, :1], groups.shape))
+    assert stats.steps == lengths.sum()
+    groups = np.asarray(rollout.episodes.context.tokens).reshape(16, 4, P)
+    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:, :1], rollout.shape))
     assert len({row.tobytes() for row in groups[:, 0]}) > 3
 
 
 def test_the_batch_is_measured(collected):
     env, rollout, _ = collected
-    metrics = env.measure(rollout.outcome, rollout.length, 4)
+    metrics = env.measure(rollout.episodes.outcome, rollout.episodes.length, 4)
     assert metrics["length_max"] == T
     assert 0 < metrics["right"] < 64
-    assert metrics["right"] == rollout.outcome.parts["accuracy"].sum()
+    assert metrics["right"] == rollout.episodes.outcome.parts["accuracy"].sum()
     np.testing.assert_allclose(metrics["pass@1"], metrics["right"] / 64, rtol=1e-6)
-    assert {"pass@2", "pass@4", "cons@4", "no_signal", "reward_std", "length_right", "length_wrong"} < metrics.keys()
+    assert {
+        "pass@2",
+        "pass@4",
+        "cons@4",
+        "frac_zero_std",
+        "reward_std",
+        "length_correct",
+        "length_incorrect",
+    } < metrics.keys()
 
 
 def test_an_evaluation_sees_the_same_outcomes():
@@ -243,7 +251,7 @@ def test_an_evaluation_sees_the_same_outcomes():
     result = tiny.jit(partial(evaluate, env, actor, episodes=8, greedy=False))(jax.random.key(0))
     np.testing.assert_array_equal(result.lengths, T)
     np.testing.assert_array_equal(result.returns, 0)
-    assert (result.metrics["cut_off"], result.metrics["accuracy"], result.metrics["wrong"]) == (1, 0, 8)
+    assert (result.metrics["truncated"], result.metrics["accuracy"], result.metrics["incorrect"]) == (1, 0, 8)
 
 
 # By name.
@@ -323,7 +331,7 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
     env = text_env(copying())
     plain = episodic(num_envs=32, group_size=2)
     first = plain._replace(collect=lambda *a: plain.collect(*a[:-1], jax.random.fold_in(a[-1], 0)))
-    chosen = groups.refilled(plain, max_rounds=3, gamma=1.0)
+    chosen = rollout.with_dynamic_sampling(plain, max_resample_rounds=3, gamma=1.0)
     (_, drawn, _), (_, batch, _) = (
         tiny.jit(partial(c.collect, env, guessing(), (), ()))(jax.random.key(3)) for c in (first, chosen)
     )
@@ -332,7 +340,7 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
 
 
 @pytest.mark.parametrize(
-    ("text", "thinks"),
+    ("text", "used"),
     [
         ("<think>01</think><answer>1</answer><eos>", 1),
         ("<think></think><answer>1</answer><eos>", 0),
@@ -340,12 +348,13 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
         ("<think>", 0),
     ],
 )
-def test_a_scratchpad_counts_if_something_is_in_it(text, thinks):
+def test_a_scratchpad_counts_if_something_is_in_it(text, used):
     env = envs.make("parity", length=8, think=True)
     tokens = jnp.asarray(CHARACTERS.encode(text), jnp.int32)
     state, _ = env.reset(jax.random.key(0))
     padded = jnp.full(env.time_limit, PAD, jnp.int32).at[: len(tokens)].set(tokens)
-    outcome = env.outcome(Writing(state.problem, padded, jnp.int32(len(tokens))))
-    assert outcome.parts["thinks"] == thinks
+    outcome = env.outcome(TextState(state.problem, padded, jnp.int32(len(tokens))))
+    assert outcome.parts["scratchpad_used"] == used
     bare = envs.make("parity", length=8)
-    assert "thinks" not in jax.eval_shape(lambda key: bare.outcome(bare.reset(key)[0]), jax.random.key(0)).parts
+    outcome = jax.eval_shape(lambda key: bare.outcome(bare.reset(key)[0]), jax.random.key(0))
+    assert "scratchpad_used" not in outcome.parts

@@ -15,8 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpg import parallel
-from jaxpg.envs.text.measures import majority_vote, measure, pass_at_k
+from jaxpg.envs.text.metrics import completion_metrics, majority_vote, pass_at_k
 from jaxpg.errors import UserError
+from jaxpg.parallel import collectives
 from jaxpg.types import Outcome
 
 
@@ -125,9 +126,9 @@ def slowly(outcome, length, size):
         "length_max": max(length),
         "right": len(lengths["right"]),
         "wrong": len(lengths["wrong"]),
-        "length_right": np.mean(lengths["right"]),
-        "length_wrong": np.mean(lengths["wrong"]),
-        "no_signal": np.mean([len(set(reward[m])) == 1 for m in members.values()]),
+        "length_correct": np.mean(lengths["right"]),
+        "length_incorrect": np.mean(lengths["wrong"]),
+        "frac_zero_std": np.mean([len(set(reward[m])) == 1 for m in members.values()]),
         f"cons@{size}": np.mean([elect(answer[m].tolist(), right[m]) for m in members.values()]),
     }
     tries = [k for k in (1, 2, 4, 8, 16) if k <= size]
@@ -137,9 +138,12 @@ def slowly(outcome, length, size):
 @pytest.mark.parametrize("size", [2, 4, 6])
 def test_a_batch_is_measured_as_by_slow_loops(size):
     outcome, length = batch(size=size)
-    metrics, expected = jax.jit(measure, static_argnums=2)(outcome, length, size), slowly(outcome, length, size)
+    metrics, expected = (
+        jax.jit(completion_metrics, static_argnums=2)(outcome, length, size),
+        slowly(outcome, length, size),
+    )
     assert metrics.keys() == expected.keys()
-    assert 0 < expected["no_signal"] < 1
+    assert 0 < expected["frac_zero_std"] < 1
     for name, value in expected.items():
         assert metrics[name].shape == ()
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
@@ -147,9 +151,9 @@ def test_a_batch_is_measured_as_by_slow_loops(size):
 
 def test_single_completions_have_no_group_metrics():
     outcome, length = batch()
-    names = {"reward_std", "length_max", "right", "wrong", "length_right", "length_wrong"}
-    assert measure(outcome, length, 1).keys() == names
-    assert measure(outcome._replace(answer=()), length, 1).keys() == names
+    names = {"reward_std", "length_max", "right", "wrong", "length_correct", "length_incorrect"}
+    assert completion_metrics(outcome, length, 1).keys() == names
+    assert completion_metrics(outcome._replace(answer=()), length, 1).keys() == names
 
 
 def test_the_order_within_a_group_and_of_groups_does_not_matter():
@@ -157,16 +161,19 @@ def test_the_order_within_a_group_and_of_groups_does_not_matter():
     rng = np.random.default_rng(1)
     within = np.concatenate([4 * g + rng.permutation(4) for g in rng.permutation(8)])
     mixed = jax.tree.map(lambda x: x[within], (outcome, length))
-    for name, value in measure(outcome, length, 4).items():
-        np.testing.assert_allclose(measure(*mixed, 4)[name], value, rtol=1e-6, err_msg=name)
+    for name, value in completion_metrics(outcome, length, 4).items():
+        np.testing.assert_allclose(completion_metrics(*mixed, 4)[name], value, rtol=1e-6, err_msg=name)
     across = jax.tree.map(lambda x: x[rng.permutation(32)], outcome)
-    assert measure(across, length, 4)["no_signal"] != measure(outcome, length, 4)["no_signal"]
+    assert (
+        completion_metrics(across, length, 4)["frac_zero_std"]
+        != completion_metrics(outcome, length, 4)["frac_zero_std"]
+    )
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_a_length_of_none_is_not_a_number_and_counts_as_none(accuracy):
     outcome, length = batch()
-    metrics = measure(outcome._replace(parts={"accuracy": jnp.full(32, accuracy)}), length, 4)
+    metrics = completion_metrics(outcome._replace(parts={"accuracy": jnp.full(32, accuracy)}), length, 4)
     some, none = ("right", "wrong") if accuracy else ("wrong", "right")
     assert (metrics[some], metrics[none]) == (32, 0)
     np.testing.assert_allclose(metrics[f"length_{some}"], length.mean(), rtol=1e-6)
@@ -179,20 +186,20 @@ def test_lengths_of_single_devices_without_right_answers_leak_nothing():
     outcome, length = batch()
     right = jnp.zeros(32).at[20].set(1.0)
     outcome = outcome._replace(parts={"accuracy": right})
-    assert on_four(outcome, length)["length_right"] == length[20]
+    assert on_four(outcome, length)["length_correct"] == length[20]
 
 
 def on_four(outcome, length):
     mesh = parallel.make_mesh(1, 8, jax.devices()[:4])
-    split, whole = PartitionSpec(parallel.DATA), PartitionSpec()
-    program = parallel.spread(partial(measure, group_size=4), mesh, in_specs=split, out_specs=whole)
+    split, whole = PartitionSpec(collectives.DATA), PartitionSpec()
+    program = parallel.spread(partial(completion_metrics, group_size=4), mesh, in_specs=split, out_specs=whole)
     return jax.jit(program)(outcome, length)
 
 
 def test_four_devices_measure_what_one_does():
     outcome, length = batch()
     length = length.at[30].set(77)  # on the last device
-    one, four = measure(outcome, length, 4), on_four(outcome, length)
+    one, four = completion_metrics(outcome, length, 4), on_four(outcome, length)
     assert one.keys() == four.keys()
     assert one["length_max"] == 77
     for name, value in one.items():

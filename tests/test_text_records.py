@@ -13,12 +13,13 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec
 
-from jaxpg import envs, host, parallel
+from jaxpg import envs, parallel
 from jaxpg.envs import text
 from jaxpg.envs.text import CHARACTERS, END, PAD, Vocabulary, json_lines, preference_pairs, text_env
-from jaxpg.envs.text.lines import padded
-from jaxpg.envs.text.matching import enclosed, last_number
+from jaxpg.envs.text.jsonl_reader import pad_rows
+from jaxpg.envs.text.matching import extract_answer, last_number
 from jaxpg.errors import UserError
+from jaxpg.parallel import collectives, host_callback
 from jaxpg.types import Prompt
 
 POISON = CHARACTERS.id("4")
@@ -29,9 +30,9 @@ SPOKEN = {"prompt": "3*5=", "answer": "15", "completion": "<think>5+5+5</think><
 
 @pytest.fixture(autouse=True)
 def no_failures():
-    host.forget_failures()
+    host_callback.clear_failures()
     yield
-    host.forget_failures()
+    host_callback.clear_failures()
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_the_characters_of_a_file_are_a_vocabulary(write):
     path = write(
         [{"prompt": "né?\n", "answer": "ü<answer>"}, {"prompt": "日", "answer": "n", "extra": "z", "number": 3}]
     )
-    vocabulary = text.characters_of(path)
+    vocabulary = text.character_vocabulary(path)
     assert vocabulary.symbols == (*CHARACTERS.symbols[:6], *sorted("né?\nü日z3"))
     assert vocabulary.decode(vocabulary.encode("né日<answer>")) == "né日<answer>"
     assert (vocabulary.end, vocabulary.size) == (END, 14)
@@ -294,10 +295,10 @@ def test_a_function_says_how_good_a_completion_is(write):
 
 
 def test_what_tags_enclose():
-    assert enclosed("a<answer> 1 </answer>b") == "1"
-    assert enclosed("<answer>1</answer><answer>2</answer>") == "2"
-    assert enclosed(" <answer>1 ") == "<answer>1"
-    assert enclosed("1</answer> ") == "1</answer>"
+    assert extract_answer("a<answer> 1 </answer>b") == "1"
+    assert extract_answer("<answer>1</answer><answer>2</answer>") == "2"
+    assert extract_answer(" <answer>1 ") == "<answer>1"
+    assert extract_answer("1</answer> ") == "1</answer>"
 
 
 def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):
@@ -318,7 +319,7 @@ def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):
     for token in CHARACTERS.encode("abc"):
         state, _ = env.step(jax.random.key(0), state, jnp.int32(token))
     outcome = env.outcome(state)
-    assert (outcome.reward, outcome.parts["accuracy"], outcome.parts["cut_off"]) == (1.5, 3, 1)
+    assert (outcome.reward, outcome.parts["accuracy"], outcome.parts["truncated"]) == (1.5, 3, 1)
     path = write([SPOKEN])
     for name, sentence in {
         "my_rewards:lenght": "my_rewards:lenght cannot be imported: AttributeError",
@@ -374,7 +375,9 @@ def test_the_host_is_called_once_for_a_batch(monkeypatch):
         return (rows.sum(-1) + number,)
 
     shape = (jax.ShapeDtypeStruct((), jnp.int32),)
-    (sums,) = jax.jit(jax.vmap(lambda x, n: host.call(count, shape, x, n)))(jnp.ones((5, 21), int), jnp.arange(5))
+    (sums,) = jax.jit(jax.vmap(lambda x, n: host_callback.call(count, shape, x, n)))(
+        jnp.ones((5, 21), int), jnp.arange(5)
+    )
     np.testing.assert_array_equal(sums, 21 + np.arange(5))
     assert calls == [(5, 21)]
 
@@ -416,22 +419,22 @@ def test_a_reward_that_fails_is_told_with_its_record(write, kind):
     tokens, length = completion("12$", 4)
     verify = tiny.jit(jax.vmap(task.verify, (0, None, None)))
     assert (verify(jnp.arange(3), tokens, length).accuracy == 1).all()
-    host.refuse_failure()  # nothing yet
+    host_callback.raise_failure()  # nothing yet
     verdict = verify(jnp.arange(7, 10), tokens, length)
     assert np.isnan(verdict.accuracy).all()
     assert (verdict.answer == -1).all()
     sentence = f"^The reward function reward {REASONS[kind]}.*, for the record of .*data.jsonl, line 10 and .* '12'"
     with pytest.raises(UserError, match=sentence):
-        host.refuse_failure()
-    host.forget_failures()
-    host.refuse_failure()
+        host_callback.raise_failure()
+    host_callback.clear_failures()
+    host_callback.raise_failure()
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), 1, np.int64(1), np.float64(1.0)])
 def test_any_real_number_is_a_reward(write, value):
     task = json_lines(write([SPOKEN]), "standard", match=lambda prompt, completion, answer: value, held_out=0)
     assert judge(task, "1$")[0] == 1
-    host.refuse_failure()
+    host_callback.raise_failure()
 
 
 def test_the_first_failure_is_told():
@@ -439,9 +442,9 @@ def test_the_first_failure_is_told():
         raise UserError(f"number {number}")
 
     for i in (3, 4):
-        host.call(fail, (jax.ShapeDtypeStruct((), jnp.float32),), jnp.zeros(2), jnp.int32(i))
+        host_callback.call(fail, (jax.ShapeDtypeStruct((), jnp.float32),), jnp.zeros(2), jnp.int32(i))
     with pytest.raises(UserError, match="number 3"):
-        host.refuse_failure()
+        host_callback.raise_failure()
 
 
 def test_a_failure_reaches_the_metrics_so_that_training_stops(write):
@@ -463,21 +466,21 @@ def test_devices_that_wait_for_each_other_do_not_wait_for_ever(write, match):
     def mean(problems, tokens, lengths):
         def body(total, _):
             verdict = jax.vmap(task.verify)(problems, tokens, lengths)
-            return total + parallel.mean(verdict.accuracy), ()
+            return total + collectives.mean(verdict.accuracy), ()
 
         return jax.lax.scan(body, jnp.zeros(()), length=3)[0]
 
     mesh = parallel.make_mesh(1, rows, jax.devices()[:4])
-    split, whole = PartitionSpec(parallel.DATA), PartitionSpec()
+    split, whole = PartitionSpec(collectives.DATA), PartitionSpec()
     total = tiny.jit(parallel.spread(mean, mesh, in_specs=split, out_specs=whole))(problems, tokens, lengths)
     if match is share_of_fives:
         one = tiny.jit(mean)(problems, tokens, lengths)
         np.testing.assert_allclose(total, one, rtol=1e-5)
-        host.refuse_failure()
+        host_callback.raise_failure()
     else:
         assert np.isnan(total)
         with pytest.raises(UserError, match=r"line 9"):
-            host.refuse_failure()
+            host_callback.raise_failure()
 
 
 # Pairs.
@@ -585,7 +588,7 @@ def test_bad_records_are_refused(write, name):
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "empty.jsonl"
     path.write_bytes(content)
-    for read in (json_lines, preference_pairs, text.characters_of):
+    for read in (json_lines, preference_pairs, text.character_vocabulary):
         with pytest.raises(UserError, match=r"empty.jsonl is empty"):
             read(path)
 
@@ -618,5 +621,5 @@ def test_bad_pairs_are_refused(write, line, settings, sentence):
 
 
 def test_rows_are_padded_to_the_width_that_is_asked_for():
-    np.testing.assert_array_equal(padded([[3], [4, 5]]), [[3, PAD], [4, 5]])
-    np.testing.assert_array_equal(padded([[3], [4, 5]], 3), [[3, PAD, PAD], [4, 5, PAD]])
+    np.testing.assert_array_equal(pad_rows([[3], [4, 5]]), [[3, PAD], [4, 5]])
+    np.testing.assert_array_equal(pad_rows([[3], [4, 5]], 3), [[3, PAD, PAD], [4, 5, PAD]])

@@ -14,11 +14,11 @@ import pytest
 from tiny import jit
 
 from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, Task, Vocabulary
-from jaxpg.envs.text.completion import read
+from jaxpg.envs.text.completion import parse_completion
 from jaxpg.envs.text.problems import Chain, Sum
-from jaxpg.envs.text.writing import fingerprint, numeral, pack
+from jaxpg.envs.text.token_arrays import fingerprint, numeral, pack
 from jaxpg.errors import UserError
-from jaxpg.options import options
+from jaxpg.experiments.signatures import options
 
 
 def chain(prompt: str) -> list[int]:
@@ -192,7 +192,7 @@ def test_a_completion_is_read_as_defined(think):
         tokens[i, : len(one)] = one
         lengths.append(len(one))
         expected.append(judged([CHARACTERS.symbols[t] for t in one], "1", think))
-    reading = jit(jax.vmap(lambda t, n: read(t, n, think=think)))(jnp.asarray(tokens), jnp.asarray(lengths))
+    reading = jit(jax.vmap(lambda t, n: parse_completion(t, n, think=think)))(jnp.asarray(tokens), jnp.asarray(lengths))
     _, formed, answers = zip(*expected, strict=True)
     assert 0.02 < np.mean(formed) < 0.98
     assert 0.02 < np.mean([a is None for a in answers]) < 0.98
@@ -242,7 +242,7 @@ def test_whether_a_problem_is_held_out_does_not_depend_on_the_settings():
 
 
 def test_only_some_demonstrations_think():
-    task = TASKS["parity"](think=True, thinking=0.25)
+    task = TASKS["parity"](think=True, scratchpad_share=0.25)
     keys = jax.random.split(jax.random.key(5), 400)
     texts = [CHARACTERS.decode(t) for t in jit(jax.vmap(lambda k: task.demonstration(task.draw(k), k)))(keys).tolist()]
     empty = sum(text.startswith("<think></think><answer>") for text in texts)
@@ -280,8 +280,8 @@ def test_values_of_several_digits_are_separated():
         ("addition", {"max_tokens": 4}, "up to 5 tokens"),
         ("modular_chain", {"modulus": 1}, "modulus"),
         ("modular_chain", {"terms": 1}, "terms"),
-        ("parity", {"thinking": 0.5}, "think = true"),
-        ("parity", {"think": True, "thinking": 1.5}, "from 0 to 1"),
+        ("parity", {"scratchpad_share": 0.5}, "think = true"),
+        ("parity", {"think": True, "scratchpad_share": 1.5}, "from 0 to 1"),
         ("parity", {"length": 1001}, "from 1 to 1000"),
         ("permutations", {"objects": 10}, "from 3 to 9"),
         ("countdown", {"numbers": 7}, "from 2 to 6"),

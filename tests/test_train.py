@@ -23,8 +23,9 @@ import toy_learner
 from tensorboardX.proto.event_pb2 import Event
 from toy_learner import TOTAL, peak_at_ten, run, toy
 
-from jaxpg import checkpoint, parallel, record, train
+from jaxpg import parallel
 from jaxpg.errors import UserError
+from jaxpg.training import advance, checkpoint, loop, metrics_writer, run_directory
 
 
 def assert_same(a: object, b: object) -> None:
@@ -33,7 +34,7 @@ def assert_same(a: object, b: object) -> None:
 
 def rows(run_dir: Path) -> dict[str, np.ndarray]:
     """The record, without what a clock measured."""
-    return {k: v for k, v in record.load_metrics(run_dir).items() if "seconds" not in k}
+    return {k: v for k, v in run_directory.load_metrics(run_dir).items() if "seconds" not in k}
 
 
 def stop_after(chunks: int) -> Iterator[bool]:
@@ -57,7 +58,7 @@ def test_iterations_follow_the_documented_keys(tmp_path: Path) -> None:
     """A slow loop with `fold_in(run_key, i)` gives the same states, and the same means in the record."""
     learner = toy(lucky_length=True)
     end = run(tmp_path, learner=learner, log_every=11, total_steps=22, seeds=[9])
-    keys = train.seed_keys(9)
+    keys = advance.seed_keys(9)
     state, seen, metrics = learner.init(keys.init), 0, []
     for target, row in zip((11, 22), range(2), strict=True):
         metrics = []
@@ -100,7 +101,7 @@ def test_no_seed_waits_for_another(tmp_path: Path) -> None:
 def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an accelerator does with the seeds, and what a CPU does; two programs, which may round differently."""
     one_by_one = run(tmp_path / "map", evaluate=peak_at_ten)
-    monkeypatch.setattr(parallel, "each_seed", jax.vmap)
+    monkeypatch.setattr(parallel, "map_seeds", jax.vmap)
     close = partial(np.testing.assert_allclose, rtol=1e-6)
     jax.tree.map(close, jax.device_get(run(tmp_path / "vmap", evaluate=peak_at_ten)), jax.device_get(one_by_one))
     jax.tree.map(close, rows(tmp_path / "vmap"), rows(tmp_path / "map"))
@@ -139,18 +140,18 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     class Died(BaseException):
         pass
 
-    def die_at_20(row: record.Row) -> None:
+    def die_at_20(row: metrics_writer.Row) -> None:
         if row["steps"].min() >= 20:
             raise Died
 
     with pytest.raises(Died):
         run(tmp_path / "parts", checkpoint_seconds=1e9, evaluate=peak_at_ten, evaluate_every=12, on_row=die_at_20)
-    ahead = len(record.load_metrics(tmp_path / "parts")["steps"])
+    ahead = len(run_directory.load_metrics(tmp_path / "parts")["steps"])
     assert checkpoint.find(tmp_path / "parts" / "checkpoints").steps < 20
     parts = run(tmp_path / "parts", evaluate=peak_at_ten, evaluate_every=12, resume=True)
     assert_same(parts, run(tmp_path / "whole", evaluate=peak_at_ten, evaluate_every=12))
     assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
-    assert len(record.load_metrics(tmp_path / "parts")["steps"]) > ahead
+    assert len(run_directory.load_metrics(tmp_path / "parts")["steps"]) > ahead
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
 
 
@@ -178,24 +179,24 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
     assert outputs[-1] == "done\n"
     assert outputs.count("ready\n") > 3
     assert_same(rows(tmp_path / "killed"), rows(tmp_path / "whole"))
-    assert_same(train.restore(toy(lucky_length=True), tmp_path / "killed", [0, 1, 2], "last"), whole)
+    assert_same(loop.restore(toy(lucky_length=True), tmp_path / "killed", [0, 1, 2], "last"), whole)
 
 
 def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
     learner = toy()
     run(tmp_path, learner=learner, evaluate=peak_at_ten, evaluate_every=4)
-    metrics = record.load_metrics(tmp_path)
+    metrics = run_directory.load_metrics(tmp_path)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
     assert metrics["steps"][evaluated, 0].tolist() == list(range(4, TOTAL + 1, 4))
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
-    best = train.restore(learner, tmp_path, [0, 1, 2], "best")
+    best = loop.restore(learner, tmp_path, [0, 1, 2], "best")
     assert best.iteration.tolist() == [10, 10, 10]
-    assert train.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
+    assert loop.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
 
 
 def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten, evaluate_every=16, total_steps=42)
-    metrics = record.load_metrics(tmp_path)
+    metrics = run_directory.load_metrics(tmp_path)
     assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [16, 32, 42]
 
 
@@ -224,7 +225,7 @@ def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Chan
     with pytest.raises(UserError, match=rf"{quantity} of seed (\d) is .* after iteration 6, 12 steps") as error:
         run(tmp_path / "bad", learner=toy(change=spoil))
     assert "000000000008" in str(error.value)
-    assert_same(train.restore(toy(), tmp_path / "bad", [0, 1, 2], "last"), good)
+    assert_same(loop.restore(toy(), tmp_path / "bad", [0, 1, 2], "last"), good)
     if spoil is not spoil_return:
         seed = int(str(error.value).split(" of seed ")[1][0])
         assert good.learner.params["w"][seed, 0] > 0
@@ -316,7 +317,7 @@ def test_a_read_only_directory_is_refused() -> None:
                 run(folder / "new")
             with pytest.raises(UserError, match=r"cannot be written to \(Permission denied\)"):
                 run(folder / "run", resume=True)
-        assert_same(train.restore(toy(lucky_length=True), folder / "run", [0, 1, 2], "last"), good)
+        assert_same(loop.restore(toy(lucky_length=True), folder / "run", [0, 1, 2], "last"), good)
 
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["metrics", "checkpoint", "arrays"])
@@ -331,7 +332,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int
             run(tmp_path, learner=learner, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert_same(train.restore(learner, tmp_path, [0, 1, 2], "last"), good)
+    assert_same(loop.restore(learner, tmp_path, [0, 1, 2], "last"), good)
     assert_same(run(tmp_path, learner=learner, resume=True), run(tmp_path / "whole", learner=learner))
     assert_same(rows(tmp_path), rows(tmp_path / "whole"))
 
@@ -345,7 +346,7 @@ def test_total_steps_must_be_countable(tmp_path: Path) -> None:
 def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
     run(tmp_path, seeds=range(8), total_steps=20)
     path = tmp_path / "metrics.jsonl"
-    whole = record.load_metrics(tmp_path)
+    whole = run_directory.load_metrics(tmp_path)
     lines = path.read_text().splitlines()
 
     def refuse(constant: str) -> None:
@@ -357,7 +358,7 @@ def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
         whole["loss"].astype(np.float32)[:, 0], [np.float32(row["loss"][0]) for row in parsed]
     )
     path.write_text("\n".join(lines)[:-5])
-    assert len(record.load_metrics(tmp_path)["steps"]) == len(lines) - 1
+    assert len(run_directory.load_metrics(tmp_path)["steps"]) == len(lines) - 1
 
 
 def test_run_json_says_what_it_ran_on(tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def events(run_dir: Path) -> list[Event]:
 
 def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten)
-    metrics = record.load_metrics(tmp_path)
+    metrics = run_directory.load_metrics(tmp_path)
     loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "loss"]
     np.testing.assert_allclose(loss, metrics["loss"].mean(1), rtol=1e-6)
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.distributions import Categorical
-from jaxpg.improve import Batch, Objective
-from jaxpg.networks import successor_values
+from jaxpg.models.distributions import Categorical
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
+from jaxpg.update.objective import Batch, Objective
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """jax.jit for programs that take longer to compile than to run: the same numbers, a third of the compile time."""
@@ -34,7 +34,7 @@ def value_table(values: Array) -> Critic:
 
     def both(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         v_tm1 = rollout.steps.obs @ params.critic
-        return v_tm1, successor_values(rollout, v_tm1, lambda endings: endings @ params.critic)
+        return v_tm1, successor_values(rollout, v_tm1, lambda final_obs: final_obs @ params.critic)
 
     return Critic(init=lambda key: values, values=both)
 
@@ -67,7 +67,7 @@ def counter(*, shortest: int = 2, longest: int = 5, time_limit: int = 4, actions
         return after, TimeStep(obs(after), reward.astype(jnp.float32), 1.0 - terminated.astype(jnp.float32), last)
 
     space = Box(np.zeros(2, np.float32), np.full(2, max(longest, time_limit), np.float32))
-    return Env("counter", reset, step, space, Discrete(actions), time_limit, earliest_cut=time_limit)
+    return Env("counter", reset, step, space, Discrete(actions), time_limit, min_truncation_step=time_limit)
 
 
 def pictures(env: Env) -> Env:
@@ -107,14 +107,14 @@ def target(*, time_limit: int = 4) -> Env:
 def seen_by_improve(
     env: Env, policy: Policy, critic: Critic | None, algorithm: PolicyGradient, key: Array
 ) -> tuple[Objective, Params, Batch]:
-    """What the first iteration of a learner hands to `improve`: its losses, the parameters and the batch."""
+    """What the first iteration of a learner hands to `update`: its losses, the parameters and the batch."""
     seen: list[tuple[Objective, Params, Batch]] = []
 
-    def improve(objective, optimizer, learning_rate, params, opt_state, batch, key):
+    def spy_update(objective, optimizer, learning_rate, params, opt_state, batch, key):
         seen.append((objective, params, batch))
         return params, opt_state, {}
 
-    learner = policy_gradient(env, policy, critic, algorithm._replace(improve=improve))
+    learner = policy_gradient(env, policy, critic, algorithm._replace(update=spy_update))
     learner.step(learner.init(key), key)
     return seen[0]
 
@@ -131,16 +131,16 @@ def resting(obs: Array) -> Rollout:
         last=zeros.astype(bool),
         mask=ones,
     )
-    return Rollout(steps, memory=(), trains=ones, endings=obs[None])
+    return Rollout(steps, ones, final_obs=obs[None])
 
 
 def next_obs(part: Rollout) -> np.ndarray:
     """The true successors `[T, B, ...]` that a rollout knows of, by a slow loop; NaN behind a termination."""
-    obs, endings = np.asarray(part.steps.obs, np.float64), np.asarray(part.endings)
+    obs, final_obs = np.asarray(part.steps.obs, np.float64), np.asarray(part.final_obs)
     last, discount = np.asarray(part.steps.last), np.asarray(part.steps.discount)
     found = np.full_like(obs, np.nan)
     for b in range(obs.shape[1]):
-        kept = iter(endings[:, b])
+        kept = iter(final_obs[:, b])
         for t in range(len(obs)):
             if last[t, b] and discount[t, b] == 0:
                 continue

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.train import RunState, train
+from jaxpg.training.advance import RunState
+from jaxpg.training.loop import train
 from jaxpg.types import Actor, Learner, Metrics
 
 TOTAL = 60
@@ -55,7 +56,7 @@ def toy(
     def actor(state: ToyState) -> Actor:
         return Actor(start=lambda obs: state, act=lambda memory, obs, key, greedy: (memory.count, memory))
 
-    return Learner(init, step, actor, adopt=lambda state, policy: state)
+    return Learner(init, step, actor, with_policy=lambda state, policy: state)
 
 
 def peak_at_ten(state: Any, key: jax.Array) -> Metrics:

@@ -1,7 +1,7 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
-from jaxpg.envs.adapter import from_gymnax
-from jaxpg.envs.by_name import WRAPPERS, default_settings, make, names, register, wrap
+from jaxpg.envs.gymnax_adapter import from_gymnax
+from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
 from jaxpg.envs.tabular import (
     MDP,
     action_values,

@@ -20,7 +20,6 @@ from jaxpg.types import Array, Box, Discrete, Env, Key, TimeStep
 
 # Left, down, right, up, as in FrozenLake: the neighbours of an action in this circle are perpendicular to it.
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
-
 _LAKES = {
     4: "SFFF FHFH FFFH HFFG",
     8: "SFFFFFFF FFFFFFFF FFFHFFFF FFFFFHFF FFFHFFFF FHHFFFHF FHFFHFHF FFFHFFFG",
@@ -160,7 +159,7 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
         )
 
     space = Box(np.zeros(num_states, np.float32), np.ones(num_states, np.float32))
-    return Env(name, reset, step, space, Discrete(num_actions), time_limit, earliest_cut=time_limit)
+    return Env(name, reset, step, space, Discrete(num_actions), time_limit, min_truncation_step=time_limit)
 
 
 @partial(jax.jit, static_argnames="horizon")

@@ -92,7 +92,7 @@ def time_limit(env: Env, *, steps: int) -> Env:
         reset=reset,
         step=step,
         time_limit=min(env.time_limit, steps),
-        earliest_cut=min(env.earliest_cut, steps),
+        min_truncation_step=min(env.min_truncation_step, steps),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import jax
 
-from jaxpg.options import refuse_unknown
-from jaxpg.policy_gradient import playing
+from jaxpg.errors import refuse_unknown
+from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
-from jaxpg.preferences.pairs import Pairs, apart, side_by_side
-from jaxpg.preferences.supervised import Examples, supervised
+from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
+from jaxpg.preferences.supervised import SupervisedBatch, supervised
 from jaxpg.types import Array, Learner, Metrics, Params, Policy, Rollout, Tree
 
 
@@ -54,13 +54,13 @@ def dpo(
     pair_loss, per_token = PAIR_LOSSES[loss]
 
     def draw(keys: Array) -> Rollout:
-        return side_by_side(jax.vmap(pairs.draw)(keys), end=pairs.end)
+        return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
     def log_probs(params: Tree, rollout: Rollout) -> tuple[Array, Array]:
         log_prob = policy.evaluate(params, rollout).log_prob(rollout.steps.action)
-        return apart(sequence_log_prob(log_prob, rollout.trains, per_token=per_token))
+        return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
 
-    def summed(params: Params, reference: Tree, examples: Examples) -> tuple[Array, Metrics]:
+    def summed(params: Params, reference: Tree, examples: SupervisedBatch) -> tuple[Array, Metrics]:
         chosen, rejected = log_probs(params.policy, examples.rollout)
         ref_chosen, ref_rejected = log_probs(reference, examples.rollout)
         losses = pair_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta, label_smoothing=label_smoothing)
@@ -79,7 +79,7 @@ def dpo(
         lambda key: Params(policy.init(key), ()),
         draw,
         summed,
-        lambda params: playing(policy, params.policy),
+        lambda params: make_actor(policy, params.policy),
         with_reference=True,
         batch_size=batch_size,
         learning_rate=learning_rate,

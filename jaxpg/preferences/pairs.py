@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpg.envs.text import PairData, Task
 from jaxpg.errors import UserError
-from jaxpg.language import completions
+from jaxpg.models.generation import completion_rollout
 from jaxpg.types import Array, Key, Prompt, Rollout, Tree
 
 
@@ -36,7 +36,7 @@ class Pairs(NamedTuple):
     end: int
 
 
-def labelled(
+def judged_pairs(
     task: Task,
     held_out: Task,
     true_reward: Callable[[Tree, Array, Array], Array],
@@ -72,7 +72,7 @@ def labelled(
         a, b = (write(problem, write_key) for write_key in write_keys)
         r_a, r_b = (true_reward(problem, tokens, completion_length(tokens, end)) for tokens in (a, b))
         prefers_a = jax.random.bernoulli(judge_key, jax.nn.sigmoid(sharpness * (r_a - r_b)))
-        return PreferencePair(task.shown(problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
+        return PreferencePair(task.prompt_of(problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
 
     def draw(key: Key) -> PreferencePair:
         # A pair is a function of its key, so few keys are few pairs: nothing needs to be stored.
@@ -83,8 +83,8 @@ def labelled(
     return Pairs(draw, partial(judged, held_out), end)
 
 
-def corrupted(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
-    """A generator for `labelled`: demonstrations in which each token may slip into any one, with probability `rate`.
+def corrupted_demonstrations(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
+    """A generator for `judged_pairs`: demonstrations in which each token may slip into any other, at this `rate`.
 
     The end stays where it was, or comes earlier.
     """
@@ -100,7 +100,7 @@ def corrupted(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
     return generate
 
 
-def recorded(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
+def stored_pairs(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
     """Pairs that lie in arrays, leaves `[N, ...]`.
 
     Each is drawn for itself, any as likely as any other, so a batch may hold a pair twice.
@@ -121,15 +121,15 @@ def recorded(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
     return Pairs(partial(one_of, pairs), partial(one_of, held_out), end)
 
 
-def side_by_side(pairs: PreferencePair, *, end: int) -> Rollout:
+def interleave_pairs(pairs: PreferencePair, *, end: int) -> Rollout:
     """Pairs, leaves `[B, ...]`, as 2B neighbouring columns, the chosen completion before the rejected one."""
     prompt = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), pairs.prompt)
     tokens = jnp.stack([pairs.chosen, pairs.rejected], 1)
-    return completions(prompt, tokens.reshape(-1, tokens.shape[-1]), end=end)
+    return completion_rollout(prompt, tokens.reshape(-1, tokens.shape[-1]), end=end)
 
 
-def apart(x: Array) -> tuple[Array, Array]:
-    """What belongs to the chosen and to the rejected ones, `[B]` each, of `[2B]` as `side_by_side` lays them."""
+def split_pairs(x: Array) -> tuple[Array, Array]:
+    """What belongs to the chosen and to the rejected ones, `[B]` each, of `[2B]` as `interleave_pairs` lays them."""
     both = x.reshape(-1, 2)
     return both[:, 0], both[:, 1]
 

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.errors import UserError
-from jaxpg.language import Scorer
+from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
-from jaxpg.preferences.pairs import Pairs, apart, side_by_side
-from jaxpg.preferences.supervised import Examples, supervised
+from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
+from jaxpg.preferences.supervised import SupervisedBatch, supervised
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
 
 
 def reward_model(
     pairs: Pairs,
-    scorer: Scorer,
+    scorer: RewardModel,
     *,
     batch_size: int = 64,
     learning_rate: float = 1e-3,
@@ -48,10 +48,10 @@ def reward_model(
     """
 
     def draw(keys: Array) -> Rollout:
-        return side_by_side(jax.vmap(pairs.draw)(keys), end=pairs.end)
+        return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
-    def loss(params: Params, _: Tree, examples: Examples) -> tuple[Array, Metrics]:
-        chosen, rejected = apart(scorer.score(params.critic, examples.rollout))
+    def loss(params: Params, _: Tree, examples: SupervisedBatch) -> tuple[Array, Metrics]:
+        chosen, rejected = split_pairs(scorer.score(params.critic, examples.rollout))
         total = bradley_terry(chosen, rejected, margin=margin, centring=centring).sum() / batch_size
         metrics = {
             "loss": total,
@@ -75,13 +75,13 @@ def reward_model(
     )
 
 
-def held_out_accuracy(pairs: Pairs, scorer: Scorer, params: Tree, key: Key, *, num_pairs: int = 256) -> Array:
+def held_out_accuracy(pairs: Pairs, scorer: RewardModel, params: Tree, key: Key, *, num_pairs: int = 256) -> Array:
     """The share of held-out pairs of which the judge's choice has the higher score, [] float32; ties count half.
 
     `params` are the scorer's: `state.params.critic` of a reward model. A judge who errs keeps it below 1.
     """
-    rollout = side_by_side(jax.vmap(pairs.held_out)(jax.random.split(key, num_pairs)), end=pairs.end)
-    return preferred(*apart(scorer.score(params, rollout))).mean()
+    rollout = interleave_pairs(jax.vmap(pairs.held_out)(jax.random.split(key, num_pairs)), end=pairs.end)
+    return preferred(*split_pairs(scorer.score(params, rollout))).mean()
 
 
 def _under_own_head(own: Tree, policy: Tree) -> Tree:

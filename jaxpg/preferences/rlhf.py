@@ -5,14 +5,15 @@ from __future__ import annotations
 import jax
 
 from jaxpg.envs.text import Task
-from jaxpg.envs.text.environment import Writing, text_env
-from jaxpg.language import Scorer, completions
+from jaxpg.envs.text.text_env import TextState, text_env
+from jaxpg.models.generation import completion_rollout
+from jaxpg.models.language_model import RewardModel
 from jaxpg.types import Env, Outcome, Tree
 
-OF_THE_VERDICT = ("accuracy", "format", "cut_off")
+OF_THE_VERDICT = ("accuracy", "format", "truncated")
 
 
-def rlhf_env(task: Task, scorer: Scorer, scorer_params: Tree) -> Env:
+def rlhf_env(task: Task, scorer: RewardModel, scorer_params: Tree) -> Env:
     """The environment of a text task in which a completion is worth what a reward model says.
 
     With a policy-gradient algorithm and a KL to the policy that it begins with, in the reward, this is RLHF (Ouyang et
@@ -30,9 +31,9 @@ def rlhf_env(task: Task, scorer: Scorer, scorer_params: Tree) -> Env:
     assert env.outcome is not None
     show, judge = env.context, env.outcome
 
-    def outcome(state: Writing) -> Outcome:
+    def outcome(state: TextState) -> Outcome:
         prompt, tokens = jax.tree.map(lambda x: x[None], (show(state), state.tokens))
-        score = scorer.score(scorer_params, completions(prompt, tokens, end=task.vocabulary.end))[0]
+        score = scorer.score(scorer_params, completion_rollout(prompt, tokens, end=task.vocabulary.end))[0]
         judged = judge(state)
         parts = {name: judged.parts[name] for name in OF_THE_VERDICT}
         if task.true_reward:

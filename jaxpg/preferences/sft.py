@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
-from jaxpg.language import completions
-from jaxpg.policy_gradient import playing
-from jaxpg.preferences.supervised import Examples, supervised
+from jaxpg.models.generation import completion_rollout
+from jaxpg.policy_gradient import make_actor
+from jaxpg.preferences.supervised import SupervisedBatch, supervised
 from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Tree
 
 
@@ -45,12 +45,12 @@ def sft(
     def example(key: Key) -> tuple[Prompt, Array]:
         draw_key, demonstration_key = jax.random.split(key)
         problem = task.draw(draw_key)
-        return task.shown(problem), task.demonstration(problem, demonstration_key)
+        return task.prompt_of(problem), task.demonstration(problem, demonstration_key)
 
     def draw(keys: Array) -> Rollout:
-        return completions(*jax.vmap(example)(keys), end=task.vocabulary.end)
+        return completion_rollout(*jax.vmap(example)(keys), end=task.vocabulary.end)
 
-    def loss(params: Params, _: Tree, examples: Examples) -> tuple[Array, Metrics]:
+    def loss(params: Params, _: Tree, examples: SupervisedBatch) -> tuple[Array, Metrics]:
         distribution = policy.evaluate(params.policy, examples.rollout)
         log_prob, entropy = distribution.log_prob_and_entropy(examples.rollout.steps.action)
         total = -_weighted(examples.weight, log_prob)
@@ -60,7 +60,7 @@ def sft(
         lambda key: Params(policy.init(key), ()),
         draw,
         loss,
-        lambda params: playing(policy, params.policy),
+        lambda params: make_actor(policy, params.policy),
         batch_size=batch_size,
         learning_rate=learning_rate,
         anneal_steps=anneal_steps,

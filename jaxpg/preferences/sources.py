@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from jaxpg.envs.text import Task, preference_pairs
 from jaxpg.errors import UserError
-from jaxpg.preferences.pairs import Pairs, corrupted, labelled, recorded
+from jaxpg.preferences.pairs import Pairs, corrupted_demonstrations, judged_pairs, stored_pairs
 from jaxpg.types import Array, Tree
 
 
-def pairs_of(
+def make_pairs(
     task: Task,
     held_out: Task,
     *,
@@ -45,7 +45,7 @@ def pairs_of(
             )
             for split in ("train", "test")
         )
-        return recorded(train, test, end=task.vocabulary.end)
+        return stored_pairs(train, test, end=task.vocabulary.end)
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
     if task.true_reward is None and not slip_rate:
@@ -53,11 +53,11 @@ def pairs_of(
             f"All demonstrations of {task.name} are right, so a judge has nothing to prefer: set pairs.slip_rate above "
             "0, or name a file of pairs."
         )
-    return labelled(
+    return judged_pairs(
         task,
         held_out,
         task.true_reward or _accuracy(task),
-        generate=corrupted(task, rate=slip_rate),
+        generate=corrupted_demonstrations(task, rate=slip_rate),
         num_pairs=num_pairs,
         sharpness=sharpness,
     )

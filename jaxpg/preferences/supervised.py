@@ -9,14 +9,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg import aggregates, improve, ladder, parallel
+from jaxpg import update
 from jaxpg.errors import UserError
-from jaxpg.policy_gradient import copy
-from jaxpg.rollout import column_keys
+from jaxpg.objectives import loss_weights
+from jaxpg.parallel import collectives
+from jaxpg.rollout.collector import env_keys
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
+from jaxpg.vectorize import copy_tree
 
 
-class Examples(NamedTuple):
+class SupervisedBatch(NamedTuple):
     """A batch to learn from.
 
     rollout: completions, as a policy would have collected them.
@@ -40,7 +42,7 @@ class SupervisedState(NamedTuple):
     steps: Array
 
 
-Loss = Callable[[Params, Tree, Examples], tuple[Array, Metrics]]
+Loss = Callable[[Params, Tree, SupervisedBatch], tuple[Array, Metrics]]
 """params, reference, examples -> the loss and additive metrics, summed over these examples."""
 
 
@@ -77,49 +79,49 @@ def supervised(
         UserError: a batch that does not divide, here or, over devices, in `step`.
     """
     _check_division(batch_size, micro_batches, 1)
-    optimizer = ladder.adam(max_grad_norm=max_grad_norm)
+    optimizer = update.adam(max_grad_norm=max_grad_norm)
     schedule = (
-        partial(ladder.constant, value=learning_rate)
+        partial(update.constant, value=learning_rate)
         if anneal_steps is None
-        else partial(ladder.linear, value=learning_rate, over=anneal_steps)
+        else partial(update.linear_decay, value=learning_rate, over=anneal_steps)
     )
 
     def reference(params: Params) -> Tree:
-        return copy(params.policy) if with_reference else ()
+        return copy_tree(params.policy) if with_reference else ()
 
     def init(key: Key) -> SupervisedState:
         params = init_params(key)
         return SupervisedState(params, optimizer.init(params), reference(params), steps=jnp.zeros((), jnp.int32))
 
     def step(state: SupervisedState, key: Key) -> tuple[SupervisedState, Metrics]:
-        _check_division(batch_size, micro_batches, parallel.num_shards())
-        rollout = draw(column_keys(key, batch_size // parallel.num_shards()))
-        examples = Examples(rollout, aggregates.per_step(rollout.trains))
-        gradient, metrics = improve.summed_gradient(
+        _check_division(batch_size, micro_batches, collectives.num_shards())
+        rollout = draw(env_keys(key, batch_size // collectives.num_shards()))
+        examples = SupervisedBatch(rollout, loss_weights.per_step(rollout.loss_mask))
+        gradient, metrics = update.summed_gradient(
             lambda params, part: loss(params, state.reference, part), state.params, examples, micro_batches, _part
         )
         rate = schedule(state.steps)
-        params, opt_state, norm = improve.apply(optimizer, rate, gradient, state.params, state.opt_state)
-        steps = state.steps + parallel.psum(rollout.trains.sum()).astype(jnp.int32)
+        params, opt_state, norm = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
+        steps = state.steps + collectives.psum(rollout.loss_mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | {"gradient_norm": norm, "learning_rate": rate}
         state = state._replace(params=params, opt_state=opt_state, steps=steps)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
 
-    def adopt(state: SupervisedState, policy: Tree) -> SupervisedState:
+    def with_policy(state: SupervisedState, policy: Tree) -> SupervisedState:
         params = adopted(state.params, policy)
         return state._replace(params=params, reference=reference(params))
 
-    return Learner(init, step, lambda state: actor(state.params), adopt)
+    return Learner(init, step, lambda state: actor(state.params), with_policy)
 
 
-def _part(examples: Examples, i: Array | int, parts: int) -> Examples:
+def _part(examples: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
     """The i-th of so many runs of neighbouring columns."""
     size = examples.weight.shape[1] // parts
 
     def pick(axis: int, x: Array) -> Array:
-        return parallel.columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
+        return collectives.shard_columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
 
-    return Examples(examples.rollout.map_columns(pick), pick(1, examples.weight))
+    return SupervisedBatch(examples.rollout.map_columns(pick), pick(1, examples.weight))
 
 
 def _check_division(batch_size: int, micro_batches: int, shards: int) -> None:

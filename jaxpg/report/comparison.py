@@ -13,20 +13,13 @@ from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
 
-from jaxpg.record import replace_file
+from jaxpg.files import replace_file
 from jaxpg.report.figures import color, learning_curve, step_grid
 from jaxpg.report.page import html_page
-from jaxpg.report.statistics import (
-    Estimate,
-    binned,
-    bootstrap,
-    interquartile_mean,
-    mean,
-    steps_to_threshold,
-)
+from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """What one algorithm did on a task with S seeds.
 
     steps: [N] or [N, S], environment steps of a seed when each row was recorded.
@@ -59,7 +52,7 @@ class Summary(NamedTuple):
     steps_per_second: float
 
 
-def summarize(runs: Mapping[str, Run], threshold: float | None = None) -> dict[str, Summary]:
+def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
     """Condense runs to one line each.
 
     Steps to the threshold are read off the curves averaged on the one grid that `learning_curve` draws, so that an
@@ -73,7 +66,7 @@ def summarize(runs: Mapping[str, Run], threshold: float | None = None) -> dict[s
     return {name: _summary(run, edges, threshold) for name, run in runs.items()}
 
 
-def _summary(run: Run, edges: np.ndarray, threshold: float | None) -> Summary:
+def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summary:
     final = np.asarray(run.final, float)
     reached = None
     if threshold is not None:
@@ -121,8 +114,8 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
     return table
 
 
-def compare(
-    runs: Mapping[str, Run],
+def write_comparison(
+    runs: Mapping[str, RunResult],
     directory: str | Path,
     *,
     title: str,
@@ -149,13 +142,15 @@ def compare(
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
     text = json.dumps(plain(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
-    written = page(runs, title=title, threshold=threshold, details=details)
+    written = comparison_page(runs, title=title, threshold=threshold, details=details)
     replace_file(directory / "comparison.html", written)
     return summaries
 
 
-def page(runs: Mapping[str, Run], *, title: str, threshold: float | None = None, details: Mapping[str, Any]) -> str:
-    """Runs as one HTML page that needs nothing else; arguments as for `compare`."""
+def comparison_page(
+    runs: Mapping[str, RunResult], *, title: str, threshold: float | None = None, details: Mapping[str, Any]
+) -> str:
+    """Runs as one HTML page that needs nothing else; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
     return html_page(
         title=title,

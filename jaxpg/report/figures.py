@@ -16,16 +16,16 @@ from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
-from jaxpg.record import replace_file
+from jaxpg.files import replace_file
 from jaxpg.report.statistics import Estimate, Floats, binned, bootstrap
 
 BINS = 100
 FORMATS = (".png", ".svg", ".pdf")
 
+
 # Okabe and Ito's colours, told apart by colour-blind readers, without those that vanish on white or on black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES: tuple[str | tuple, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
-
 INK = "#24292f"  # no other element has this colour, see `inline_svg`
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(
@@ -42,7 +42,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "jaxpg",  # the same figure gives the same file
 }
-
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 

@@ -19,7 +19,7 @@ from rich import box
 from rich.table import Table
 
 from jaxpg.errors import UserError
-from jaxpg.record import replace_file
+from jaxpg.files import replace_file
 from jaxpg.report.comparison import interval, number, plain
 from jaxpg.report.figures import STYLE, color, save
 from jaxpg.report.statistics import Estimate, bootstrap

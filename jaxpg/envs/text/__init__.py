@@ -1,11 +1,12 @@
 """Text tasks: an episode is a completion, an action is a token."""
 
-from jaxpg.envs.text.by_name import TASKS
-from jaxpg.envs.text.environment import REWARDS, Writing, text_env
-from jaxpg.envs.text.measures import majority_vote, pass_at_k
-from jaxpg.envs.text.records import PairData, json_lines, preference_pairs
+from jaxpg.envs.text.jsonl import PairData, json_lines, preference_pairs
+from jaxpg.envs.text.metrics import majority_vote, pass_at_k
+from jaxpg.envs.text.registry import TASKS
+from jaxpg.envs.text.rewards import REWARDS
 from jaxpg.envs.text.task import Task, Verdict
-from jaxpg.envs.text.tokenizer import characters_of, tokenizer_file
+from jaxpg.envs.text.text_env import TextState, text_env
+from jaxpg.envs.text.tokenizer import character_vocabulary, tokenizer_file
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 
 __all__ = [
@@ -16,11 +17,11 @@ __all__ = [
     "TASKS",
     "PairData",
     "Task",
+    "TextState",
     "Tokenizer",
     "Verdict",
     "Vocabulary",
-    "Writing",
-    "characters_of",
+    "character_vocabulary",
     "json_lines",
     "majority_vote",
     "pass_at_k",

@@ -13,15 +13,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.envs.text.token_arrays import pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD
-from jaxpg.envs.text.writing import pack
 from jaxpg.types import Array
 
 THINK, END_THINK, ANSWER, END_ANSWER = (CHARACTERS.id(f"<{tag}>") for tag in ("think", "/think", "answer", "/answer"))
 TAGS_LENGTH = 4
 
 
-class Reading(NamedTuple):
+class ParsedCompletion(NamedTuple):
     """What stands in a completion.
 
     formed: [] bool, whether it has exactly the form that was asked for.
@@ -36,14 +36,14 @@ class Reading(NamedTuple):
     length: Array
 
 
-def write(answer: Array, thoughts: Array | None, max_tokens: int) -> Array:
+def format_completion(answer: Array, thoughts: Array | None, max_tokens: int) -> Array:
     """A completion `[max_tokens]` in the form without thoughts (None) or with them; both may hold padding."""
     if thoughts is None:
         return pack(answer, "<eos>", size=max_tokens)
     return pack("<think>", thoughts, "</think><answer>", answer, "</answer><eos>", size=max_tokens)
 
 
-def read(completion: Array, length: Array, *, think: bool) -> Reading:
+def parse_completion(completion: Array, length: Array, *, think: bool) -> ParsedCompletion:
     """Read the first `length` tokens of a completion `[T]`.
 
     Without `think` the answer is all that precedes the end. With it the answer is what the last pair of answer tags
@@ -60,10 +60,10 @@ def read(completion: Array, length: Array, *, think: bool) -> Reading:
     found = ended & (size > 0) & ((answer != PAD) == (place < size)).all()
     special = ((tokens <= END_ANSWER) & (place < length)).sum()  # padding, end and tags come first in the vocabulary
     formed = _is_thought_through(tokens) & (special == TAGS_LENGTH + 1) if think else special == 1
-    return Reading(found & formed, found, answer, size)
+    return ParsedCompletion(found & formed, found, answer, size)
 
 
-def thinks(completion: Array, length: Array) -> Array:
+def uses_scratchpad(completion: Array, length: Array) -> Array:
     """[] bool, whether a completion `[T]` begins with a scratchpad that is not empty."""
     return (completion[0] == THINK) & (completion[1] != END_THINK) & (length > 1)
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.expression import evaluate
-from jaxpg.envs.text.generated import Problems, as_task, ascending, positive
+from jaxpg.envs.text.expression import evaluate_expression
+from jaxpg.envs.text.generated import Problems, ascending, make_task, positive
 from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.token_arrays import fingerprint, join_rows, numeral, pack, tokens_of
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
-from jaxpg.envs.text.writing import fingerprint, joined, numeral, pack, tokens_of
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
@@ -49,16 +49,16 @@ def countdown(
     largest_target: int = 99,
     split: str = "train",
     think: bool = False,
-    thinking: float = 1.0,
+    scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
     """An expression with a given value that uses each given number exactly once: "3 5 2:17=" is solved by "3*5+2".
 
     Problems are made from random expressions, so a solution exists; no step of it leaves the whole numbers from 1 to
     `largest_target`. The scratchpad has its steps: "3*5=15,15+2=17". Completions may be any expression with + - * / and
-    parentheses, see `evaluate`, in whole numbers: negative ones are allowed on the way, a division must be exact. The
-    fingerprint of an answer is its value, -1 where it is not an expression of the given numbers. The same numbers in
-    another order are held out together.
+    parentheses, see `evaluate_expression`, in whole numbers: negative ones are allowed on the way, a division must be
+    exact. The fingerprint of an answer is its value, -1 where it is not an expression of the given numbers. The same
+    numbers in another order are held out together.
 
     Args:
         numbers: how many are given, from 2 to 6; usually 3 or 4.
@@ -66,7 +66,7 @@ def countdown(
         largest_target: the target and all steps of the solution are from 1 to this.
         split: train or test, the problems that are held out.
         think: completions think before they answer.
-        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
         max_tokens: completions are cut off after so many; as many as needed if not given.
 
     Raises:
@@ -89,7 +89,7 @@ def countdown(
     def prompt(problem: Countdown) -> Array:
         given = jax.vmap(lambda n: numeral(n, width))(problem.numbers)
         all_ = jnp.ones(numbers, bool)
-        return pack(joined(given, all_, " "), ":", numeral(problem.target, target_width), "=")
+        return pack(join_rows(given, all_, " "), ":", numeral(problem.target, target_width), "=")
 
     problems = Problems(
         size=comb(largest + numbers - 1, numbers),
@@ -101,11 +101,13 @@ def countdown(
         canonical=lambda problem: problem._replace(numbers=jnp.sort(problem.numbers)),
         canonical_prompt=ascending,
     )
-    return as_task("countdown", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+    return make_task(
+        "countdown", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
+    )
 
 
 def _judge(problem: Countdown, answer: Array, length: Array) -> tuple[Array, Array]:
-    legal, value = evaluate(answer, length, problem.numbers)
+    legal, value = evaluate_expression(answer, length, problem.numbers)
     return legal & (value == problem.target), jnp.where(legal, positive(fingerprint(value[None])), -1)
 
 
@@ -178,4 +180,4 @@ def _steps(problem: Countdown, width: int) -> Array:
         return values.at[left].set(result), jnp.concatenate(row)
 
     _, rows = lax.scan(step, problem.numbers, (problem.pairs, problem.operators))
-    return pack(joined(rows, jnp.ones(len(rows), bool), ","))
+    return pack(join_rows(rows, jnp.ones(len(rows), bool), ","))

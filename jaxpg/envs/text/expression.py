@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.envs.text.token_arrays import ZERO
 from jaxpg.envs.text.vocabulary import CHARACTERS, END
-from jaxpg.envs.text.writing import ZERO
 from jaxpg.types import Array, Tree
 
 PLUS, MINUS, TIMES, OVER, OPENS, CLOSES = (CHARACTERS.id(symbol) for symbol in "+-*/()")
@@ -38,7 +38,7 @@ class Frame(NamedTuple):
     divides: Array
 
 
-class Parser(NamedTuple):
+class ParserState(NamedTuple):
     """Where the parser stands.
 
     legal: [] bool, whether all is well so far.
@@ -59,7 +59,7 @@ class Parser(NamedTuple):
     depth: Array
 
 
-def evaluate(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
+def evaluate_expression(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
     """Parse the first `length` of tokens `[T]` and evaluate them in whole numbers.
 
     An expression is legal if it has the grammar above, with no other characters, uses each of the `given` numbers [N]
@@ -71,7 +71,7 @@ def evaluate(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
     """
     zero = jnp.zeros((), jnp.int32)
     empty = Frame(total=zero, sign=zero + 1, product=zero + 1, divides=jnp.zeros((), bool))
-    parser = Parser(
+    parser = ParserState(
         legal=jnp.ones((), bool),
         operand=jnp.ones((), bool),
         number=zero - 1,
@@ -83,7 +83,7 @@ def evaluate(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
     place = jnp.arange(len(tokens) + 1)
     tokens = jnp.where(place < length, jnp.append(tokens, END), END)
 
-    def step(parser: Parser, x: tuple[Array, Array]) -> tuple[Parser, None]:
+    def step(parser: ParserState, x: tuple[Array, Array]) -> tuple[ParserState, None]:
         token, inside = x
         return _where(inside, _step(parser, token, given, empty), parser), None
 
@@ -91,7 +91,7 @@ def evaluate(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
     return parser.legal & ~parser.unused.any() & (parser.depth == 0), parser.frame.total
 
 
-def _step(parser: Parser, token: Array, given: Array, empty: Frame) -> Parser:
+def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> ParserState:
     """Read one token; END asks for the value of the whole."""
     digit = token - ZERO
     is_digit = (digit >= 0) & (digit <= 9)
@@ -118,7 +118,7 @@ def _step(parser: Parser, token: Array, given: Array, empty: Frame) -> Parser:
     frame = _where(opens, empty, frame)
     around = jax.tree.map(lambda all_: all_[parser.depth - 1], stack)
     reentered, exact = _joined_by(around, value)
-    return Parser(
+    return ParserState(
         legal=parser.legal & allowed & (~closes | exact),
         operand=opens | adds | multiplies,
         number=jnp.where(is_digit, jnp.clip(parser.number, 0, HUGE) * 10 + digit, -1),
@@ -129,7 +129,7 @@ def _step(parser: Parser, token: Array, given: Array, empty: Frame) -> Parser:
     )
 
 
-def _number_ended(parser: Parser, given: Array) -> Parser:
+def _number_ended(parser: ParserState, given: Array) -> ParserState:
     """The number under way, if there is one, is taken from the given ones and joins the open product."""
     fits = parser.unused & (given == parser.number)
     taken = jnp.arange(len(given)) == jnp.argmax(fits)

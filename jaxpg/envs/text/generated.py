@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.text import completion
-from jaxpg.envs.text.lines import padded
+from jaxpg.envs.text.jsonl_reader import pad_rows
 from jaxpg.envs.text.task import Task, Verdict
+from jaxpg.envs.text.token_arrays import fingerprint
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
-from jaxpg.envs.text.writing import fingerprint
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Tree
 
@@ -53,12 +53,12 @@ class Problems(NamedTuple):
     canonical_prompt: Callable[[str], str] = lambda text: text
 
 
-def nothing(problem: Tree) -> Array:
+def no_scratchpad(problem: Tree) -> Array:
     """The scratchpad of a task that needs none."""
     return jnp.zeros(0, jnp.int32)
 
 
-def matches(answer: Callable[[Tree], Array]) -> Callable[[Tree, Array, Array], tuple[Array, Array]]:
+def exact_match(answer: Callable[[Tree], Array]) -> Callable[[Tree, Array, Array], tuple[Array, Array]]:
     """A judge for problems with one answer: token by token the same. The fingerprint is of the text."""
 
     def judge(problem: Tree, given: Array, length: Array) -> tuple[Array, Array]:
@@ -74,8 +74,8 @@ def positive(hashed: Array) -> Array:
     return (hashed >> 1).astype(jnp.int32)
 
 
-def as_task(
-    name: str, problems: Problems, *, split: str, think: bool, thinking: float = 1.0, max_tokens: int | None
+def make_task(
+    name: str, problems: Problems, *, split: str, think: bool, scratchpad_share: float = 1.0, max_tokens: int | None
 ) -> Task:
     """The task of solving such problems.
 
@@ -84,7 +84,7 @@ def as_task(
         problems: what it consists of.
         split: "train" or "test".
         think: whether a completion thinks before it answers.
-        thinking: share of the demonstrations that fill in their scratchpad.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad.
         max_tokens: where completions are cut off; None for as many as the longest demonstration has, and with `think`
             some more.
 
@@ -98,8 +98,10 @@ def as_task(
             f"{name}: with these settings there are only {problems.size} problems, too few to hold some out. "
             f"Choose settings with at least {FEWEST}."
         )
-    if not 0 <= thinking <= 1 or (thinking < 1 and not think):
-        raise UserError(f"{name}: thinking is a share from 0 to 1, of use only with think = true, not {thinking!r}.")
+    if not 0 <= scratchpad_share <= 1 or (scratchpad_share < 1 and not think):
+        raise UserError(
+            f"{name}: scratchpad_share is a share from 0 to 1, of use only with think = true, not {scratchpad_share!r}."
+        )
     any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
     (prompt_length,), (answer_length,), (thoughts_length,) = (
         jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
@@ -112,26 +114,26 @@ def as_task(
 
     def demonstration(problem: Tree, key: Key) -> Array:
         if not think:
-            return completion.write(problems.answer(problem), None, max_tokens)
+            return completion.format_completion(problems.answer(problem), None, max_tokens)
         thoughts = problems.scratchpad(problem)
-        thoughts = jnp.where(jax.random.uniform(key) < thinking, thoughts, PAD)
-        return completion.write(problems.answer(problem), thoughts, max_tokens)
+        thoughts = jnp.where(jax.random.uniform(key) < scratchpad_share, thoughts, PAD)
+        return completion.format_completion(problems.answer(problem), thoughts, max_tokens)
 
     def verify(problem: Tree, tokens: Array, length: Array) -> Verdict:
-        reading = completion.read(tokens, length, think=think)
+        reading = completion.parse_completion(tokens, length, think=think)
         right, answer = problems.judge(problem, reading.answer, reading.length)
         return Verdict(
             accuracy=(reading.found & right).astype(jnp.float32),
             format=reading.formed.astype(jnp.float32),
             answer=jnp.where(reading.found, answer, -1),
-            thinks=completion.thinks(tokens, length).astype(jnp.float32) if think else (),
+            scratchpad_used=completion.uses_scratchpad(tokens, length).astype(jnp.float32) if think else (),
         )
 
     def draw(key: Key) -> Tree:
-        return draw_from(problems, key, held_out=split == "test")
+        return sample_split(problems, key, held_out=split == "test")
 
     def held_out(prompts: Sequence[str]) -> list[bool]:
-        tokens = jnp.asarray(padded([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
+        tokens = jnp.asarray(pad_rows([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
         return (jax.vmap(fingerprint)(tokens) % HELD_OUT == 0).tolist()
 
     return Task(name, CHARACTERS, prompt_length, max_tokens, draw, problems.prompt, demonstration, verify, held_out)
@@ -149,7 +151,7 @@ def is_held_out(problems: Problems, problem: Tree) -> Array:
     return fingerprint(problems.prompt(problems.canonical(problem))) % HELD_OUT == 0
 
 
-def draw_from(problems: Problems, key: Key, *, held_out: bool) -> Tree:
+def sample_split(problems: Problems, key: Key, *, held_out: bool) -> Tree:
     """A problem of one split: problems are sampled until there is one."""
 
     def unsuitable(carry: tuple[Array, Tree]) -> Array:

@@ -26,21 +26,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg import host
 from jaxpg.envs.text.generated import positive
-from jaxpg.envs.text.lines import Line, padded, token_rows
+from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows
 from jaxpg.envs.text.task import Verdict
+from jaxpg.envs.text.token_arrays import fingerprint
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
-from jaxpg.envs.text.writing import fingerprint
-from jaxpg.errors import UserError
-from jaxpg.options import imported, refuse_unknown
+from jaxpg.envs.user_code import import_user_code
+from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.parallel import host_callback
 from jaxpg.types import Array
 
 Reward = Callable[[str, str, str], float]
 Verify = Callable[[Array, Array, Array], Verdict]
 Judge = Callable[[int, str, bool], tuple[float, int]]
 """Number of a record, completion, whether that ended -> accuracy, and fingerprint of the answer, -1 for none."""
-
 _NUMBER = re.compile(
     r"(?:(?<![0-9)])[-+])?"  # a sign, not the operator of "5-3"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)"
@@ -50,7 +49,7 @@ _NUMBER = re.compile(
 
 def verifier(
     match: str | Reward,
-    lines: Sequence[Line],
+    lines: Sequence[Record],
     tokenizer: Tokenizer,
     *,
     prompt_field: str,
@@ -64,8 +63,8 @@ def verifier(
     """
     answers = [line.fields[answer_field] for line in lines]
     if match == "exact":
-        rows = token_rows(lines, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
-        return _exact(padded([row[:-1] for row in rows], max_tokens), tokenizer)
+        rows = encode_fields(lines, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
+        return _exact(pad_rows([row[:-1] for row in rows], max_tokens), tokenizer)
     if match == "numeric":
         for line, answer in zip(lines, answers, strict=True):
             if last_number(answer) is None:
@@ -73,7 +72,7 @@ def verifier(
         return _through_host(_same_number(answers), tokenizer)
     function, name = (_load(match), match) if isinstance(match, str) else (match, getattr(match, "__name__", "match"))
     prompts = [line.fields[prompt_field] for line in lines]
-    return _through_host(_as_told(function, name, [line.where for line in lines], prompts, answers), tokenizer)
+    return _through_host(_user_judge(function, name, [line.where for line in lines], prompts, answers), tokenizer)
 
 
 def last_number(text: str) -> Decimal | None:
@@ -82,7 +81,7 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
-def enclosed(completion: str) -> str:
+def extract_answer(completion: str) -> str:
     """What the last pair of answer tags encloses, all of it where there is none; without space around it."""
     before, closing, _ = completion.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
@@ -119,10 +118,10 @@ def _answer(tokens: Array, stop: Array, opening: Array, closing: Array) -> tuple
     place = jnp.arange(len(tokens))
     opens, closes = _stands_at(opening, tokens), _stands_at(closing, tokens)
     begins = place + len(opening)
-    enclosed = opens & (begins <= jnp.max(jnp.where(closes, place, -1)))
-    start = jnp.max(jnp.where(enclosed, begins, 0))
+    extract_answer = opens & (begins <= jnp.max(jnp.where(closes, place, -1)))
+    start = jnp.max(jnp.where(extract_answer, begins, 0))
     closed = jnp.min(jnp.where(closes & (place >= start), place, stop))
-    return start, jnp.where(enclosed.any(), closed, stop)
+    return start, jnp.where(extract_answer.any(), closed, stop)
 
 
 def _stands_at(pattern: Array, tokens: Array) -> Array:
@@ -143,7 +142,7 @@ def _through_host(judge: Judge, tokenizer: Tokenizer) -> Verify:
     results = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
-        accuracy, answer = host.call(verdicts, results, completion, problem, length)
+        accuracy, answer = host_callback.call(verdicts, results, completion, problem, length)
         return Verdict(accuracy, (answer >= 0).astype(jnp.float32), answer)
 
     return verify
@@ -159,7 +158,7 @@ def _same_number(answers: Sequence[str]) -> Judge:
     return judge
 
 
-def _as_told(
+def _user_judge(
     function: Reward, name: str, where: Sequence[str], prompts: Sequence[str], answers: Sequence[str]
 ) -> Judge:
     def judge(problem: int, completion: str, ended: bool) -> tuple[float, int]:
@@ -171,7 +170,7 @@ def _as_told(
         if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
             reason = f"returned {value!r} instead of a finite number"
             raise UserError(_complaint(name, where[problem], reason, completion))
-        return float(value), zlib.crc32(enclosed(completion).encode()) >> 1 if ended else -1
+        return float(value), zlib.crc32(extract_answer(completion).encode()) >> 1 if ended else -1
 
     return judge
 
@@ -184,4 +183,4 @@ def _load(name: str) -> Reward:
     """The function "package.module:function"."""
     if ":" not in name:
         refuse_unknown("way to match", name, ["exact", "numeric", "package.module:function"])
-    return imported(name, "reward function")
+    return import_user_code(name, "reward function")

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.generated import Problems, as_task, ascending, matches, nothing
+from jaxpg.envs.text.generated import Problems, ascending, exact_match, make_task, no_scratchpad
 from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.token_arrays import ZERO, A, join_rows, numeral, pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
-from jaxpg.envs.text.writing import ZERO, A, joined, numeral, pack
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
@@ -73,8 +73,8 @@ def reverse(
     def answer(word: Word) -> Array:
         return pack(word.tokens[::-1])
 
-    problems = _words("reverse", shortest, length, letters)._replace(answer=answer, judge=matches(answer))
-    return as_task("reverse", problems, split=split, think=think, max_tokens=max_tokens)
+    problems = _words("reverse", shortest, length, letters)._replace(answer=answer, judge=exact_match(answer))
+    return make_task("reverse", problems, split=split, think=think, max_tokens=max_tokens)
 
 
 def sort(
@@ -104,8 +104,8 @@ def sort(
     def answer(word: Word) -> Array:
         return pack(jnp.sort(word.tokens))
 
-    problems = _words("sort", shortest, length, letters)._replace(answer=answer, judge=matches(answer))
-    return as_task("sort", problems, split=split, think=think, max_tokens=max_tokens)
+    problems = _words("sort", shortest, length, letters)._replace(answer=answer, judge=exact_match(answer))
+    return make_task("sort", problems, split=split, think=think, max_tokens=max_tokens)
 
 
 def addition(
@@ -114,7 +114,7 @@ def addition(
     reversed_answer: bool = False,
     split: str = "train",
     think: bool = False,
-    thinking: float = 1.0,
+    scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
     """The sum of two numbers: "57+466=" has the answer "523". The scratchpad is the sum, least significant digit first.
@@ -126,7 +126,7 @@ def addition(
         reversed_answer: the answer is to be written with its least significant digit first: "325".
         split: train or test, the problems that are held out.
         think: completions think before they answer.
-        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
         max_tokens: completions are cut off after so many; as many as needed if not given.
 
     Raises:
@@ -155,11 +155,13 @@ def addition(
         prompt=lambda problem: pack(numeral(problem.terms[0], width), "+", numeral(problem.terms[1], width), "="),
         answer=answer,
         scratchpad=backwards,
-        judge=matches(answer),
+        judge=exact_match(answer),
         canonical=lambda problem: Sum(jnp.sort(problem.terms)),
         canonical_prompt=ascending,
     )
-    return as_task("addition", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+    return make_task(
+        "addition", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
+    )
 
 
 def modular_chain(
@@ -169,7 +171,7 @@ def modular_chain(
     modulus: int = 10,
     split: str = "train",
     think: bool = False,
-    thinking: float = 1.0,
+    scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
     """A chain of operations from left to right, without precedence: "3+5*2-4=" has, modulo 10, the answer "2".
@@ -183,7 +185,7 @@ def modular_chain(
         modulus: from 2 to 10000; terms lie below it.
         split: train or test, the problems that are held out.
         think: completions think before they answer.
-        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
         max_tokens: completions are cut off after so many; as many as needed if not given.
 
     Raises:
@@ -214,7 +216,7 @@ def modular_chain(
         values, present = _running_values(problem, modulus)[1:], jnp.arange(1, terms) < problem.length
         if width == 1:
             return jnp.where(present, ZERO + values, PAD)
-        return pack(joined(rows(values), present, ","))
+        return pack(join_rows(rows(values), present, ","))
 
     problems = Problems(
         size=sum(modulus**k * 3 ** (k - 1) for k in range(shortest, terms + 1)),
@@ -222,9 +224,11 @@ def modular_chain(
         prompt=prompt,
         answer=answer,
         scratchpad=scratchpad,
-        judge=matches(answer),
+        judge=exact_match(answer),
     )
-    return as_task("modular_chain", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+    return make_task(
+        "modular_chain", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
+    )
 
 
 def length_range(
@@ -260,9 +264,9 @@ def _words(name: str, shortest: int, longest: int, letters: int) -> Problems:
         size=sum(letters**k for k in range(shortest, longest + 1)),
         sample=lambda key: sample_word(key, shortest, longest, A, letters),
         prompt=lambda word: pack(word.tokens, "="),
-        answer=nothing,
-        scratchpad=nothing,
-        judge=matches(nothing),
+        answer=no_scratchpad,
+        scratchpad=no_scratchpad,
+        judge=exact_match(no_scratchpad),
     )
 
 

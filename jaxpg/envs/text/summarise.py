@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.text.generated import Problems, as_task, matches, nothing
+from jaxpg.envs.text.generated import Problems, exact_match, make_task, no_scratchpad
 from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.token_arrays import A, pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD
-from jaxpg.envs.text.writing import A, pack
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
@@ -73,10 +73,10 @@ def summarise_toy(
         sample=sample,
         prompt=lambda text: pack(text.letters, "="),
         answer=answer,
-        scratchpad=nothing,
-        judge=matches(answer),
+        scratchpad=no_scratchpad,
+        judge=exact_match(answer),
     )
-    task = as_task("summarise_toy", problems, split=split, think=False, max_tokens=max_tokens)
+    task = make_task("summarise_toy", problems, split=split, think=False, max_tokens=max_tokens)
 
     def demonstration(text: Text, key: Key) -> Array:
         keep_key, slip_key, kind_key, letter_key = jax.random.split(key, 4)
@@ -104,10 +104,10 @@ def true_reward(
     """
     place = jnp.arange(len(completion))
     written = (place < length) & (completion != END)
-    matches = (text.letters[:, None] == completion[None, :]) & written[None, :]
+    exact_match = (text.letters[:, None] == completion[None, :]) & written[None, :]
     worth = _worth_mentioning(text)
-    covered = (worth & matches.any(1)).sum() / jnp.maximum(worth.sum(), 1)
-    foreign = written & ~matches.any(0)
+    covered = (worth & exact_match.any(1)).sum() / jnp.maximum(worth.sum(), 1)
+    foreign = written & ~exact_match.any(0)
     price = (token_price * written.sum() + foreign_price * foreign.sum()) / len(completion)
     return (covered - price).astype(jnp.float32)
 

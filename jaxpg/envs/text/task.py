@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
     accuracy: Array
     format: Array
     answer: Array
-    thinks: Array | tuple[()] = ()
+    scratchpad_used: Array | tuple[()] = ()
 
 
 class Task(NamedTuple):
@@ -50,7 +50,7 @@ class Task(NamedTuple):
     held_out: Callable[[Sequence[str]], Sequence[bool]]
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
 
-    def shown(self, problem: Tree) -> Prompt:
+    def prompt_of(self, problem: Tree) -> Prompt:
         """The prompt of a problem, with what of it is real."""
         tokens = self.prompt(problem)
         return Prompt(tokens, tokens != PAD)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpg.envs.text.lines import as_text, read_lines, without_tags
+from jaxpg.envs.text.jsonl_reader import as_text, read_records, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError
 
@@ -89,17 +89,17 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
     return FileTokenizer(tokenizer, unknown, size=max(tokenizer.get_vocab().values(), default=-1) + 1 + SHIFT)
 
 
-def characters_of(path: str | Path) -> Vocabulary:
+def character_vocabulary(path: str | Path) -> Vocabulary:
     """The vocabulary of all characters in the texts of a JSON-lines file, beside padding, the end and the tags.
 
     Raises:
-        UserError: a line that cannot be read, see `lines.read_lines`.
+        UserError: a line that cannot be read, see `lines.read_records`.
     """
-    texts = [as_text(value) or "" for line in read_lines(path) for value in line.fields.values()]
+    texts = [as_text(value) or "" for line in read_records(path) for value in line.fields.values()]
     return Vocabulary((*TAGS, *sorted(set("".join(map(without_tags, texts))))))
 
 
-def tokenizer_named(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
+def load_tokenizer(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
     """A tokenizer by what a person may type: "characters" for those of the file `path`, "standard" for CHARACTERS, or
     the path of a tokenizer.json. What is no name is the tokenizer itself.
 
@@ -109,5 +109,5 @@ def tokenizer_named(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
     if not isinstance(tokenizer, str):
         return tokenizer
     if tokenizer == "characters":
-        return characters_of(path)
+        return character_vocabulary(path)
     return CHARACTERS if tokenizer == "standard" else tokenizer_file(tokenizer)

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.generated import Problems, as_task, matches
+from jaxpg.envs.text.generated import Problems, exact_match, make_task
 from jaxpg.envs.text.problems import Word, length_range, sample_word
 from jaxpg.envs.text.task import Task
+from jaxpg.envs.text.token_arrays import ZERO, A, join_rows, pack
 from jaxpg.envs.text.vocabulary import PAD
-from jaxpg.envs.text.writing import ZERO, A, joined, pack
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
@@ -40,7 +40,7 @@ def parity(
     min_length: int | None = None,
     split: str = "train",
     think: bool = False,
-    thinking: float = 1.0,
+    scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
     """The parity of a string of bits: "01011=" has the answer "1". The scratchpad is the parity after each: "01101".
@@ -50,7 +50,7 @@ def parity(
         min_length: of the shortest string; half of the longest if not given.
         split: train or test, the problems that are held out.
         think: completions think before they answer.
-        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
         max_tokens: completions are cut off after so many; as many as needed if not given.
 
     Raises:
@@ -70,9 +70,11 @@ def parity(
         prompt=lambda word: pack(word.tokens, "="),
         answer=answer,
         scratchpad=lambda word: jnp.where(word.tokens == PAD, PAD, running(word)),
-        judge=matches(answer),
+        judge=exact_match(answer),
     )
-    return as_task("parity", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+    return make_task(
+        "parity", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
+    )
 
 
 def permutations(
@@ -82,7 +84,7 @@ def permutations(
     objects: int = 5,
     split: str = "train",
     think: bool = False,
-    thinking: float = 1.0,
+    scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
     """Objects in a row, "abcde", after some exchanges: "12 35 13=" has the answer "eabdc".
@@ -95,7 +97,7 @@ def permutations(
         objects: how many there are, from 3 to 9; 5 is the fewest for which the problem is complete for NC¹.
         split: train or test, the problems that are held out.
         think: completions think before they answer.
-        thinking: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+        scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
         max_tokens: completions are cut off after so many; as many as needed if not given.
 
     Raises:
@@ -120,12 +122,14 @@ def permutations(
     problems = Problems(
         size=sum(len(pairs) ** k for k in range(shortest, length + 1)),
         sample=sample,
-        prompt=lambda problem: pack(joined(ZERO + 1 + problem.places, present(problem), " "), "="),
+        prompt=lambda problem: pack(join_rows(ZERO + 1 + problem.places, present(problem), " "), "="),
         answer=answer,
-        scratchpad=lambda problem: pack(joined(A + _arrangements(problem, objects), present(problem), " ")),
-        judge=matches(answer),
+        scratchpad=lambda problem: pack(join_rows(A + _arrangements(problem, objects), present(problem), " ")),
+        judge=exact_match(answer),
     )
-    return as_task("permutations", problems, split=split, think=think, thinking=thinking, max_tokens=max_tokens)
+    return make_task(
+        "permutations", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
+    )
 
 
 def _arrangements(problem: Swaps, objects: int) -> Array:

@@ -1,0 +1,1 @@
+"""The command line. Nothing is imported here, so that `jaxpg --help` is instant."""

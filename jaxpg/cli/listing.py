@@ -1,0 +1,106 @@
+"""`jaxpg list`: tables of what there is, read off the configs, the ladder and its docstrings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg import envs, ladder, preferences
+from jaxpg.errors import UserError
+from jaxpg.experiments import config as configs
+from jaxpg.experiments import signatures
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List what there is."""
+    if arguments.what == "options" and not arguments.algorithm:
+        raise UserError("Whose options? Say for instance: jaxpg list options ppo.")
+    listings: dict[str, Callable[[], Table]] = {
+        "tasks": _tasks,
+        "algorithms": _algorithms,
+        "options": lambda: _options(arguments.algorithm),
+        "environments": _environments,
+        "wrappers": _wrappers,
+        "pairs": _pairs,
+    }
+    console = Console()
+    for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
+        console.print(listings[name]())
+    if not arguments.what:
+        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.", highlight=False)
+    return 0
+
+
+def _tasks() -> Table:
+    table = Table("task", "environment", "steps", "solved at", title="tasks", box=box.SIMPLE_HEAD)
+    for name in configs.tasks():
+        config = configs.resolve_config(name, "ppo")
+        solved = "" if config.threshold is None else f"{config.threshold:g}"
+        table.add_row(name, config.environment, f"{config.total_steps:,}", solved)
+    return table
+
+
+def _algorithms() -> Table:
+    table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
+    for name, algorithm in configs.ALGORITHMS.items():
+        table.add_row(name, ladder.PARENT.get(name) or "", _first_line(algorithm))
+    return table
+
+
+def _environments() -> Table:
+    table = Table("environment", "its settings and their defaults", title="environments", box=box.SIMPLE_HEAD)
+    for name in envs.names():
+        table.add_row(name, _defaults(name))
+    return table
+
+
+def _defaults(environment: str) -> str:
+    try:
+        known = envs.default_settings(environment)
+    except UserError as error:  # it lacks its data
+        return str(error)
+    return ", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in known.items())
+
+
+def _wrappers() -> Table:
+    table = Table("wrapper", "setting", "default", "meaning", title="wrappers", box=box.SIMPLE_HEAD)
+    for name, wrapper in envs.WRAPPERS.items():
+        table.add_row(name, "", "", _first_line(wrapper))
+        for option in signatures.options(wrapper).values():
+            table.add_row("", option.name, _default(option), option.meaning)
+    return table
+
+
+def _pairs() -> Table:
+    return _settings("settings of preference pairs", [("pairs.", signatures.options(preferences.make_pairs))])
+
+
+def _options(algorithm: str) -> Table:
+    groups = [
+        ("", configs.algorithm_options(algorithm)),
+        ("", configs.task_options()),
+        *((f"network.{{{kind}}}.", signatures.options(network)) for kind, network in configs.NETWORKS.items()),
+    ]
+    return _settings(f"settings of {algorithm}", groups)
+
+
+def _settings(title: str, groups: Sequence[tuple[str, Mapping[str, signatures.Option]]]) -> Table:
+    """Settings in groups, each with the prefix under which a config has it."""
+    table = Table("setting", "default", "meaning", title=title, box=box.SIMPLE_HEAD)
+    for prefix, group in groups:
+        for option in group.values():
+            table.add_row(prefix + option.name, _default(option), option.meaning)
+        table.add_section()
+    return table
+
+
+def _default(option: signatures.Option) -> str:
+    return "" if option.default is signatures.REQUIRED else str(option.default)
+
+
+def _first_line(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,43 @@
+"""The entry point: one command, its exit code, and a sentence for every mistake."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxpg.cli.parser import make_parser
+from jaxpg.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if all went well, 2 after a mistake that a sentence explains, 130 if interrupted."""
+    arguments = make_parser().parse_args(argv)
+    from jaxpg.parallel import process_exit
+
+    try:
+        return process_exit.exit_together(_run, arguments)
+    except UserError as error:
+        print(f"jaxpg: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxpg: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `jaxpg list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        reason = error.strerror or str(error)
+        told = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
+        print(f"jaxpg: {told}.", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from jaxpg.cli import devices
+
+    devices.start_jax(arguments)
+    from jaxpg.cli import commands
+
+    return commands.COMMANDS[arguments.command](arguments)

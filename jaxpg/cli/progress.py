@@ -1,0 +1,112 @@
+"""What a person sees while training goes on, and how they stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from jaxpg.training.metrics_writer import Row
+
+
+class Reporter:
+    """Shows each row of metrics: a bar that moves in a terminal, a plain line otherwise; a context manager.
+
+    Args:
+        console: where to show it.
+        total_steps: environment steps per seed.
+    """
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console, self._total = console, total_steps
+        self._first: Row | None = None
+        self._busy = 0.0  # seconds spent on training proper since then
+        self._latest: dict[str, float] = {}
+        self._bar = Progress(
+            TextColumn("{task.fields[steps]}"), BarColumn(20), TextColumn("{task.fields[rest]}"), console=console
+        )
+        self._task = self._bar.add_task("", total=total_steps, steps="", rest="compiling")
+
+    def __enter__(self) -> Reporter:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, row: Row) -> None:
+        steps = int(np.min(row["steps"]))
+        counted = f"{min(steps, self._total):,} / {self._total:,} steps"
+        rest = ", ".join([*self._pace(row), *self._returns(row)])
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=steps, steps=counted, rest=rest)
+        else:
+            print(f"{counted}, {rest}", file=self._console.file, flush=True)
+
+    def _pace(self, row: Row) -> list[str]:
+        """Steps per second of all seeds and the time left, from all rows but the first, which had to be compiled."""
+        if self._first is None:
+            self._first = row
+            return [f"compiled in {row['chunk_seconds']:.1f} s"]
+        self._busy += row["chunk_seconds"]
+        done = float(np.mean(row["steps"]) - np.mean(self._first["steps"]))
+        seconds_per_step = (row["seconds"] - self._first["seconds"]) / max(done, 1.0)
+        left = round(max(0.0, self._total - float(np.min(row["steps"]))) * seconds_per_step)
+        return [f"{done * len(row['steps']) / self._busy:,.0f} steps/s", f"{left // 60}:{left % 60:02d} left"]
+
+    def _returns(self, row: Row) -> list[str]:
+        """The latest mean over seeds of the returns in training and in evaluation."""
+        for name, word in (("return", "return"), ("evaluation_return", "evaluation")):
+            if name in row and np.isfinite(row[name]).any():
+                self._latest[word] = float(np.nanmean(row[name]))
+        return [f"{word} {value:.4g}" for word, value in self._latest.items()]
+
+
+@contextlib.contextmanager
+def interruptible(console: Console) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C once asks to stop, which the yielded function then tells; twice ends the process at once.
+
+    A thread of its own learns of the signal, because the main one does not run Python while XLA computes. Exit code
+    130 says so to the shell. Outside the main thread signals are left alone.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop.is_set
+        return
+
+    def watch() -> None:
+        while os.read(receiver, 1) == bytes([signal.SIGINT]):
+            if stop.is_set():
+                console.show_cursor()
+                _say("stopped at once; the last checkpoint is as it was")
+                os._exit(130)
+            stop.set()
+            _say("finishing this chunk, then saving; press Ctrl-C again to stop at once")
+
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    old_handler = signal.signal(signal.SIGINT, lambda *_: None)
+    old_sender = signal.set_wakeup_fd(sender)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield stop.is_set
+    finally:
+        signal.set_wakeup_fd(old_sender)
+        signal.signal(signal.SIGINT, old_handler)
+        os.close(sender)
+        watcher.join()
+        os.close(receiver)
+
+
+def _say(text: str) -> None:
+    print(f"\njaxpg: {text}", file=sys.stderr, flush=True)

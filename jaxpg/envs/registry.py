@@ -1,0 +1,184 @@
+"""Environments and wrappers by the names that a person types, with their settings checked before anything is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
+from jaxpg.envs.user_code import import_user_code
+from jaxpg.errors import UserError, hint, refuse_unknown
+from jaxpg.types import Env
+
+Factory = Callable[..., Env]
+
+
+def _grid_world(
+    rows: int = 8, columns: int = 8, living_cost: float = 0.04, slip: float = 0.2, time_limit: int = 200
+) -> Env:
+    return tabular.as_env(
+        tabular.grid_world(rows, columns, living_cost=living_cost, slip=slip), time_limit, "grid_world"
+    )
+
+
+def _frozen_lake(size: int = 4, slippery: bool = True, time_limit: int = 100) -> Env:
+    return tabular.as_env(tabular.frozen_lake(size, slippery=slippery), time_limit, "frozen_lake")
+
+
+def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: int = 100) -> Env:
+    return tabular.as_env(tabular.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
+
+
+def _text(task: Callable[..., text.Task]) -> Factory:
+    """The factory of a task's environment: its settings are the task's and those of `text_env`."""
+
+    def factory(**settings: Any) -> Env:
+        paid = {key: settings.pop(key) for key in own if key in settings}
+        return text.text_env(task(**settings), **paid)
+
+    own = dict(inspect.signature(text.text_env).parameters)
+    del own["task"]
+    parameters = [*inspect.signature(task).parameters.values(), *own.values()]
+    factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return factory
+
+
+_factories: dict[str, Factory] = {
+    "grid_world": _grid_world,
+    "frozen_lake": _frozen_lake,
+    "random_mdp": _random_mdp,
+    "probe-value": probes.value,
+    "probe-observation": probes.observation,
+    "probe-discount": probes.discount,
+    "probe-action": probes.action,
+    "probe-policy": probes.policy,
+    **{name: _text(task) for name, task in text.TASKS.items()},
+    "json_lines": _text(text.json_lines),
+}
+WRAPPERS: dict[str, Factory] = {
+    wrapper.__name__: wrapper
+    for wrapper in (
+        wrappers.sticky_actions,
+        wrappers.time_limit,
+        wrappers.frame_stack,
+        wrappers.flatten,
+        wrappers.clip_actions,
+    )
+}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Lets `make(name, **settings)` return `factory(**settings)`.
+
+    Args:
+        name: A name that is not taken.
+        factory: Keyword arguments with defaults -> Env; its signature says which settings there are.
+
+    Raises:
+        UserError: The name is taken.
+    """
+    if name in names():
+        raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
+    _factories[name] = factory
+
+
+def names() -> list[str]:
+    """Every name that `make` knows: ours, those registered by a user, and gymnax's."""
+    return [*_factories, *gymnax_adapter.gymnax_names()]
+
+
+def make(name: str, /, **settings: Any) -> Env:
+    """Makes an environment.
+
+    Args:
+        name: One of `names()`, such as "CartPole-v1" or "grid_world", or "package.module:function" of a function that
+            returns an Env.
+        **settings: For gymnax's environments the constructor's arguments and the fields of EnvParams, such as
+            `max_steps_in_episode` or `gravity`; for others the arguments of the factory.
+
+    Returns:
+        An Env with float32 array observations. The state of gymnax's environments is their EnvState.
+
+    Raises:
+        UserError: An unknown name or setting (the nearest valid one is named), a value of the wrong type, or none where
+            one is needed; a function that cannot be imported or called, or returns something else.
+    """
+    known = default_settings(name)
+    _check(name, settings, known)
+    with jax.ensure_compile_time_eval():  # a sweep makes it while its settings are traced; spaces are numbers still
+        if name in _factories:
+            return _factories[name](**settings)
+        if ":" in name:
+            return _make_user_env(name, settings)
+        return gymnax_adapter.make_gymnax(name, settings)
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """The settings that `make` takes for an environment, with their defaults, `inspect.Parameter.empty` without one.
+
+    Raises:
+        UserError: An unknown name, a function that cannot be imported, or MNISTBandit without its data.
+    """
+    if name not in names() and ":" in name:
+        return gymnax_adapter.arguments(import_user_code(name, "environment"))
+    if name not in names():
+        refuse_unknown("environment", name, names())
+    return gymnax_adapter.arguments(_factories[name]) if name in _factories else gymnax_adapter.gymnax_settings(name)
+
+
+def wrap(env: Env, name: str, /, **settings: Any) -> Env:
+    """Applies the function of `jaxpg.envs.wrappers` that has this name.
+
+    Raises:
+        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+    """
+    if name not in WRAPPERS:
+        refuse_unknown("wrapper", name, WRAPPERS)
+    known = gymnax_adapter.arguments(WRAPPERS[name])
+    del known["env"]
+    _check(name, settings, known)
+    return WRAPPERS[name](env, **settings)
+
+
+def _make_user_env(name: str, settings: dict[str, Any]) -> Env:
+    """What the function "package.module:function" of a user makes."""
+    try:
+        env = import_user_code(name, "environment")(**settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"The environment {name} cannot be made: {type(error).__name__}: {error}.") from error
+    if not isinstance(env, Env):
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {env!r}.")
+    return env
+
+
+def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+    for key, value in settings.items():
+        if key not in known:
+            raise UserError(f"{name} has no setting {key!r}. {hint(key, known) if known else 'It has none.'}")
+        if not _fits(value, known[key]):
+            default = np.asarray(known[key]).tolist()
+            raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
+    missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
+    if missing:
+        raise UserError(f"{name} needs a value for {', '.join(missing)}.")
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a setting has the type of its default; an int may stand for a float, a list for a tuple or an array."""
+    if default is None or default is inspect.Parameter.empty:
+        return True
+    if isinstance(default, jax.Array):
+        return np.shape(value) == default.shape and np.asarray(value).dtype.kind in "iuf"
+    if isinstance(value, bool):
+        return isinstance(default, bool)
+    if isinstance(default, Mapping):
+        return isinstance(value, Mapping)
+    if isinstance(default, tuple):
+        return isinstance(value, tuple | list)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))

@@ -1,0 +1,90 @@
+"""What is measured of a batch of completions, in groups of `G` neighbours that answer the same prompt.
+
+A completion is right where its accuracy is at least 1. All numbers are for all devices together; a group lives on one.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jaxpg.errors import UserError
+from jaxpg.parallel import collectives
+from jaxpg.types import Array, Metrics, Outcome
+
+
+def completion_metrics(outcome: Outcome, length: Array, group_size: int) -> Metrics:
+    """Metrics of a batch of completions, `[B]`, beside the means of their parts; scalars.
+
+    - "reward_std": standard deviation of the rewards over the batch;
+    - "length_max": tokens of the longest completion;
+    - "correct", "incorrect": how many, and "length_correct", "length_incorrect": their mean length, NaN
+      where there is none;
+    - in groups also "frac_zero_std": the share of groups whose rewards are all equal, "pass@k" for k = 1, 2, 4, ...
+      up to G (`pass_at_k`), and "cons@G" (`majority_vote`).
+    """
+    right = (outcome.parts["accuracy"] >= 1).astype(jnp.float32)
+    length = length.astype(jnp.float32)
+    deviation = outcome.reward - collectives.mean(outcome.reward)
+    metrics = {"reward_std": jnp.sqrt(collectives.mean(deviation**2)), "length_max": collectives.maximum(length)}
+    for name, which in {"correct": right, "incorrect": 1 - right}.items():
+        count, total = collectives.psum((which.sum(), (which * length).sum()))
+        metrics |= {name: count, f"length_{name}": total / jnp.where(count > 0, count, jnp.nan)}
+    return metrics | _group_metrics(outcome, right, group_size) if group_size > 1 else metrics
+
+
+def _group_metrics(outcome: Outcome, right: Array, group_size: int) -> Metrics:
+    assert not isinstance(outcome.answer, tuple)  # what has an accuracy has given an answer
+    reward, right, answer = (x.reshape(-1, group_size) for x in (outcome.reward, right, outcome.answer))
+    metrics = {"frac_zero_std": collectives.mean((reward.max(1) == reward.min(1)).astype(jnp.float32))}
+    tries = [2**i for i in range(group_size.bit_length())]
+    metrics |= {f"pass@{k}": collectives.mean(pass_at_k(right, k)) for k in tries}
+    return metrics | {f"cons@{group_size}": collectives.mean(majority_vote(answer, right))}
+
+
+def pass_at_k(correct: Array, k: int) -> Array:
+    """The probability that of k completions, drawn from n without replacement, at least one is right.
+
+    With c of n right, 1 - C(n-c, k) / C(n, k) = 1 - prod (1 - k/i) over i = n-c+1 .. n: an unbiased estimate of the
+    chance to solve a problem in k tries.
+
+    Args:
+        correct: [..., n], 1 or true where a completion is right, else 0.
+        k: from 1 to n.
+
+    Returns:
+        [...] float32.
+
+    Raises:
+        UserError: k is out of range.
+
+    Source: Chen et al. 2021 (Evaluating Large Language Models Trained on Code), equation 1 and figure 3.
+    """
+    n = correct.shape[-1]
+    if not 1 <= k <= n:
+        raise UserError(f"pass@k of {n} completions needs a k from 1 to {n}, not {k}.")
+    wrong = n - correct.astype(jnp.float32).sum(-1, keepdims=True)
+    i = jnp.arange(1, n + 1, dtype=jnp.float32)
+    all_wrong = jnp.maximum(i - k, 0) / i  # 0 where fewer than k are wrong: then i = k is one of the factors
+    return 1 - jnp.where(jnp.expand_dims(i, range(wrong.ndim - 1)) > wrong, all_wrong, 1.0).prod(-1)
+
+
+def majority_vote(answer: Array, correct: Array) -> Array:
+    """Whether the answer that most of n completions give is right; among tied answers, the chance that one is.
+
+    A tie is broken by choosing any of the tied answers with equal probability, and what is returned is the expectation
+    over that choice. Where completions with the same answer are not all right or all wrong, as many of its votes count.
+
+    Args:
+        answer: [..., n] integers, one number per answer; a negative one stands for no answer, and does not vote.
+        correct: [..., n], 1 or true where a completion is right, else 0.
+
+    Returns:
+        [...] float32, 0 where nobody votes.
+
+    Source: Wang et al. 2022 (Self-Consistency Improves Chain of Thought Reasoning), section 2.
+    """
+    same = answer[..., :, None] == answer[..., None, :]
+    votes = jnp.where(answer >= 0, same.sum(-1), 0)
+    # The tied answers have equally many votes, so the mean over their completions is the mean over the answers.
+    wins = ((votes == votes.max(-1, keepdims=True)) & (answer >= 0)).astype(jnp.float32)
+    return (wins * correct).sum(-1) / jnp.maximum(wins.sum(-1), 1)

@@ -1,0 +1,230 @@
+"""Credit: how much better than expected each step turned out, the Ψ_t of the policy gradient E[Σ Ψ_t ∇log π(a_t|s_t)].
+
+All credits share one signature, `credit(steps, v_tm1, v_t, baseline, *, gamma, ...) -> Credit`. `v_tm1` and `v_t` are
+V(obs) and V of the successors, `[T, B]`, zeros where there is no critic; where there is one, it stands in for what a
+time-out or the end of the segment cut off. `baseline` is a scalar that a learner carries from batch to batch.
+
+Below, G_t is `returns.discounted_returns`. Episodes may follow each other in a column, or each column may hold one,
+padded behind its end; padding gets 0 and reaches nothing. Only the credits by groups need one episode per column. A
+group is `group_size` neighbouring columns that began in the same state, and lives on one device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.objectives import returns
+from jaxpg.parallel import collectives
+from jaxpg.types import Array, Transition
+
+Scalar = Array | float
+BASELINE_KINDS = ("batch", "running")
+
+
+class Credit(NamedTuple):
+    """What a credit gives.
+
+    advantage: Ψ, `[T, B]`, 0 on padding.
+    target: what a critic regresses on, `[T, B]`, 0 on padding.
+    baseline: the scalar for the next batch; only the running average changes it.
+    """
+
+    advantage: Array
+    target: Array
+    baseline: Array
+
+
+def total_return(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
+    """Ψ_t = G_0, the discounted return of the whole episode for each of its steps.
+
+    Of an episode that began before the segment, the return from the segment's start. Source: Williams 1992 (REINFORCE).
+    """
+    g = _returns(steps, v_t, gamma)
+    return _credit(steps, _of_first_step(g, steps.last), g, baseline)
+
+
+def reward_to_go(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
+    """Ψ_t = G_t: an action is not credited with what was earned before it.
+
+    Source: Sutton & Barto 2018, section 13.3, without the factor γ^t.
+    """
+    g = _returns(steps, v_t, gamma)
+    return _credit(steps, g, g, baseline)
+
+
+def mean_baseline(
+    steps: Transition,
+    v_tm1: Array,
+    v_t: Array,
+    baseline: Array,
+    *,
+    gamma: Scalar,
+    baseline_kind: str = "batch",
+    rate: Scalar = 0.1,
+) -> Credit:
+    """Ψ_t = G_t - b, where b is an baseline_kind, one of AVERAGES, of G over real steps of all devices.
+
+    "batch": b is the mean of this batch, which holds G_t itself: a bias in the order of 1/episodes.
+    "running": b is `baseline`, from the batches before this one, hence without bias; what is handed on is
+    baseline + rate (mean - baseline). A baseline of exactly 0 has seen nothing yet, and the mean replaces it whole.
+    Source: Williams 1992 (REINFORCE), section 4, on reinforcement baselines.
+
+    Raises:
+        UserError: `baseline_kind` is neither.
+    """
+    check_baseline_kind(baseline_kind)
+    g = _returns(steps, v_t, gamma)
+    mean = _mean(g, steps.mask)
+    if baseline_kind == "batch":
+        return _credit(steps, g - mean, g, baseline)
+    updated = jnp.where(baseline == 0, mean, baseline + rate * (mean - baseline))
+    return _credit(steps, g - baseline, g, updated)
+
+
+def check_baseline_kind(baseline_kind: str) -> None:
+    """Raise a UserError unless `baseline_kind` is one that `mean_baseline` knows."""
+    if baseline_kind not in BASELINE_KINDS:
+        refuse_unknown("baseline_kind", baseline_kind, BASELINE_KINDS)
+
+
+def critic_baseline(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
+    """Ψ_t = G_t - V(s_t); the critic regresses on G_t. Source: Sutton & Barto 2018, section 13.4."""
+    g = _returns(steps, v_t, gamma)
+    return _credit(steps, g - v_tm1, g, baseline)
+
+
+def n_step(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar, n: int) -> Credit:
+    """Ψ_t = G_{t:t+n} - V(s_t), with the n-step target G_{t:t+n} of `returns.n_step_targets`.
+
+    Source: Mnih et al. 2016 (A3C), section 4.
+
+    Raises:
+        UserError: `n` is not at least 1.
+    """
+    target = returns.n_step_targets(steps.reward, steps.discount, steps.last, v_t, gamma, n)
+    return _credit(steps, target - v_tm1, target, baseline)
+
+
+def generalized_advantage(
+    steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar, lambda_: Scalar
+) -> Credit:
+    """Ψ_t = A_t of `returns.gae`; the critic regresses on the λ-return A_t + V(s_t).
+
+    Source: Schulman et al. 2016 (GAE), equation 16.
+    """
+    advantage = returns.gae(steps.reward, steps.discount, steps.last, v_tm1, v_t, gamma, lambda_)
+    return _credit(steps, advantage, advantage + v_tm1, baseline)
+
+
+def group_relative(
+    steps: Transition,
+    v_tm1: Array,
+    v_t: Array,
+    baseline: Array,
+    *,
+    gamma: Scalar,
+    group_size: int,
+    divide_by_std: bool = True,
+    ddof: int = 1,
+    eps: Scalar = 1e-4,
+) -> Credit:
+    """Ψ_t = (r_i - mean r)/(std r + eps) over the group of episode i, where r is the episode's discounted return.
+
+    The same for each step of the episode, and exactly 0 where the members of a group have the same return. The standard
+    deviation divides by group_size - ddof. Without `divide_by_std`, Ψ_t = r_i - mean r (Dr. GRPO, Liu et al. 2025).
+    Source: Shao et al. 2024 (GRPO), section 4.1.2.
+
+    Raises:
+        UserError: groups of fewer than two, or columns that do not divide into groups.
+    """
+    g = _returns(steps, v_t, gamma)
+    centred = _centred_by_group(g[0], group_size)
+    if divide_by_std:
+        variance = (centred**2).sum(1, keepdims=True) / (group_size - ddof)
+        centred = centred / (jnp.sqrt(variance) + eps)
+    return _credit(steps, jnp.broadcast_to(centred.reshape(1, -1), g.shape), g, baseline)
+
+
+def leave_one_out(
+    steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar, group_size: int
+) -> Credit:
+    """Ψ_t = r_i - mean of r over the *other* members of the group of episode i, r its discounted return: unbiased.
+
+    The same for each step of the episode, and exactly 0 where the members of a group have the same return.
+    Sources: Kool et al. 2019 (Buy 4 REINFORCE Samples, Get a Baseline for Free); Ahmadian et al. 2024 (RLOO).
+
+    Raises:
+        UserError: groups of fewer than two, or columns that do not divide into groups.
+    """
+    g = _returns(steps, v_t, gamma)
+    centred = _centred_by_group(g[0], group_size) * (group_size / (group_size - 1))
+    return _credit(steps, jnp.broadcast_to(centred.reshape(1, -1), g.shape), g, baseline)
+
+
+def standardize(advantage: Array, weight_mask: Array, *, ddof: int = 1, eps: Scalar = 1e-8) -> Array:
+    """(A - mean)/(std + eps), moments over the steps of `weight_mask` on all devices; 0 on the steps outside it.
+
+    The variance divides by steps - ddof. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
+    """
+    centred = advantage - _mean(advantage, weight_mask)
+    squares, count = collectives.psum((_sum(centred**2, weight_mask), weight_mask.sum()))
+    std = jnp.sqrt(squares / jnp.maximum(count - ddof, 1))
+    return jnp.where(weight_mask, centred / (std + eps), 0)
+
+
+def unchanged(advantage: Array, weight_mask: Array) -> Array:
+    """The advantage as it is, where `standardize` could stand."""
+    return advantage
+
+
+def _returns(steps: Transition, v_t: Array, gamma: Scalar) -> Array:
+    return returns.discounted_returns(steps.reward, steps.discount, steps.last, v_t, gamma)
+
+
+def _credit(steps: Transition, advantage: Array, target: Array, baseline: Array) -> Credit:
+    return Credit(jnp.where(steps.mask, advantage, 0), jnp.where(steps.mask, target, 0), baseline)
+
+
+def _of_first_step(x: Array, last: Array) -> Array:
+    """To every step of an episode, `x` at the episode's first step in the segment."""
+    t = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    begins = jnp.concatenate([jnp.ones_like(last[:1]), last[:-1]])
+    return jnp.take_along_axis(x, lax.cummax(jnp.where(begins, t, 0)), 0)
+
+
+def _centred_by_group(r: Array, group_size: int) -> Array:
+    """`[groups, group_size]`, r less its mean over the group."""
+    if group_size < 2 or r.shape[0] % group_size:
+        raise UserError(
+            f"{r.shape[0]} episodes per device do not divide into groups of {group_size}: give a group size of at "
+            "least 2 and a number of environments that is a multiple of it on every device."
+        )
+    r = r.reshape(-1, group_size)
+    r = r - r[:, :1]  # equal returns become exact zeros, which their mean need not be in floating point
+    return r - r.mean(1, keepdims=True)
+
+
+def _sum(x: Array, mask: Array) -> Array:
+    return jnp.where(mask, x, 0).sum()
+
+
+def _mean(x: Array, mask: Array) -> Array:
+    """Over the steps of the mask on all devices; 0 without any."""
+    total, count = collectives.psum((_sum(x, mask), mask.sum()))
+    return total / jnp.maximum(count, 1)
+
+
+def explained_variance(value: Array, target: Array, mask: Array) -> Array:
+    """1 - Var[target - value] / Var[target] over the steps that train, on all devices; 0 for a constant target."""
+    count = jnp.maximum(collectives.psum(mask.sum()), 1)
+
+    def variance(x: Array) -> Array:
+        mean = collectives.psum((mask * x).sum()) / count
+        return collectives.psum((mask * (x - mean) ** 2).sum()) / count
+
+    spread = variance(target)
+    return jnp.where(spread > 0, 1 - variance(target - value) / jnp.where(spread > 0, spread, 1.0), 0.0)

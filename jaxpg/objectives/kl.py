@@ -1,0 +1,96 @@
+"""Penalties: the KL divergence to a reference policy, placed in the reward or in the loss, and overlong sequences.
+
+With actions from π, `log_prob` under π and `ref_log_prob` under the reference, k1, k2 and k3 estimate KL(π ‖ ref) per
+step. Where an estimate stands decides what its gradient is; see `reference_kl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.objectives.surrogates import likelihood_ratio
+from jaxpg.types import Array
+
+Scalar = Array | float
+
+
+def k1(log_prob: Array, ref_log_prob: Array) -> Array:
+    """log(π/ref): unbiased, of either sign, of high variance.
+
+    Source of all three: Schulman 2020 (Approximating KL Divergence).
+    """
+    return log_prob - ref_log_prob
+
+
+def k2(log_prob: Array, ref_log_prob: Array) -> Array:
+    """log²(π/ref)/2: biased, never negative, its gradient unbiased."""
+    return 0.5 * (log_prob - ref_log_prob) ** 2
+
+
+def k3(log_prob: Array, ref_log_prob: Array) -> Array:
+    """ref/π - log(ref/π) - 1: unbiased, never negative, low variance near ref."""
+    log_ratio = ref_log_prob - log_prob
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+class ReferenceKL(NamedTuple):
+    """A KL penalty where it stands, one field None.
+
+    in_reward(old_log_prob, ref_log_prob) -> `[T, B]` to be added to the reward.
+    in_loss(log_prob, old_log_prob, ref_log_prob) -> `[T, B]` to be added to the loss per step.
+    """
+
+    in_reward: Callable[[Array, Array], Array] | None
+    in_loss: Callable[[Array, Array, Array], Array] | None
+
+
+def reference_kl(placement: str, coefficient: Scalar) -> ReferenceKL:
+    """`coefficient` times an estimate of the KL divergence to a reference policy, placed where `placement` says.
+
+    The expected gradient, with actions from π:
+
+    - "reward_k1": -k1 in the reward, a constant: that of KL(π ‖ ref), credited like any reward (RLHF);
+    - "loss_k2": k2 in the loss: that of KL(π ‖ ref);
+    - "loss_k3": k3 in the loss: that of KL(ref ‖ π), the other direction (Shao et al. 2024 (GRPO), equation 4);
+    - "loss_ratio_k3": (π/π_old) k3 in the loss: that of KL(π ‖ ref), also when π has moved on from π_old.
+
+    Raises:
+        UserError: `placement` is none of these, or "loss_k1", which penalises nothing.
+    """
+    if placement == "loss_k1":
+        raise UserError(
+            "loss_k1 penalises nothing: the gradient of k1 = log π - log ref is the score of π, and its expectation is "
+            "zero whatever the reference. Use reward_k1, loss_k2, loss_k3 or loss_ratio_k3."
+        )
+    if placement in _IN_REWARD:
+        return ReferenceKL(partial(_IN_REWARD[placement], coefficient=coefficient), None)
+    if placement in _IN_LOSS:
+        return ReferenceKL(None, partial(_IN_LOSS[placement], coefficient=coefficient))
+    refuse_unknown("place for a KL", placement, [*_IN_REWARD, *_IN_LOSS])
+
+
+def _reward_k1(old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:
+    return -coefficient * lax.stop_gradient(k1(old_log_prob, ref_log_prob))
+
+
+def _loss_k2(log_prob: Array, old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:
+    return coefficient * k2(log_prob, lax.stop_gradient(ref_log_prob))
+
+
+def _loss_k3(log_prob: Array, old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:
+    return coefficient * k3(log_prob, lax.stop_gradient(ref_log_prob))
+
+
+def _loss_ratio_k3(log_prob: Array, old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:
+    ratio = likelihood_ratio(log_prob, lax.stop_gradient(old_log_prob))
+    return coefficient * ratio * k3(log_prob, lax.stop_gradient(ref_log_prob))
+
+
+_IN_REWARD = {"reward_k1": _reward_k1}
+_IN_LOSS = {"loss_k2": _loss_k2, "loss_k3": _loss_k3, "loss_ratio_k3": _loss_ratio_k3}

@@ -1,0 +1,42 @@
+"""Devices and processes: collectives inside a program, the mesh it runs on, several hosts, steps on the host."""
+
+from jaxpg.parallel import collectives, host_callback, processes
+from jaxpg.parallel.collectives import DATA, SHARD
+from jaxpg.parallel.mesh import (
+    PER_SEED,
+    REPLICATED,
+    SEED,
+    abstract_arrays,
+    batch_shards,
+    is_per_environment,
+    is_sharded,
+    make_mesh,
+    map_seeds,
+    place,
+    shardings,
+    spread,
+    state_specs,
+    to_host,
+)
+
+__all__ = [
+    "DATA",
+    "PER_SEED",
+    "REPLICATED",
+    "SEED",
+    "SHARD",
+    "abstract_arrays",
+    "batch_shards",
+    "collectives",
+    "host_callback",
+    "is_per_environment",
+    "is_sharded",
+    "make_mesh",
+    "map_seeds",
+    "place",
+    "processes",
+    "shardings",
+    "spread",
+    "state_specs",
+    "to_host",
+]

@@ -1,0 +1,112 @@
+"""A recorded episode as an animation."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image, ImageDraw
+
+from jaxpg.envs.wrappers import unwrap
+from jaxpg.files import replace_file
+from jaxpg.report.episodes import boards, control
+from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font
+from jaxpg.rollout.evaluation import RecordedEpisode
+from jaxpg.types import Discrete, Env
+
+SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
+    "CartPole-v1": control.cart_pole,
+    "MountainCar-v0": control.mountain_car,
+    "MountainCarContinuous-v0": control.mountain_car,
+    "Acrobot-v1": control.acrobot,
+    "Pendulum-v1": control.pendulum,
+    **dict.fromkeys(boards.MINATAR, boards.minatar),
+    "Catch-bsuite": boards.catch,
+    "FourRooms-misc": boards.four_rooms,
+    **dict.fromkeys(("FrozenLake-misc", "frozen_lake", "grid_world"), boards.grid_world),
+}
+CAPTION = 28  # pixels
+HOLD = 1500  # milliseconds that the last frame stays
+
+
+def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
+    """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
+
+    Environments without a scene of their own show their observations.
+
+    Args:
+        env: the environment that was played; its name chooses the scene.
+        episode: what `jaxpg.evaluate.play` recorded.
+        path: where to write.
+        fps: frames per second, at most 50 (GIF counts in hundredths, and viewers slow down what is faster); None for
+            the scene's natural pace.
+    """
+    episode = trimmed(episode)
+    length = len(episode.rewards)
+    scene = SCENES.get(env.name, boards.observations)(env, episode)
+    palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
+    frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in range(length + 1))
+    pace = 10 * max(2, round(100 / (fps or scene.fps)))
+    first = next(frames)
+    buffer = io.BytesIO()
+    first.save(
+        buffer,
+        format="GIF",
+        save_all=True,
+        append_images=frames,
+        duration=[pace] * length + [HOLD],
+        loop=0,
+        optimize=False,
+        disposal=1,
+    )
+    replace_file(Path(path), buffer.getvalue())
+
+
+def trimmed(episode: RecordedEpisode) -> RecordedEpisode:
+    """The episode as numpy arrays without its padding: T + 1 states and observations, T actions and rewards."""
+    states, observations, actions, rewards, length = jax.device_get(episode)
+    states, observations = jax.tree.map(lambda x: x[: length + 1], (states, observations))
+    return RecordedEpisode(states, observations, actions[:length], rewards[:length], length)
+
+
+def draw_frame(env: Env, scene: Scene, episode: RecordedEpisode, t: int) -> Image.Image:
+    """Step `t` of a trimmed episode, above its caption."""
+    action = episode.actions[t] if t < len(episode.actions) else None
+    canvas = Canvas(scene.view, scene.width, scene.background)
+    scene.draw(canvas, t, jax.tree.map(lambda x: x[t], unwrap(episode.states)), action)
+    picture = canvas.image()
+    frame = Image.new("RGB", (picture.width, picture.height + CAPTION), PAPER)
+    frame.paste(picture)
+    draw = ImageDraw.Draw(frame)
+    middle = picture.height + CAPTION // 2
+    total = float(episode.rewards[:t].sum())
+    draw.text((10, middle), f"step {t}", fill=QUIET, font=font(12), anchor="lm")
+    draw.text((frame.width // 2, middle), _action(env, scene, action), fill=QUIET, font=font(12), anchor="mm")
+    draw.text((frame.width - 10, middle), f"return {total:.4g}", fill=INK, font=font(12), anchor="rm")
+    return frame
+
+
+def _action(env: Env, scene: Scene, action: Any) -> str:
+    if action is None:
+        return "end"
+    if isinstance(env.action_space, Discrete):
+        return scene.actions[int(action)] if scene.actions else f"action {int(action)}"
+    numbers = [f"{x:+.2f}" for x in np.ravel(action)]
+    return " ".join(numbers[:3]) + (" …" if len(numbers) > 3 else "")
+
+
+def _palette(frames: list[Image.Image]) -> Image.Image:
+    """255 colours that serve all frames, so that nothing flickers; one is left for what does not change."""
+    width, height = frames[0].size
+    sheet = Image.new("RGB", (width, height * len(frames)))
+    for index, frame in enumerate(frames):
+        sheet.paste(frame, (0, index * height))
+    return sheet.quantize(255, method=Image.Quantize.MEDIANCUT)
+
+
+def _quantized(frame: Image.Image, palette: Image.Image) -> Image.Image:
+    return frame.quantize(palette=palette, dither=Image.Dither.NONE)

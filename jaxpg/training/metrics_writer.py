@@ -1,0 +1,95 @@
+"""The rows of a run: metrics.jsonl, and TensorBoard's events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+from jaxpg.files import explain_os_error
+
+METRICS = "metrics.jsonl"
+Row = dict[str, Any]
+"""A line of metrics: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk."""
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl and to TensorBoard's events; a context manager.
+
+    Args:
+        run_dir: the directory of the run.
+        keep: bytes of metrics.jsonl that stand, from the checkpoint that the run goes on from; the rest is cut off.
+        steps: environment steps at that checkpoint; later events are withdrawn.
+    """
+
+    def __init__(self, run_dir: Path, *, keep: int, steps: int) -> None:
+        path, events = run_dir / METRICS, run_dir / "tensorboard"
+        self._run_dir = run_dir
+        with explain_os_error(run_dir):
+            path.touch()
+            os.truncate(path, keep)
+            self._file = path.open("a")
+            events.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(events / "events"), f".{steps}")  # SummaryWriter hangs on a full disk
+            if steps:
+                self._events.write_event(Event(step=steps + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for stream in (self._file, self._events):
+            with contextlib.suppress(OSError):  # every row was flushed; what is left could not be written
+                stream.close()
+
+    def write(self, row: Row) -> None:
+        """Append a row; it is with the operating system when this returns."""
+        line = json.dumps({name: _jsonable(value) for name, value in row.items()})
+        means = {
+            name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
+        }
+        values = [Summary.Value(tag=name, simple_value=float(x.mean())) for name, x in means.items() if x.size]
+        steps = int(np.min(row["steps"]))
+        with explain_os_error(self._run_dir):
+            self._file.write(line + "\n")
+            self._file.flush()
+            self._events.write_event(Event(step=steps, wall_time=time.time(), summary=Summary(value=values)))
+            self._events.flush()
+
+    @property
+    def size(self) -> int:
+        """Bytes written to metrics.jsonl."""
+        return self._file.tell()
+
+
+class NullWriter:
+    """A recorder that keeps nothing: of several processes the first alone writes."""
+
+    size = 0
+
+    def __enter__(self) -> NullWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def write(self, row: Row) -> None:
+        """Leave it to the first process."""
+
+
+def _jsonable(value: Any) -> Any:
+    """Lists and numbers; float32 in its fewest digits, and null for what JSON does not know."""
+    if np.ndim(value):
+        return [_jsonable(x) for x in value]
+    if not np.isfinite(value):
+        return None
+    return int(value) if np.issubdtype(np.asarray(value).dtype, np.integer) else float(str(value))
