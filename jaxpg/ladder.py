@@ -299,7 +299,7 @@ def rlhf(
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
 
     Raises:
-        UserError: an unknown `kl`.
+        UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
     """
     return ppo(num_steps=None, **inherited)._replace(
         reference_kl=reference_kl(kl, kl_coefficient),
@@ -329,7 +329,7 @@ def grpo(
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
 
     Raises:
-        UserError: an unknown `kl`.
+        UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
     """
     parent = ppo(**inherited)
     return parent._replace(
