@@ -36,7 +36,7 @@ def minibatch_epochs(
     *,
     epochs: int,
     num_minibatches: int,
-    target_kl: float | None = None,
+    target_kl: Array | float | None = None,
     chunk_rows: int | None = None,
 ) -> tuple[Params, Tree, Metrics]:
     """`epochs` passes over the batch, each in a fresh order and cut into `num_minibatches` gradient steps.

@@ -11,7 +11,7 @@ from jaxpg.types import Array, Tree
 FLAT_BELOW = 2**20
 
 
-def adam(*, max_grad_norm: float | None, eps: float = 1e-5) -> optax.GradientTransformation:
+def adam(*, max_grad_norm: Array | float | None, eps: Array | float = 1e-5) -> optax.GradientTransformation:
     """Adam's direction after clipping the gradient by its global norm. eps 1e-5 is detail 3 of the 37 of PPO."""
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
     return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)))
