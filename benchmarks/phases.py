@@ -5,7 +5,7 @@
 Each phase is a program of its own that does what the update does there, on arrays of the same shapes: drawing keys,
 acting, stepping the environments, resetting them (a fresh start at every step, as exact auto-reset has it), all of
 collecting, values and advantages, shuffling (the orders of all epochs, and gathering every minibatch), and the update,
-which contains the shuffling. They take turns. Alone, a phase can not overlap or be fused with its neighbours, so the
+which contains the shuffling. They take turns. Alone, a phase cannot overlap or be fused with its neighbours, so the
 parts need not add up to the whole; what the whole takes is measured too.
 """
 
@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.table import Table
 from workloads import timed
 
-from jaxpg import envs, ladder, networks, rollout
+from jaxpg import envs, ladder, networks
 from jaxpg.policy_gradient import make_batch, make_objective, policy_gradient
-from jaxpg.training import advance, provenance
+from jaxpg.rollout.collector import action_noise, env_keys
+from jaxpg.training.advance import compiler_options
+from jaxpg.training.provenance import describe_machine
 from jaxpg.update.shuffle import random_permutations
 
 HERE = Path(__file__).resolve().parent
@@ -51,8 +53,8 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         return jax.lax.scan(lambda carry, key: (step(carry, key), None), carry, keys)[0]
 
     def random_numbers(params: Any, key: jax.Array) -> Any:
-        keys = rollout.env_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
-        return keys, rollout.action_noise(policy, params, runner, keys[..., 0])
+        keys = env_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
+        return keys, action_noise(policy, params, runner, keys[..., 0])
 
     def act(params: Any, obs: Any, noise: jax.Array) -> Any:
         def one(obs: jax.Array, noise: jax.Array) -> Any:
@@ -117,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = {"num_steps": 128, "epochs": 4, "num_minibatches": 4}
     programs = {
-        name: (jax.jit(function, compiler_options=advance.compiler_options()), arguments)
+        name: (jax.jit(function, compiler_options=compiler_options()), arguments)
         for name, (function, arguments) in phases(args.environment, args.envs, settings).items()
     }
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
@@ -136,9 +138,7 @@ def main() -> None:
         table.add_row(name, f"{cost['cpu']:.2f}", f"{cost['wall']:.2f}", f"{cost['cpu'] / whole:.0%}")
     Console().print(table)
     out = args.out or HERE / "results" / f"phases-{args.environment}-{args.envs}.json"
-    out.write_text(
-        json.dumps({"machine": provenance.describe_machine(), "milliseconds": milliseconds}, indent=1) + "\n"
-    )
+    out.write_text(json.dumps({"machine": describe_machine(), "milliseconds": milliseconds}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
