@@ -260,7 +260,7 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
         "limits": limits._asdict(),
         "writing": {"tokens per second": writing, "bound": write_bound, "share": writing / write_bound},
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
-        "ending, seconds": early_exit(policy, params, part.context, rounds),
+        "ending, seconds": early_exit(policy, params, part.episodes.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
         "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS},
     }
