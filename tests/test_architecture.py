@@ -17,6 +17,7 @@ objectives
 files user_code vectorize parallel
 rollout update
 policy_gradient models
+ladder_settings
 ladder
 envs.text
 envs
