@@ -1,4 +1,4 @@
-"""The README says what is so: its code runs, its commands work, its tables and file tree match the package."""
+"""The README and ARCHITECTURE.md match the package: code runs, commands work, tables and the file tree are true."""
 
 from __future__ import annotations
 
@@ -78,3 +78,15 @@ def test_file_tree_is_the_package() -> None:
 
 def test_every_line_of_the_tree_says_what_is_there() -> None:
     assert [line for line in blocks("")[0].splitlines()[1:] if len(line.split()) < 2] == []
+
+
+def test_files_that_answer_questions_are_there() -> None:
+    """The table of ARCHITECTURE.md: each file is in the README's tree, and has what stands in brackets behind it."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    answers = [line.split("|")[2] for line in page.splitlines() if re.search(r"\| `jaxpg/", line)]
+    assert len(answers) == 16
+    for answer in answers:
+        paths = re.findall(r"`(jaxpg/[\w/]+\.py)`", answer)
+        assert set(paths) <= set(tree())
+        for name in re.findall(r"\.py` \(`(?:\w+\.)?(\w+)`\)", answer):
+            assert re.search(rf"\b{name}\b", (ROOT / paths[0]).read_text(encoding="utf-8"))
