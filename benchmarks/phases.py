@@ -28,8 +28,7 @@ from workloads import timed
 from jaxpg import envs, ladder, networks
 from jaxpg.policy_gradient import make_batch, make_objective, policy_gradient
 from jaxpg.rollout.collector import action_noise, step_keys
-from jaxpg.training.advance import compiler_options
-from jaxpg.training.provenance import describe_machine
+from jaxpg.training import advance, provenance
 from jaxpg.update.shuffle import random_permutations
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = {"num_steps": 128, "epochs": 4, "num_minibatches": 4}
     programs = {
-        name: (jax.jit(function, compiler_options=compiler_options()), arguments)
+        name: (jax.jit(function, compiler_options=advance.compiler_options()), arguments)
         for name, (function, arguments) in phases(args.environment, args.envs, settings).items()
     }
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
@@ -138,7 +137,9 @@ def main() -> None:
         table.add_row(name, f"{cost['cpu']:.2f}", f"{cost['wall']:.2f}", f"{cost['cpu'] / whole:.0%}")
     Console().print(table)
     out = args.out or HERE / "results" / f"phases-{args.environment}-{args.envs}.json"
-    out.write_text(json.dumps({"machine": describe_machine(), "milliseconds": milliseconds}, indent=1) + "\n")
+    out.write_text(
+        json.dumps({"machine": provenance.describe_machine(), "milliseconds": milliseconds}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -79,35 +79,34 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
 
 
 def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
-    """`per_agent` steps of each agent, compiled as the command line compiles a chunk of training."""
-    from jaxpg import envs, networks, parallel
-    from jaxpg.policy_gradient import policy_gradient
-    from jaxpg.rollout.evaluation import evaluation_metrics
-    from jaxpg.training.advance import RunState, advance, compile_init, compiler_options
+    """So many steps of each agent as the command line trains them between two looks of the host."""
+    from jaxpg import envs, networks, parallel, policy_gradient, rollout
+    from jaxpg.training import advance
 
     env = envs.make(env_name)
     policy, critic = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
-    learner = policy_gradient(env, policy, critic, algorithm)
+    learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
-    seeds, start = partial(jax.random.split, num=agents), compile_init(learner)
+    seeds, start = partial(jax.random.split, num=agents), advance.compile_init(learner)
     specs = parallel.state_specs(jax.eval_shape(start, seeds(jax.random.key(0))), mesh)
 
-    def chunk(state: RunState, keys: jax.Array) -> Any:
-        state, metrics = advance(learner, keys, state, state.steps.min() + per_agent)
+    def advance(state: advance.RunState, keys: jax.Array) -> Any:
+        state, metrics = advance.advance(learner, keys, state, state.steps.min() + per_agent)
         return (state, keys), metrics
 
     def score(state: Any) -> jax.Array:
         learner_state = jax.tree.map(lambda x: x[0], state[0].learner)
-        actor, key = learner.actor(learner_state), jax.random.key(0)
-        return evaluation_metrics(env, actor, key, episodes=EPISODES)["return"]
+        return rollout.evaluation_metrics(env, learner.actor(learner_state), jax.random.key(0), episodes=EPISODES)[
+            "return"
+        ]
 
     per_seed = parallel.PER_SEED
-    spread = parallel.spread(chunk, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
+    spread = parallel.spread(advance, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
     return compiled(
         init=lambda key: parallel.place((start(seeds(key)), seeds(key)), (specs, per_seed), mesh),
         run=lambda state: spread(*state),
         work=agents * per_agent,
-        compiler_options=compiler_options(),
+        compiler_options=advance.compiler_options(),
         score=score,
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
+from jaxpg.parallel import processes
 from jaxpg.parallel.mesh import (
     to_host,
 )
@@ -36,7 +37,7 @@ def any_process(flags: Sequence[bool]) -> list[bool]:
     """Of each flag, whether it is set in any process. All processes wait for each other here."""
     if jax.process_count() == 1:
         return list(flags)
-    return list(np.any(process_allgather(np.asarray(flags)), axis=0).tolist())
+    return list(np.any(processes.process_allgather(np.asarray(flags)), axis=0).tolist())
 
 
 def same_on_all(text: str) -> bool:
@@ -44,7 +45,7 @@ def same_on_all(text: str) -> bool:
     if jax.process_count() == 1:
         return True
     checksum = np.asarray(zlib.crc32(text.encode()), np.uint32)
-    return len(np.unique(process_allgather(checksum))) == 1
+    return len(np.unique(processes.process_allgather(checksum))) == 1
 
 
 def on_main_process(action: Callable[[], object]) -> None:
