@@ -83,7 +83,7 @@ class Cell(NamedTuple):
 
 
 def ladder_on_cartpole() -> list[Cell]:
-    """Every rung; the targets fall with what a rung can be asked for."""
+    """Every rung, with the target that can be expected of it."""
     targets = {
         "reinforce": None,
         "reinforce_to_go": 430.0,
