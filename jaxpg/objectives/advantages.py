@@ -216,15 +216,3 @@ def _mean(x: Array, mask: Array) -> Array:
     """Over the steps of the mask on all devices; 0 without any."""
     total, count = collectives.psum((_sum(x, mask), mask.sum()))
     return total / jnp.maximum(count, 1)
-
-
-def explained_variance(value: Array, target: Array, mask: Array) -> Array:
-    """1 - Var[target - value] / Var[target] over the steps that train, on all devices; 0 for a constant target."""
-    count = jnp.maximum(collectives.psum(mask.sum()), 1)
-
-    def variance(x: Array) -> Array:
-        mean = collectives.psum((mask * x).sum()) / count
-        return collectives.psum((mask * (x - mean) ** 2).sum()) / count
-
-    spread = variance(target)
-    return jnp.where(spread > 0, 1 - variance(target - value) / jnp.where(spread > 0, spread, 1.0), 0.0)
