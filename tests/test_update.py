@@ -1,4 +1,4 @@
-"""From losses to parameters: every step of a batch once per epoch, chunks that change nothing, trust regions kept."""
+"""From losses to parameters: minibatches, chunks of them, gradient steps, and steps in a trust region."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from jaxpg.parallel import collectives
 from jaxpg.types import Array, Tree
 from jaxpg.update.objective import Batch
 
-CPU_CHUNK_ROWS = 512
-WIDE = 64
+CPU_CHUNK_ROWS = 512  # see `default_chunk_rows`
+WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
 
 
 class Minibatches(NamedTuple):
