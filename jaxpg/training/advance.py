@@ -81,7 +81,7 @@ def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
     return {"xla_backend_optimization_level": 0, **without_fusion}
 
 
-def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
+def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
     """Let every seed iterate until it has consumed `target` environment steps, or until a metric is not finite.
 
     How many iterations that takes may depend on the data, hence a while loop; a seed that is there stands still.
@@ -102,7 +102,7 @@ def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -
 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
-    """`advance` of a single seed, without the axis `[S]`."""
+    """`advance_seeds` of a single seed, without the axis `[S]`."""
     step = jax.jit(learner.step)  # traced once for its shapes and its code
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
@@ -138,7 +138,7 @@ def _times_counts(metrics: Metrics) -> Metrics:
 class Programs(NamedTuple):
     """The compiled programs of a run, for all seeds on the devices of its mesh.
 
-    advance: keys `[S]`, state, target -> state, metrics; see the function `advance`. The state passed in is donated.
+    advance: keys `[S]`, state, target -> state, metrics; see `advance_seeds`. The state passed in is donated.
     evaluate: keys `[S]`, state -> metrics named `evaluation_...`; iteration i draws from `fold_in(key, i)`.
     """
 
@@ -165,7 +165,7 @@ def compile_programs(
         return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(
-        partial(advance, learner), mesh, in_specs=(seeds, specs, parallel.REPLICATED), out_specs=(specs, seeds)
+        partial(advance_seeds, learner), mesh, in_specs=(seeds, specs, parallel.REPLICATED), out_specs=(specs, seeds)
     )
     evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
     options = compiler_options()
