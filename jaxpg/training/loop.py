@@ -109,12 +109,7 @@ def train(
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    last = _open_run(run_dir, config, resume=resume)
-    if last is None:
-        state, origin = _init(learner, keys.init, mesh, initial), Origin()
-    else:
-        state = checkpoint.restore(last, abstract_state(learner, len(seeds)))
-        origin = Origin(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
+    state, origin = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
     monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
     monitor.check_restored(state.learner)
     steps = np.array(state.steps)  # a copy, since the state is donated
@@ -258,6 +253,17 @@ def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, 
     about = {"bytes": metrics_bytes, "seconds": row["seconds"], "config": run.config}
     folder = run.run_dir / checkpoint.CHECKPOINTS
     processes.on_main_process(partial(checkpoint.save, folder, state, steps=steps, score=score, about=about))
+
+
+def _init_or_restore(
+    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
+) -> tuple[RunState, Origin]:
+    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none."""
+    last = _open_run(run_dir, config, resume=resume)
+    if last is None:
+        return _init(learner, keys, mesh, initial), Origin()
+    origin = Origin(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
+    return checkpoint.restore(last, abstract_state(learner, len(keys))), origin
 
 
 def _open_run(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
