@@ -106,10 +106,10 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
 
     def die(*args: Any, **kwargs: Any) -> None:
         # Orbax renames folders too; only the renaming of the manifest is meant.
-        ours = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
-        if afterwards or not ours:
+        is_meant = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
+        if afterwards or not is_meant:
             original(*args, **kwargs)
-        if ours:
+        if is_meant:
             raise Killed
 
     (tmp_path / "000000000002").mkdir()  # left by an earlier kill, so that there is something to delete

@@ -362,7 +362,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int
 
 def test_total_steps_must_be_countable(tmp_path: Path) -> None:
     for total in (0, 2**31):
-        with pytest.raises(UserError, match="total_steps must lie between"):
+        with pytest.raises(UserError, match="total_steps must be between"):
             run(tmp_path, total_steps=total)
 
 

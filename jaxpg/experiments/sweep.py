@@ -188,7 +188,7 @@ def train_sweep(
         plan: what tells this sweep from others, as JSON.
         mesh_for: what the runs of a config are split over.
         memory_of: bytes that each device of a mesh may use.
-        watched: what is about to be trained, its steps -> a context in which it is watched.
+        watched: a description of a wave, its steps -> a context that yields the hooks of its training.
         resume: go on with the sweep in `out`, or start if there is none.
 
     Returns:

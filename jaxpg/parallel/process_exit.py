@@ -103,7 +103,7 @@ def _forward_lines(lines: Iterable[str]) -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _delay_abort(_: int) -> None:
-    """Handle SIGABRT: wait until `_forward_lines` has read why. An abort for another reason then goes on."""
+    """Handle SIGABRT: wait until `_forward_lines` has read why. An abort for another reason then proceeds."""
     time.sleep(ABORT_DELAY_SECONDS)
 
 

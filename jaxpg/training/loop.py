@@ -99,7 +99,7 @@ def train(
             parameter is not finite.
     """
     if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must lie between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
     schedule = Schedule(
         total_steps=total_steps,
         log_every=log_every or max(1, total_steps // 200),

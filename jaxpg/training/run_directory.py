@@ -62,12 +62,12 @@ def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
         replace_file(path, json.dumps([*earlier, describe_machine(devices)], indent=1) + "\n")
 
 
-def refuse_other_config(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise a UserError that names up to three settings in which two configs differ.
 
     `total_steps` may differ: a run may be resumed for longer.
     """
-    there, here = (flatten(tomllib.loads(toml_dumps(config))) for config in (theirs, ours))
+    there, here = (flatten(tomllib.loads(toml_dumps(config))) for config in (stored, current))
     names = [name for name in here | there if there.get(name) != here.get(name) and name != "total_steps"]
     if names:
         values = [f"{n} is {there.get(n, 'absent')!r} there, {here.get(n, 'absent')!r} here" for n in names[:3]]
