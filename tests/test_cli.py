@@ -209,7 +209,7 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--set", "num_envs=-1"], "num_envs must be at least 1, not -1"),
     (["train", "cartpole", "ppo", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
     (["train", "cartpole", "ppo", "--steps", "-5"], "total_steps must be at least 1, not -5"),
-    (["train", "cartpole", "ppo", "--steps", "3000000000"], "total_steps must lie between 1 and 2^31 - 1"),
+    (["train", "cartpole", "ppo", "--steps", "3000000000"], "total_steps must be between 1 and 2^31 - 1"),
     (["train", "cartpole", "ppo", "--seeds", "0"], "--seeds must be at least 1"),
     (["train", "cartpole", "ppo", "--devices", "99x"], "--devices takes a number from 1 on, or all, not '99x'"),
     (["train", "cartpole", "ppo", "--mesh", "time=2"], "--mesh takes data=N"),

@@ -84,7 +84,7 @@ def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
 def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
     """Let every seed iterate until it has consumed `target` environment steps, or until a metric is not finite.
 
-    How many iterations that takes may depend on the data, hence a while loop; a seed that has reached it does not change.
+    How many iterations that takes may depend on the data, hence a while loop; a seed that is there does not change.
     Iteration i of a seed draws from `fold_in(key, i)`.
 
     Args:
