@@ -125,7 +125,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         [p._replace(config=dataclasses.replace(p.config, **begin)) for p in programs],
         out,
         {"task": arguments.task, "algorithm": arguments.algorithm, "grid": chosen, "settings": overrides},
-        mesh_for=lambda config: devices.make_run_mesh(arguments, 0, config.batch),  # waves fit any number of devices
+        # Waves fit any number of devices.
+        mesh_for=lambda config: devices.make_run_mesh(devices.from_arguments(arguments), 0, config.batch),
         memory_of=lambda mesh: memory_limit(mesh, arguments.memory),
         watched=partial(runs.training_hooks, arguments),
         resume=arguments.resume,

@@ -118,7 +118,7 @@ def _train_run(config: configs.Config, out: Path, arguments: argparse.Namespace)
     from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
     from jaxpg.training.loop import train
 
-    mesh = devices.make_run_mesh(arguments, len(config.seeds), config.batch)
+    mesh = devices.make_run_mesh(devices.from_arguments(arguments), len(config.seeds), config.batch)
     setup = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, setup)
     save_vocabulary(config, out)
@@ -129,7 +129,7 @@ def _train_run(config: configs.Config, out: Path, arguments: argparse.Namespace)
         if setup.env.context and np.any(state.iteration):  # before the first one there is no curve
             _write_page(config, out)
 
-    with training_hooks(arguments, _header(config, out, mesh), config.total_steps) as watch:
+    with training_hooks(arguments, _header(config, out, mesh), config.total_steps) as hooks:
         state = train(
             setup.learner,
             seeds=config.seeds,
@@ -141,9 +141,7 @@ def _train_run(config: configs.Config, out: Path, arguments: argparse.Namespace)
             config=configs.to_dict(config),
             resume=arguments.resume,
             initial=initial,
-            on_evaluation=on_evaluation if processes.is_main_process() else lambda state: None,
-            on_row=watch.on_row,
-            should_stop=watch.should_stop,
+            hooks=hooks._replace(on_evaluation=on_evaluation) if processes.is_main_process() else hooks,
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 
@@ -171,7 +169,8 @@ def training_hooks(arguments: argparse.Namespace, header: str, total_steps: int)
     console = console_of(arguments)
     console.print(header)
     with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
-        yield TrainingHooks(reporter if not console.quiet else lambda row: None, should_stop)
+        hooks = TrainingHooks(should_stop=should_stop)
+        yield hooks if console.quiet else hooks._replace(on_row=reporter)
 
 
 def console_of(arguments: argparse.Namespace) -> Console:

@@ -136,9 +136,9 @@ def memory_limit(mesh: Mesh, gibibytes: float | None) -> float:
 
 
 def train_wave(
-    program: CompiledGroup, setup: Experiment, wave: Sequence[SweepRun], out: Path, mesh: Mesh, watch: TrainingHooks
+    program: CompiledGroup, setup: Experiment, wave: Sequence[SweepRun], out: Path, mesh: Mesh, hooks: TrainingHooks
 ) -> None:
-    """Train a wave, from where it stands; runs that go astray are left behind, NaN from then on.
+    """Train a wave, from where it stands; runs that diverge are left out, NaN from then on.
 
     Args:
         program: what the runs have in common.
@@ -146,7 +146,7 @@ def train_wave(
         wave: the runs.
         out: the directory of this wave.
         mesh: what the runs are split over, evenly.
-        watch: who watches.
+        hooks: called between chunks, see `train`.
     """
     config, seed = program.config, np.asarray([run.seed for run in wave])
     values = {name: [program.points[run.point][name] for run in wave] for name in program.traced}
@@ -166,8 +166,7 @@ def train_wave(
             jax.tree.map(lambda x: x[seed], policies),
         ),
         skip_diverged=True,
-        on_row=watch.on_row,
-        should_stop=watch.should_stop,
+        hooks=hooks,
     )
 
 
@@ -189,11 +188,11 @@ def train_sweep(
         plan: what tells this sweep from others, as JSON.
         mesh_for: what the runs of a config are split over.
         memory_of: bytes that each device of a mesh may use.
-        watched: what is about to be trained, its steps -> a context in which it is watched.
+        watched: a description of a wave, its steps -> a context that yields the hooks of its training.
         resume: go on with the sweep in `out`, or start if there is none.
 
     Returns:
-        The last evaluation of every point of the grid and every seed, `[P, S]`, NaN where a run went astray; None if
+        The last evaluation of every point of the grid and every seed, `[P, S]`, NaN where a run diverged; None if
         it was stopped.
 
     Raises:
@@ -212,9 +211,9 @@ def train_sweep(
         for j, wave in enumerate(waves):
             where = f"program {i + 1} of {len(programs)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
-            with watched(where, program.config.total_steps) as watch:
-                train_wave(program, setup, wave, directory, mesh, watch)
-                if watch.should_stop():
+            with watched(where, program.config.total_steps) as hooks:
+                train_wave(program, setup, wave, directory, mesh, hooks)
+                if hooks.should_stop():
                     return None
             last = run_directory.load_metrics(directory)["evaluation_return"][-1]
             for run, score in zip(wave, last, strict=True):
