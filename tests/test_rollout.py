@@ -243,7 +243,7 @@ def test_columns_draw_the_same_however_they_are_laid_out(group_size):
 
 
 def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
-    each = partial(rollout.env_keys, jax.random.key(0), group_size=2, each=(5, 3))
+    each = partial(rollout.env_keys, jax.random.key(0), group_size=2, shape=(5, 3))
     keys = np.asarray(jax.random.key_data(each(8)))
     shards = jax.vmap(lambda _: each(2), axis_name=collectives.DATA)(jnp.arange(4))
     np.testing.assert_array_equal(jax.random.key_data(shards).reshape(keys.shape), keys)
