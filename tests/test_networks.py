@@ -299,7 +299,7 @@ def test_activations_differ(activation):
     [
         (lambda: networks.mlp(COUNTER, activation="swish"), "no activation 'swish'. There are: gelu, relu, silu, tanh"),
         (lambda: networks.recurrent(COUNTER, cell="lstm"), "no recurrent cell 'lstm'. There are: gru, min_gru"),
-        (lambda: networks.cnn(COUNTER), r"counter gives \(2,\)\. Use an mlp"),
+        (lambda: networks.cnn(COUNTER), r"counter have shape \(2,\)\. Use an mlp"),
     ],
 )
 def test_what_there_is_not_is_refused(build, message):

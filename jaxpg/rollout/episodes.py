@@ -149,8 +149,8 @@ def _step_or_stay(
 def _stay_where_over(over: Array, runner: CollectorState, moved: CollectorState) -> CollectorState:
     """`runner` where its episode is over, else `moved`; the policy's memory is always that of `moved`.
 
-    Nothing reads the memory of an episode that is over. Selecting it would copy it at every step on every platform, and
-    a language model's memory, the KV cache, is most of what the loop carries.
+    Nothing reads the memory of an episode that is over. Selecting it too would copy it at every step on every platform:
+    of a language model, the whole KV cache at every token (benchmarks/LOG.md, "the first language loops").
     """
     selected = tree_where(over, runner._replace(memory=()), moved._replace(memory=()))
     return selected._replace(memory=moved.memory)
