@@ -85,8 +85,8 @@ def attention(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     """softmax(q k / sqrt(width)) v over the slots that `mask` allows, with the softmax in float32.
 
     Shapes: `query` `[..., S, heads, width]`, `keys` `[..., kv_heads, width, L]`, `values` `[..., kv_heads, L, width]`,
-    `mask` `[..., S, L]`, result `[..., S, heads * width]`. The heads / kv_heads queries that share a key are the rows of
-    one matrix product with it. A row whose mask is all false gives the mean of all values, never NaN.
+    `mask` `[..., S, L]`, result `[..., S, heads * width]`. The heads / kv_heads queries that share a key are the rows
+    of one matrix product with it. A row whose mask is all false gives the mean of all values, never NaN.
     """
     length, heads, width = query.shape[-3:]
     kv_heads, slots = keys.shape[-3], keys.shape[-1]
@@ -106,13 +106,12 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         width, dtype = self.config.width, DTYPES[self.config.dtype]
+        outward_std = (2 * self.config.layers * width) ** -0.5  # the sum over all layers keeps its scale
         head_width = width // self.config.heads
         hidden = -(-round(self.config.expansion * width) // 8) * 8
         dense = partial(nn.Dense, use_bias=False, dtype=dtype)
         initial = nn.initializers.normal(width**-0.5)
-        initial_out = nn.initializers.normal(
-            (2 * self.config.layers * width) ** -0.5
-        )  # the sum over layers keeps scale
+        initial_out = nn.initializers.normal(outward_std)
         self.query = dense(self.config.heads * head_width, kernel_init=initial)
         self.key_value = dense(2 * self.config.kv_heads * head_width, kernel_init=initial)
         self.out = dense(width, kernel_init=initial_out)

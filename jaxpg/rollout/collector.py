@@ -76,7 +76,7 @@ class StepKeys(NamedTuple):
 
     action: Array
     env: Array
-    reset: Array | tuple[()] = ()
+    reset: Tree = ()
 
 
 def env_keys(key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[int, ...] = ()) -> Array:

@@ -16,7 +16,6 @@ from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
     RolloutStats,
-    StepKeys,
     action_noise,
     env_keys,
     reset_env,
@@ -28,8 +27,8 @@ from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
 
-NextStarts = Callable[[StepKeys, Array], CollectorState]
-"""(keys of a step, [B] episodes that each column has ended in this segment) -> start states of all columns."""
+NextStarts = Callable[[Tree, Array], CollectorState]
+"""(reset keys, episodes that each column has ended in this segment), `[B]` each -> start states of all columns."""
 
 
 class _SegmentState(NamedTuple):
@@ -48,11 +47,17 @@ class _SegmentState(NamedTuple):
 
 
 class _StepInputs(NamedTuple):
-    """What each step of the scan reads, leaves `[T, ...]`: its number, the random numbers of the actions, its keys."""
+    """The inputs of each step of the scan, leaves `[T, ...]`.
+
+    t: the number of the step.
+    noise: random numbers of the actions, `[T, B, ...]`.
+    env_key, reset_key: see StepKeys.
+    """
 
     t: Array
     noise: Tree
-    keys: StepKeys
+    env_key: Array
+    reset_key: Tree
 
 
 def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collector:
@@ -74,7 +79,7 @@ def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collect
 
 def _reset_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> CollectorState:
     if env.context or env.outcome:
-        raise UserError(f"{env.name} is judged by whole episodes. Collect whole episodes: num_steps = none.")
+        raise UserError(f"{env.name} gives its reward for whole episodes. Collect whole episodes: num_steps = none.")
     runner = jax.vmap(partial(reset_env, env, policy, params))(env_keys(key, num_envs))
     return runner._replace(episode_return=jnp.zeros(num_envs), episode_length=jnp.zeros(num_envs, jnp.int32))
 
@@ -85,21 +90,20 @@ def _collect_segment(
     num_columns = runner.episode_length.shape[0]
     before = jax.tree.map(collectives.shard_columns, runner)
     reset = partial(reset_env, env, policy, params)
-    next_starts = partial(_fresh_starts, reset)
+    next_starts: NextStarts = partial(_fresh_starts, reset)
     if reset_pool:
         key, pool_key = jax.random.split(key)
         pool = jax.vmap(jax.vmap(reset))(env_keys(pool_key, num_columns, shape=(reset_pool,)))
         next_starts = partial(_pooled_starts, pool, reset_pool)
     keys = step_keys(key, num_columns, num_steps, with_reset=not reset_pool)
     noise = action_noise(policy, params, before, keys.action)
-    inputs = _StepInputs(jnp.arange(num_steps), noise, keys._replace(action=()))  # the noise is made of these
+    inputs = _StepInputs(jnp.arange(num_steps), noise, keys.env, keys.reset)
 
     def step(state: _SegmentState, inputs: _StepInputs) -> tuple[_SegmentState, Transition]:
-        moved, transition = jax.vmap(partial(step_env, env, policy, params))(
-            state.runner, inputs.noise, inputs.keys.env
-        )
+        moved, transition = jax.vmap(partial(step_env, env, policy, params))(state.runner, inputs.noise, inputs.env_key)
         breaks_off = timed_out(transition) | (inputs.t == num_steps - 1)
-        return _next_state(state, moved, transition.last, breaks_off, partial(next_starts, inputs.keys)), transition
+        following = _next_state(state, moved, transition.last, breaks_off, partial(next_starts, inputs.reset_key))
+        return following, transition
 
     after, steps = lax.scan(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
     steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
@@ -110,18 +114,17 @@ def _collect_segment(
 def final_obs_slots(env: Env, num_steps: int) -> int:
     """K of `Rollout.final_obs`: how often a column of `num_steps` steps can break off.
 
-    Once at the end of the segment. Before it, only at time-outs, which are at least `env.min_truncation_step` steps
-    apart; where nothing is known of them (1), there is room for one at every step, which costs memory and nothing
-    else.
+    Once at the end of the segment, and before it at time-outs, which are at least `env.min_truncation_step` steps
+    apart. If that is 1, the default, there is a slot for every step, which costs memory.
     """
     return 1 + -(-(num_steps - 1) // env.min_truncation_step)
 
 
-def _fresh_starts(reset: Callable[[Key], CollectorState], keys: StepKeys, episodes: Array) -> CollectorState:
-    return jax.vmap(reset)(keys.reset)
+def _fresh_starts(reset: Callable[[Key], CollectorState], reset_key: Array, episodes: Array) -> CollectorState:
+    return jax.vmap(reset)(reset_key)
 
 
-def _pooled_starts(pool: CollectorState, size: int, keys: StepKeys, episodes: Array) -> CollectorState:
+def _pooled_starts(pool: CollectorState, size: int, reset_key: tuple[()], episodes: Array) -> CollectorState:
     """The next state in turn of each column's pool, leaves `[B, size, ...]`."""
     return jax.vmap(lambda states, number: jax.tree.map(lambda x: x[number % size], states))(pool, episodes)
 
