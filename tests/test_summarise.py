@@ -62,7 +62,7 @@ def test_what_a_summary_is_worth(text, summary, perfect):
         written, length = completion(summary, junk)
         np.testing.assert_allclose(true_reward(problem, written, length), slow_reward(text, summary), atol=1e-6)
         assert task.verify(problem, written, length).accuracy == perfect
-    assert CHARACTERS.decode(np.asarray(task.prompt(problem)).tolist()) == text + "="
+    assert CHARACTERS.decode(np.asarray(task.prompt_tokens(problem)).tolist()) == text + "="
     assert -1 <= slow_reward(text, summary) <= 1
 
 
