@@ -87,7 +87,7 @@ def table():
 
 
 def counting():
-    """A scorer that adds up a worth per token, tanh of the sum."""
+    """A reward model: the tanh of the sum of a worth per token."""
 
     def score(params, rollout):
         steps = rollout.steps

@@ -119,7 +119,7 @@ def test_settings_out_of_range_are_refused():
 
 
 def loves(letter):
-    """A scorer that counts a letter, times its parameter."""
+    """A reward model: the number of times that a letter occurs, times its parameter."""
     return RewardModel(
         init=lambda key: jnp.ones(()),
         score=lambda params, rollout: (

@@ -336,7 +336,9 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
         tiny.jit(partial(c.collect, env, guessing(), (), ()))(jax.random.key(3)) for c in (first, chosen)
     )
     assert not np.array_equal(drawn.steps.action, batch.steps.action)
-    jax.tree.map(np.testing.assert_array_equal, (batch.outcome, batch.length), (drawn.outcome, drawn.length))
+    for name in ("outcome", "length"):
+        expected = getattr(drawn.episodes, name)
+        jax.tree.map(np.testing.assert_array_equal, getattr(batch.episodes, name), expected)
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,8 @@ def gymnax_settings(name: str) -> dict[str, Any]:
             f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST_DIRECTORY}."
         )
     env, params = gymnax.make(name)
-    return argument_defaults(type(env)) | {
-        field.name: getattr(params, field.name) for field in dataclasses.fields(params)
-    }
+    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return argument_defaults(type(env)) | fields
 
 
 def make_gymnax(name: str, settings: dict[str, Any]) -> Env:

@@ -94,9 +94,9 @@ def supervised(
     _check_division(settings, shards=1)
     optimizer = optimizers.adam(max_grad_norm=settings.max_grad_norm)
     schedule = (
-        partial(optimizers.constant, value=settings.learning_rate)
+        optimizers.constant
         if settings.anneal_steps is None
-        else partial(optimizers.linear_decay, value=settings.learning_rate, over=settings.anneal_steps)
+        else partial(optimizers.linear_decay, over=settings.anneal_steps)
     )
 
     def reference(params: Params) -> Tree:
@@ -118,7 +118,7 @@ def supervised(
             settings.micro_batches,
             _micro_batch,
         )
-        rate = schedule(state.steps)
+        rate = schedule(state.steps, value=settings.learning_rate)
         params, opt_state, norm = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
         steps = state.steps + collectives.psum(rollout.loss_mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | {"gradient_norm": norm, "learning_rate": rate}
