@@ -1,4 +1,4 @@
-"""Penalties: the KL divergence to a reference policy, placed in the reward or in the loss, and overlong sequences.
+"""The KL divergence to a reference policy as a penalty, in the reward or in the loss.
 
 With actions from π, `log_prob` under π and `ref_log_prob` under the reference, k1, k2 and k3 estimate KL(π ‖ ref) per
 step. Where an estimate stands decides what its gradient is; see `reference_kl`.

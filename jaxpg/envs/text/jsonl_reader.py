@@ -173,7 +173,9 @@ def encode_fields(
         if not ids:
             raise UserError(f"{record.location}: the field {field!r} is empty, it has no tokens.")
         if PAD in ids or tokenizer.end in ids:
-            raise UserError(f"{record.location}: the field {field!r} holds padding or an end, which no text can.")
+            raise UserError(
+                f"{record.location}: the field {field!r} contains padding or an end token, which a text cannot have."
+            )
         rows.append([*ids, tokenizer.end] if end else ids)
         if limit is not None and len(rows[-1]) > limit:
             counted = f"{len(rows[-1])} tokens" + (" with its end" if end else "")
