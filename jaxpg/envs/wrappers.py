@@ -110,8 +110,10 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
         UserError: fewer than one observation, or observations without an axis.
     """
     space = _box_observations(env, "frame_stack")
-    if num < 1 or not space.shape:
-        raise UserError(f"frame_stack needs num >= 1 and observations with an axis, not {num!r} and {space}.")
+    if num < 1:
+        raise UserError(f"frame_stack: num must be at least 1, not {num!r}.")
+    if not space.shape:
+        raise UserError(f"frame_stack: the observations of {env.name} are scalars and have no axis to stack along.")
     channels = space.shape[-1]
 
     def repeated(x: Array) -> Array:
