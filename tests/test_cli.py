@@ -229,7 +229,7 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--set", "network.kind=mlpp"], "no kind of network 'mlpp'. Did you mean 'mlp'"),
     (["train", "cartpole", "ppo", "--set", "network.kind=[1]"], "no kind of network '[1]'"),
     (["train", "cartpole", "ppo", "--set", "network.activation=tahn"], "no activation 'tahn'. Did you mean 'tanh'"),
-    (["train", "cartpole", "reinforce_baseline", "--set", "average=runing"], "Did you mean 'running'"),
+    (["train", "cartpole", "reinforce_baseline", "--set", "baseline_kind=runing"], "Did you mean 'running'"),
     (["train", "cartpole", "grpo", "--set", "kl=loss_k4"], "no place for a KL 'loss_k4'. Did you mean 'loss_k3'"),
     (["train", "cartpole", "ppo", "--set", "evaluation_samples=3"], "evaluation_samples = 3 does not divide eval"),
     (["train", "sort", "dpo", "--set", "pairs.slip=1"], "no setting 'slip' of preference pairs. Did you mean 'slip_r"),
@@ -247,7 +247,7 @@ REFUSED = [
     (["play", "nowhere", "--gif", "x.gif", "--seed", "-1"], "seeds are different numbers"),
     (["play", "nowhere", "--gif", "x.png"], "--gif takes a file that ends in .gif"),
     (["plot", "nowhere"], "nowhere is not the directory of a run"),
-    (["list", "options"], "Whose options?"),
+    (["list", "options"], "Name an algorithm: jaxpg list options ppo"),
     (["list", "options", "pppo"], "Did you mean 'ppo'"),
 ]
 
@@ -419,7 +419,8 @@ def test_devices_are_made_before_anything_computes() -> None:
 def test_help_is_instant() -> None:
     """It imports nothing heavy."""
     code = (
-        "import sys, jaxpg.__main__ as m; m.parser().format_help(); print({'jax', 'rich', 'numpy'} & set(sys.modules))"
+        "import sys, jaxpg.cli.main as m; m.make_parser().format_help(); "
+        "print({'jax', 'rich', 'numpy'} & set(sys.modules))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "set()\n"

@@ -188,7 +188,7 @@ def mine(place: Path) -> Iterator[Mine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, judge.__name__, judge)
         with patch.context() as watching:
-            watching.setattr(completions, "replace_file", watched)
+            watching.setattr(files, "replace_file", watched)
             assert main(["train", "mine.toml", "sft", "--out", "mine", "--quiet"]) == 0
         yield Mine(judge, pages)
 

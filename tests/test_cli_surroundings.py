@@ -203,3 +203,18 @@ def test_an_environment_of_ones_own(
         assert words in refused(["train", str(tmp_path / "other.toml"), "a2c"], capsys)
     said = refused([*task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1"], capsys)
     assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in said
+
+
+def test_the_public_face_is_imported_on_first_use() -> None:
+    """gymnax computes when it is imported, and the command line has to choose the devices before that."""
+    code = """
+import sys, jaxpg
+assert "jax" not in sys.modules
+assert set(jaxpg.__all__) <= set(dir(jaxpg))
+from jaxpg import *
+assert [ladder.ppo, networks.mlp, language.transformer, preferences.dpo, policy_gradient.policy_gradient, envs.make]
+from jaxpg import nothing
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: cannot import name 'nothing' from 'jaxpg'")
