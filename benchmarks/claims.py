@@ -48,7 +48,7 @@ Metrics = Mapping[str, np.ndarray]
 
 
 class Trained(NamedTuple):
-    """A run, what it was told, and what it measured: name -> [N, S]."""
+    """A run, its command, and what it measured: name -> [N, S]."""
 
     directory: Path
     command: str
@@ -69,8 +69,8 @@ def trained(name: str, seeds: int, *arguments: str) -> Trained:
     command = ["train", *arguments, "--seeds", str(seeds), "--out", str(out), "--resume", "--quiet"]
     if jaxpg(command):
         raise SystemExit(f"jaxpg {shlex.join(command)} failed")
-    shown = shlex.join([*arguments, "--seeds", str(seeds), "--out", str(out)]).replace(f"{HERE.parent}/", "")
-    return Trained(out, f"jaxpg train {shown}", run_directory.load_metrics(out))
+    public = shlex.join([*arguments, "--seeds", str(seeds), "--out", str(out)]).replace(f"{HERE.parent}/", "")
+    return Trained(out, f"jaxpg train {public}", run_directory.load_metrics(out))
 
 
 def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
@@ -139,13 +139,13 @@ def scratchpad(seeds: int) -> Finding:
     accuracy.set_ylim(0, 1.03)
     accuracy.legend(frameon=False)
     written = completions.format_completions(completions.load_completions(thinking.directory))
-    shown = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
-    thinks = [
+    printed = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
+    scratchpad_used = [
         f"{when} {estimate(at_the_end(m, 'evaluation_scratchpad_used'))}"
         for when, m in (("before", run_directory.load_metrics(thinking.directory / "sft")), ("after", thinking.metrics))
     ]
     lines = [
-        f"Share of completions that think: {', '.join(thinks)}.\n",
+        f"Share of completions that think: {', '.join(scratchpad_used)}.\n",
         "| | accuracy | tokens |\n|---|---|---|",
         *(
             row(f"{name} a scratchpad, {when}", metrics, "evaluation_accuracy", "evaluation_length")
@@ -153,7 +153,7 @@ def scratchpad(seeds: int) -> Finding:
             for when, metrics in (("before", run_directory.load_metrics(run.directory / "sft")), ("after", run.metrics))
         ),
         "",
-        *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in shown),
+        *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in printed),
     ]
     return Finding(figure, lines, [thinking, without])
 

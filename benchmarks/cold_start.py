@@ -1,4 +1,4 @@
-"""How long a person waits for the first progress line of `jaxpg train`, the first time and every later time.
+"""The time to the first progress line of `jaxpg train`, on the first start and on every later one.
 
     python benchmarks/cold_start.py [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""One learner on many devices: whether it stays the same, and what the devices have to tell each other.
+"""One learner on many devices: whether it stays the same, and what the devices exchange.
 
     python benchmarks/devices.py [--devices 1 2 4 8] [--updates 3]
 
@@ -7,7 +7,7 @@ on a CPU), from the same state with the same keys; how far its parameters end fr
 difference, relative to the largest entry of an array where that is above one. DAPO and CISPO do so without refilling
 their groups: each device refills its own. And one PPO with Adam trains to the end.
 
-Told each other: collectives and bytes of one update, counted in the compiled program, loops taken as often as they run,
+Exchanged: collectives and bytes of one update, counted in the compiled program, loops taken as often as they run,
 beside the least that data parallelism needs, one sum of the gradient per gradient step. From these comes the efficiency
 to expect: with n devices that sum by a ring, c collectives and b bytes per update that takes t seconds of work,
 
@@ -59,9 +59,7 @@ def learner_of(name: str, *, descent: bool) -> Learner:
     known = configs.algorithm_options(name)
     wanted: dict[str, Any] = {"num_envs": COLUMNS, "learning_rate": 0.1 if descent else 1e-3, "max_length": 9}
     if descent:
-        wanted["max_resample_rounds"] = (
-            None  # each device refills its own groups, so which are drawn depends on their number
-        )
+        wanted["max_resample_rounds"] = None  # each device refills its own groups, so the draws depend on their number
     for settings in SETTINGS.values():
         wanted |= settings
     if name == "trpo":
@@ -208,7 +206,7 @@ def main() -> None:
     console, result = Console(), {"machine": provenance.describe_machine(), "updates": args.updates, "algorithms": {}}
     most = max(args.devices)
     same = Table("algorithm", *(f"{n} devices" for n in args.devices[1:]), title="difference from one device, SGD")
-    told = Table("algorithm", "collectives", "bytes", "least", "×", *LINKS, title=f"one update, {most} devices")
+    sent_table = Table("algorithm", "collectives", "bytes", "least", "×", *LINKS, title=f"one update, {most} devices")
     for name in ladder.ALGORITHMS:
         learner = learner_of(name, descent=True)
         ends = {n: spread(learner, n, args.updates) for n in args.devices}
@@ -222,7 +220,7 @@ def main() -> None:
         }
         same.add_row(name, *(f"{x:.1e}" for x in apart.values()))
         plus = "+" if sent.at_least else ""
-        told.add_row(
+        sent_table.add_row(
             name,
             f"{sent.calls}{plus}",
             f"{sent.bytes:,}{plus}",
@@ -236,7 +234,7 @@ def main() -> None:
             "least": bound._asdict(),
             "seconds of an update for nine tenths": needed,
         }
-    console.print(same, told)
+    console.print(same, sent_table)
     if args.seeds:
         result["ppo with adam on catch"] = found = learns((1, most), args.seeds)
         for number, returns in found.items():

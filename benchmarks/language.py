@@ -203,7 +203,7 @@ def decoding(policy: Policy, early: bool) -> Callable[..., jax.Array]:
     return jax.jit(decode)
 
 
-def final_obs(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[str, dict[str, float]]:
+def early_exit(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of decoding a batch, by loop and by scan, in turns: completions that need the budget, or a quarter."""
     columns = len(prompts.tokens)
     loops = {"while": decoding(policy, early=True), "scan": decoding(policy, early=False)}
@@ -260,7 +260,7 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
         "limits": limits._asdict(),
         "writing": {"tokens per second": writing, "bound": write_bound, "share": writing / write_bound},
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
-        "ending, seconds": final_obs(policy, params, part.context, rounds),
+        "ending, seconds": early_exit(policy, params, part.episodes.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
         "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS},
     }

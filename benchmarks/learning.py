@@ -44,7 +44,7 @@ from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.report.comparison import number, plain, quantity
 from jaxpg.rollout.evaluation import evaluation_metrics
 from jaxpg.training import provenance, run_directory
-from jaxpg.training.loop import train
+from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.types import Env, Learner
 
 RESULTS = Path(__file__).parent / "results"
@@ -83,7 +83,7 @@ class Cell(NamedTuple):
 
 
 def ladder_on_cartpole() -> list[Cell]:
-    """Every rung; the targets fall with what a rung can be asked for."""
+    """Every rung, with the target that can be expected of it."""
     targets = {
         "reinforce": None,
         "reinforce_to_go": 430.0,
@@ -191,7 +191,9 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
             checkpoint_seconds=600.0,
             config=configs.to_dict(config),
             resume=True,
-            on_row=lambda row: status.update(f"{cell.name}: {int(row['steps'].min()):,} of {config.total_steps:,}"),
+            hooks=TrainingHooks(
+                on_row=lambda row: status.update(f"{cell.name}: {int(row['steps'].min()):,} of {config.total_steps:,}")
+            ),
         )
     final = run_directory.load_metrics(run_dir)["evaluation_return"][-1]
     return {

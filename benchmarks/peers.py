@@ -1,6 +1,6 @@
 """The peers' programs for throughput.py, each imported where it is used: their environment has no jaxpg.
 
-All do the work of work.py. Where a peer can not, its docstring says what it does instead.
+All do the work of work.py. Where a peer cannot, its docstring says what it does instead.
 """
 
 from __future__ import annotations

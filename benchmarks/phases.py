@@ -5,7 +5,7 @@
 Each phase is a program of its own that does what the update does there, on arrays of the same shapes: drawing keys,
 acting, stepping the environments, resetting them (a fresh start at every step, as exact auto-reset has it), all of
 collecting, values and advantages, shuffling (the orders of all epochs, and gathering every minibatch), and the update,
-which contains the shuffling. They take turns. Alone, a phase can not overlap or be fused with its neighbours, so the
+which contains the shuffling. They take turns. Alone, a phase cannot overlap or be fused with its neighbours, so the
 parts need not add up to the whole; what the whole takes is measured too.
 """
 
@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from workloads import timed
 
-from jaxpg import envs, ladder, networks, rollout
+from jaxpg import envs, ladder, networks
 from jaxpg.policy_gradient import make_batch, make_objective, policy_gradient
+from jaxpg.rollout.collector import action_noise, step_keys
 from jaxpg.training import advance, provenance
 from jaxpg.update.shuffle import random_permutations
 
@@ -51,8 +52,8 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         return jax.lax.scan(lambda carry, key: (step(carry, key), None), carry, keys)[0]
 
     def random_numbers(params: Any, key: jax.Array) -> Any:
-        keys = rollout.env_keys(key, num_envs, each=(steps, 3)).swapaxes(0, 1)
-        return keys, rollout.action_noise(policy, params, runner, keys[..., 0])
+        keys = step_keys(key, num_envs, steps, with_reset=True)
+        return keys, action_noise(policy, params, runner, keys.action)
 
     def act(params: Any, obs: Any, noise: jax.Array) -> Any:
         def one(obs: jax.Array, noise: jax.Array) -> Any:
@@ -93,7 +94,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         return algorithm.update(objective, optimizer, jnp.float32(3e-4), params, opt_state, batch, key)[:2]
 
     keys, noise = random_numbers(params.policy, key)
-    keys, action = keys[..., 0], part.steps.action[0]
+    keys, action = keys.env, part.steps.action[0]
     return {
         "random numbers": (random_numbers, (params.policy, key)),
         "acting": (act, (params.policy, part.steps.obs[0], noise)),

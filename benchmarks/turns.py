@@ -46,7 +46,7 @@ class Peers(NamedTuple):
     purejaxrl: Path | None = None
 
     def python_for(self, program: Row) -> str | None:
-        """The Python that runs a program; None if nobody has said where one is."""
+        """The Python that runs a program; None if its place was not given."""
         if program.workload == "purejaxrl" and self.purejaxrl is None:
             return None
         return self.python if program.workload in OTHERS else sys.executable

@@ -12,7 +12,7 @@ EPISODES = 50  # that a policy is scored by
 
 
 class Settings(NamedTuple):
-    """What all programs of an algorithm are told; of PPO alone: epochs, minibatches and clip."""
+    """The settings that all programs of an algorithm share; of PPO alone: epochs, minibatches and clip."""
 
     hidden: tuple[int, ...] = (64, 64)
     num_steps: int = 128
@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
     run(): does the work once.
     score(): the mean return of EPISODES fresh episodes under the policy as it is now, actions sampled.
-    bytes: what it holds at once, arguments, results and what is in between, as XLA states it; 0 where XLA can not.
+    bytes: what it holds at once, arguments, results and what is in between, as XLA states it; 0 where XLA does not say.
     """
 
     run: Callable[[], Any]
@@ -78,7 +78,7 @@ def compiled(
             state, output = program(state)
             return state, output
 
-        scored = jax.jit(score) if score else None  # compiled when it is first asked for
+        scored = jax.jit(score) if score else None  # compiled on first use
         return Program(once, scored and (lambda: float(scored(state))), given_and_made + needed.temp_size_in_bytes)
 
     return Workload(build, work)

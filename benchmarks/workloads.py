@@ -90,8 +90,8 @@ def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_ag
     seeds, start = partial(jax.random.split, num=agents), advance.compile_init(learner)
     specs = parallel.state_specs(jax.eval_shape(start, seeds(jax.random.key(0))), mesh)
 
-    def advance(state: advance.RunState, keys: jax.Array) -> Any:
-        state, metrics = advance.advance(learner, keys, state, state.steps.min() + per_agent)
+    def run_chunk(state: advance.RunState, keys: jax.Array) -> Any:
+        state, metrics = advance.advance_seeds(learner, keys, state, state.steps.min() + per_agent)
         return (state, keys), metrics
 
     def score(state: Any) -> jax.Array:
@@ -101,7 +101,7 @@ def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_ag
         ]
 
     per_seed = parallel.PER_SEED
-    spread = parallel.spread(advance, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
+    spread = parallel.spread(run_chunk, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
     return compiled(
         init=lambda key: parallel.place((start(seeds(key)), seeds(key)), (specs, per_seed), mesh),
         run=lambda state: spread(*state),

@@ -6,79 +6,61 @@ r"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fie
                                                                                                  \     \- dapo - cispo
                                                                                                   \- rlhf
 
-A function of the ladder takes its own settings and those of its parents, all by keyword, and returns a PolicyGradient.
-Numbers may be traced, so learning rates, discounts and clip ranges can be a `vmap`; what fixes shapes is static.
+An algorithm is a function from settings, all of them keywords, to a record: a PolicyGradient. Its signature states its
+own settings; `**inherited` stands for those that it passes on to its parent, and `child_of` names the parent and the
+inherited settings whose default changes. A `Scalar` may be traced, so that learning rates, discounts and clip ranges
+can be mapped over by `jax.vmap`; an int or a bool fixes shapes or code and is static.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any
+from functools import partial
+from typing import Unpack
 
 from jaxpg import rollout, update
+from jaxpg.ladder_settings import PARENT as PARENT
+from jaxpg.ladder_settings import (
+    A2CSettings,
+    Algorithm,
+    ClipFreeDAPOSettings,
+    CriticFreePPOSettings,
+    CriticSettings,
+    EpisodicPPOSettings,
+    GRPOSettings,
+    ReferenceFreeGRPOSettings,
+    ReinforceSettings,
+    Scalar,
+    child_of,
+)
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.kl import reference_kl
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.update.optimizers import adam, constant, linear_decay
 
-Algorithm = Callable[..., PolicyGradient]
-PARENT: dict[str, str | None] = {}
-"""The tree above: the name of every algorithm, and of its parent."""
 
-
-def child_of(parent: Algorithm | None, *, drops: tuple[str, ...] = ()) -> Callable[[Algorithm], Algorithm]:
-    """Note an algorithm's parent, and let its signature show the parent's settings too.
-
-    An algorithm states only the settings that it adds or whose default it changes; the others it passes on, but for
-    those that mean nothing to it any more (`drops`). The signature is what the command line and the configs offer.
-    """
-
-    def register(algorithm: Algorithm) -> Algorithm:
-        own = inspect.signature(algorithm).parameters.values()
-        settings = dict(inspect.signature(parent).parameters) if parent else {}
-        settings |= {p.name: p for p in own if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        settings = {name: p for name, p in settings.items() if name not in drops}
-
-        @wraps(algorithm)
-        def checked(**given: Any) -> PolicyGradient:
-            unknown = ", ".join(given.keys() - settings.keys())
-            if unknown:
-                raise TypeError(f"{algorithm.__name__} has no setting {unknown}; it has {', '.join(settings)}.")
-            return algorithm(**given)
-
-        checked.__signature__ = inspect.Signature(list(settings.values()), return_annotation=PolicyGradient)  # type: ignore[attr-defined]
-        PARENT[algorithm.__name__] = parent.__name__ if parent else None
-        return checked
-
-    return register
-
-
-@child_of(None)
 def reinforce(
     *,
     num_envs: int = 16,
-    learning_rate: float = 3e-3,
+    learning_rate: Scalar = 3e-3,
     anneal_steps: int | None = None,
-    max_grad_norm: float | None = None,
-    adam_eps: float = 1e-5,
-    gamma: float = 0.99,
-    entropy_coefficient: float = 0.0,
+    max_grad_norm: Scalar | None = None,
+    adam_eps: Scalar = 1e-5,
+    gamma: Scalar = 0.99,
+    entropy_coefficient: Scalar = 0.0,
     normalize_advantages: bool = False,
 ) -> PolicyGradient:
-    """REINFORCE (Williams 1992): every action answers for the whole return of its episode.
+    """REINFORCE (Williams 1992): every action is credited with the whole return of its episode.
 
         grad J = E[ sum_t grad log pi(a_t | s_t) R ],    R = sum_t gamma^t r_t
 
     The loss sums over the steps of an episode and averages over episodes, as the theorem does.
 
     Args:
-        num_envs: environments side by side, over all devices; for whole-episode methods, episodes per iteration.
+        num_envs: parallel environments, over all devices; for whole-episode methods, episodes per iteration.
         learning_rate: step size of Adam.
-        anneal_steps: environment steps over which the step size falls linearly to zero; constant if not given.
-        max_grad_norm: the gradient is scaled down to this global norm.
-        adam_eps: what Adam adds to the root of the second moment, so that small gradients make small steps.
+        anneal_steps: environment steps over which the learning rate falls linearly to zero; none for a constant one.
+        max_grad_norm: the gradient is scaled down to this global norm; none for no limit.
+        adam_eps: added by Adam to the root of the second moment, so that small gradients make small steps.
         gamma: discount.
         entropy_coefficient: weight of the entropy bonus.
         normalize_advantages: standardise the psi of each minibatch to mean 0 and standard deviation 1.
@@ -103,40 +85,48 @@ def reinforce(
 
 
 @child_of(reinforce)
-def reinforce_to_go(**inherited: Any) -> PolicyGradient:
-    """REINFORCE with reward-to-go: an action answers only for what came after it.
+def reinforce_to_go(**inherited: Unpack[ReinforceSettings]) -> PolicyGradient:
+    """REINFORCE with reward-to-go: an action is credited only with the rewards that follow it.
 
-    psi_t = G_t = sum_{k >= t} gamma^(k-t) r_k
+        psi_t = G_t = sum_{k >= t} gamma^(k-t) r_k
 
-    The gamma^t that the discounted theorem puts in front is dropped, here and everywhere below, as all
-    implementations do (Thomas 2014, "Bias in Natural Actor-Critic Algorithms").
+    The factor gamma^t of the discounted policy gradient theorem is dropped, here and in all descendants, as in nearly
+    all implementations (Thomas 2014, "Bias in Natural Actor-Critic Algorithms").
     """
     return reinforce(**inherited)._replace(credit=advantages.reward_to_go)
 
 
 @child_of(reinforce_to_go)
-def reinforce_baseline(*, baseline_kind: str = "batch", baseline_rate: float = 0.1, **inherited: Any) -> PolicyGradient:
-    """REINFORCE with a constant baseline (Williams 1992, section 4): better than usual, or worse?
+def reinforce_baseline(
+    *,
+    baseline_kind: str = "batch",
+    baseline_rate: Scalar = 0.1,
+    **inherited: Unpack[ReinforceSettings],
+) -> PolicyGradient:
+    """REINFORCE with a constant baseline (Williams 1992, section 4): was the return above or below average?
 
-    psi_t = G_t - b
+        psi_t = G_t - b
 
     Args:
         baseline_kind: b is the mean return of this batch (batch), or an exponential average over past ones (running).
         baseline_rate: weight of the newest batch in the running average.
+
+    Raises:
+        UserError: an unknown `baseline_kind`.
     """
     advantages.check_baseline_kind(baseline_kind)
     credit = partial(advantages.mean_baseline, baseline_kind=baseline_kind, rate=baseline_rate)
     return reinforce_to_go(**inherited)._replace(credit=credit)
 
 
-@child_of(reinforce_baseline, drops=("baseline_kind", "baseline_rate"))
-def actor_critic_mc(*, value_coefficient: float = 0.5, **inherited: Any) -> PolicyGradient:
-    """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): a baseline that knows the state, and is learned.
+@child_of(reinforce_baseline)
+def actor_critic_mc(*, value_coefficient: Scalar = 0.5, **inherited: Unpack[ReinforceSettings]) -> PolicyGradient:
+    """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): the baseline is a learned function of the state.
 
-    psi_t = G_t - V(s_t),    V regressed on G_t
+        psi_t = G_t - V(s_t),    V regressed on G_t
 
     Args:
-        value_coefficient: weight of the critic's loss beside the policy's.
+        value_coefficient: weight of the critic's loss relative to the policy's.
     """
     return reinforce_baseline(**inherited)._replace(
         credit=advantages.critic_baseline,
@@ -145,67 +135,63 @@ def actor_critic_mc(*, value_coefficient: float = 0.5, **inherited: Any) -> Poli
     )
 
 
-@child_of(actor_critic_mc)
-def actor_critic_td(*, num_envs: int = 1, num_steps: int = 16, **inherited: Any) -> PolicyGradient:
-    """Actor-critic, temporal difference (ibid., section 13.5): learn before the episode is over, from one environment.
+@child_of(actor_critic_mc, num_envs=1)
+def actor_critic_td(*, num_steps: int = 16, **inherited: Unpack[CriticSettings]) -> PolicyGradient:
+    """Actor-critic, temporal difference (ibid., section 13.5): updates before the episode ends, from one environment.
 
         psi_t = r_t + gamma r_{t+1} + ... + gamma^n V(s_{t+n}) - V(s_t)
 
-    n is what is left of the segment. The mean is now over steps, for there are no whole episodes to speak of.
+    n is the number of steps left in the segment. The loss averages over steps, since a segment need not hold whole
+    episodes.
 
     Args:
-        num_steps: steps of each environment between two updates; none, from a2c on, for one whole episode of each.
+        num_steps: steps of each environment between two updates; from a2c on, none for one whole episode of each.
     """
-    return actor_critic_mc(num_envs=num_envs, **inherited)._replace(
-        collect=rollout.continuing(num_envs=num_envs, num_steps=num_steps),
+    parent = actor_critic_mc(**inherited)
+    return parent._replace(
+        collect=rollout.continuing(num_envs=parent.collect.num_envs, num_steps=num_steps),
         credit=partial(advantages.n_step, n=num_steps),
         loss_weights=loss_weights.per_step,
     )
 
 
-@child_of(actor_critic_td)
+@child_of(actor_critic_td, num_envs=16)
 def a2c(
     *,
-    num_envs: int = 16,
     num_steps: int | None = 16,
-    gae_lambda: float = 1.0,
+    gae_lambda: Scalar = 1.0,
     reset_pool: int = 0,
-    **inherited: Any,
+    **inherited: Unpack[CriticSettings],
 ) -> PolicyGradient:
-    """Advantage actor-critic (Mnih et al. 2016, synchronous): many environments side by side, lambda-returns.
+    """Advantage actor-critic (Mnih et al. 2016, synchronous): many parallel environments, lambda-returns.
 
         psi_t = sum_l (gamma lambda)^l delta_{t+l},    delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
 
     lambda = 1 within the segment is the classic form.
 
     Args:
-        gae_lambda: between 0, one step and all trust in V, and 1, all rewards of the segment.
-        reset_pool: draw this many start states per environment and segment beforehand, instead of one at every step.
+        gae_lambda: from 0, one-step targets that rely on V, to 1, all rewards of the segment.
+        reset_pool: draw this many start states per environment and segment in advance, instead of one at every step.
     """
+    parent = actor_critic_td(**inherited)
+    num_envs = parent.collect.num_envs
     if num_steps is None:
         collect = rollout.episodic(num_envs=num_envs)
     else:
         collect = rollout.continuing(num_envs=num_envs, num_steps=num_steps, reset_pool=reset_pool)
-    return actor_critic_td(num_envs=num_envs, **inherited)._replace(
-        collect=collect,
-        credit=partial(advantages.generalized_advantage, lambda_=gae_lambda),
-    )
+    return parent._replace(collect=collect, credit=partial(advantages.generalized_advantage, lambda_=gae_lambda))
 
 
-@child_of(a2c)
+@child_of(a2c, num_steps=128, gae_lambda=0.97, normalize_advantages=True)
 def trpo(
     *,
-    num_envs: int = 16,
-    num_steps: int | None = 128,
-    gae_lambda: float = 0.97,
-    normalize_advantages: bool = True,
-    max_kl: float = 0.01,
+    max_kl: Scalar = 0.01,
     conjugate_steps: int = 10,
-    damping: float = 0.1,
+    damping: Scalar = 0.1,
     backtracks: int = 10,
     value_epochs: int = 10,
     value_minibatches: int = 4,
-    **inherited: Any,
+    **inherited: Unpack[A2CSettings],
 ) -> PolicyGradient:
     """Trust region policy optimization (Schulman et al. 2015): the largest step that changes the policy little.
 
@@ -215,18 +201,11 @@ def trpo(
         max_kl: radius of the trust region, in nats.
         conjugate_steps: iterations of conjugate gradients on the Fisher matrix.
         damping: added to the Fisher matrix's diagonal.
-        backtracks: how many step lengths the line search tries, each half the one before.
+        backtracks: number of step lengths that the line search tries, each half the one before.
         value_epochs: passes of the critic over the batch.
         value_minibatches: gradient steps of the critic per pass.
     """
-    parent = a2c(
-        num_envs=num_envs,
-        num_steps=num_steps,
-        gae_lambda=gae_lambda,
-        normalize_advantages=normalize_advantages,
-        **inherited,
-    )
-    return parent._replace(
+    return a2c(**inherited)._replace(
         surrogate=surrogates.importance_ratio,
         update=partial(
             update.trust_region_step,
@@ -240,26 +219,28 @@ def trpo(
     )
 
 
-@child_of(a2c)
+@child_of(
+    a2c,
+    num_envs=64,
+    num_steps=128,
+    learning_rate=2.5e-4,
+    max_grad_norm=0.5,
+    gae_lambda=0.95,
+    normalize_advantages=True,
+)
 def ppo(
     *,
-    num_envs: int = 64,
-    num_steps: int | None = 128,
-    learning_rate: float = 2.5e-4,
-    max_grad_norm: float | None = 0.5,
-    gae_lambda: float = 0.95,
-    normalize_advantages: bool = True,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    dual_clip: float | None = None,
-    value_clip: float | None = None,
+    clip: Scalar = 0.2,
+    clip_high: Scalar | None = None,
+    dual_clip: Scalar | None = None,
+    value_clip: Scalar | None = None,
     epochs: int = 4,
     num_minibatches: int = 4,
-    target_kl: float | None = None,
+    target_kl: Scalar | None = None,
     chunk_rows: int | None = None,
-    **inherited: Any,
+    **inherited: Unpack[A2CSettings],
 ) -> PolicyGradient:
-    """Proximal policy optimization (Schulman et al. 2017): no reward for leaving the old policy's neighbourhood.
+    """Proximal policy optimization (Schulman et al. 2017): no gain from moving the ratio outside the clip range.
 
         loss_t = -min( rho_t psi_t, clip(rho_t, 1 - clip, 1 + clip_high) psi_t ),
         rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
@@ -267,34 +248,27 @@ def ppo(
     over several epochs of minibatches of the same batch.
 
     Args:
-        clip: how far the ratio may fall below 1, and rise above it, before it stops to count.
-        clip_high: how far it may rise, where that differs.
-        dual_clip: for an action worse than expected, the objective is at least so many times its psi; 1 or more.
-        value_clip: how far the critic may move from its old value before it stops to count; not limited if none.
+        clip: the ratio is clipped to [1 - clip, 1 + clip].
+        clip_high: the upper limit is 1 + clip_high instead; none for the same as below.
+        dual_clip: for psi < 0 the objective is at least dual_clip psi (Ye et al. 2020); 1 or more, none for no limit.
+        value_clip: how far the clipped value loss lets V move from its old value; none for the plain value loss.
         epochs: passes over the batch.
         num_minibatches: gradient steps per pass.
-        target_kl: stop the passes once the approximate KL exceeds 1.5 times this.
-        chunk_rows: sum a minibatch's gradient over chunks of at most so many rows; the result is the same.
+        target_kl: stop the passes once the approximate KL exceeds 1.5 times this; none for no limit.
+        chunk_rows: sum the gradient of a minibatch over chunks of at most this many rows, with the same result; none
+            for a size that suits the machine.
     """
-    parent = a2c(
-        num_envs=num_envs,
-        num_steps=num_steps,
-        learning_rate=learning_rate,
-        max_grad_norm=max_grad_norm,
-        gae_lambda=gae_lambda,
-        normalize_advantages=normalize_advantages,
-        **inherited,
-    )
-    return parent._replace(
+    value_loss = surrogates.squared_error
+    if value_clip is not None:
+        value_loss = partial(surrogates.clipped_squared_error, clip=value_clip)
+    return a2c(**inherited)._replace(
         surrogate=partial(
             surrogates.clipped_ratio,
             clip_low=clip,
             clip_high=clip if clip_high is None else clip_high,
             dual_clip=dual_clip,
         ),
-        value_loss=surrogates.squared_error
-        if value_clip is None
-        else partial(surrogates.clipped_squared_error, clip=value_clip),
+        value_loss=value_loss,
         update=partial(
             update.minibatch_epochs,
             epochs=epochs,
@@ -305,54 +279,59 @@ def ppo(
     )
 
 
-@child_of(ppo, drops=("num_steps", "reset_pool"))
+@child_of(ppo, gamma=1.0, gae_lambda=1.0)
 def rlhf(
     *,
-    gamma: float = 1.0,
-    gae_lambda: float = 1.0,
     kl: str = "reward_k1",
-    kl_coefficient: float = 0.05,
-    reference_rate: float = 0.0,
-    **inherited: Any,
+    kl_coefficient: Scalar = 0.05,
+    reference_rate: Scalar = 0.0,
+    **inherited: Unpack[EpisodicPPOSettings],
 ) -> PolicyGradient:
-    """PPO from human feedback (Ouyang et al. 2022, section 3.5, step 3): whole episodes, and a price on every change.
+    """PPO from human feedback (Ouyang et al. 2022, section 3.5, step 3): whole episodes, and a KL to a reference.
 
-        r_t - kl_coefficient log( pi(a_t | s_t) / ref(a_t | s_t) )
+        reward_t = r_t - kl_coefficient log( pi(a_t | s_t) / ref(a_t | s_t) )
 
-    is what is credited: an episode is judged at its end, and every step pays for leaving the reference.
+    The reward model scores an episode at its end; the KL is charged at every step.
 
     Args:
-        kl: where the KL to the reference stands: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
-        kl_coefficient: its weight.
+        kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
+        kl_coefficient: weight of the KL.
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
+
+    Raises:
+        UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
     """
-    parent = ppo(num_steps=None, gamma=gamma, gae_lambda=gae_lambda, **inherited)
-    return parent._replace(reference_kl=reference_kl(kl, kl_coefficient), reference_rate=reference_rate)
+    return ppo(num_steps=None, **inherited)._replace(
+        reference_kl=reference_kl(kl, kl_coefficient),
+        reference_rate=reference_rate,
+    )
 
 
-@child_of(ppo, drops=("num_steps", "reset_pool", "gae_lambda", "value_clip", "value_coefficient"))
+@child_of(ppo, normalize_advantages=False)
 def grpo(
     *,
     group_size: int = 8,
     kl: str | None = "loss_k3",
-    kl_coefficient: float = 0.04,
-    reference_rate: float = 0.0,
-    normalize_advantages: bool = False,
-    **inherited: Any,
+    kl_coefficient: Scalar = 0.04,
+    reference_rate: Scalar = 0.0,
+    **inherited: Unpack[CriticFreePPOSettings],
 ) -> PolicyGradient:
-    """Group relative policy optimization (Shao et al. 2024, section 4.1): the group is the critic.
+    """Group relative policy optimization (Shao et al. 2024, section 4.1): the mean of a group replaces the critic.
 
         psi_it = (R_i - mean(R)) / std(R)  over a group of episodes from one start state
 
-    Mean over the steps of an episode, then over episodes; plus a KL to a reference policy in the loss.
+    The loss averages over the steps of an episode, then over episodes, and adds a KL to a reference policy.
 
     Args:
         group_size: episodes per group.
-        kl: where the KL to the reference stands: reward_k1, loss_k2, loss_k3, loss_ratio_k3, or none.
-        kl_coefficient: its weight.
+        kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3, loss_ratio_k3, or none.
+        kl_coefficient: weight of the KL.
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
+
+    Raises:
+        UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
     """
-    parent = ppo(normalize_advantages=normalize_advantages, **inherited)
+    parent = ppo(**inherited)
     return parent._replace(
         collect=rollout.episodic(num_envs=parent.collect.num_envs, group_size=group_size),
         credit=partial(advantages.group_relative, group_size=group_size),
@@ -364,73 +343,73 @@ def grpo(
 
 
 @child_of(grpo)
-def rloo(*, group_size: int = 8, **inherited: Any) -> PolicyGradient:
-    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the baseline of one is the mean of the others.
+def rloo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the baseline is the mean of the others.
 
-    psi_it = R_i - mean_{j != i} R_j, an unbiased baseline, since it does not depend on the episode it is taken from
+        psi_it = R_i - mean_{j != i} R_j
+
+    The baseline is unbiased, since it does not depend on the episode that it is subtracted from.
     """
-    credit = partial(advantages.leave_one_out, group_size=group_size)
-    return grpo(group_size=group_size, **inherited)._replace(credit=credit)
+    parent = grpo(**inherited)
+    return parent._replace(credit=partial(advantages.leave_one_out, group_size=parent.collect.group_size))
 
 
 @child_of(grpo)
-def dr_grpo(*, group_size: int = 8, max_length: int, **inherited: Any) -> PolicyGradient:
-    """GRPO done right (Liu et al. 2025, section 3.2): two divisions fewer, two biases fewer.
+def dr_grpo(*, max_length: int, **inherited: Unpack[GRPOSettings]) -> PolicyGradient:
+    """GRPO done right (Liu et al. 2025, section 3.2): without two divisions, each of which is a bias.
 
         psi_it = R_i - mean(R),    weights 1 / (B max_length)
 
-    Division by std favours questions that are too easy or too hard; division by an episode's own length makes long
-    wrong answers cheap.
+    Division by std favours questions that are too easy or too hard; division by an episode's own length favours long
+    wrong answers.
 
     Args:
-        max_length: the constant that takes the place of an episode's length, usually the time limit.
+        max_length: the constant that replaces an episode's length, usually the time limit.
     """
-    return grpo(group_size=group_size, **inherited)._replace(
-        credit=partial(advantages.group_relative, group_size=group_size, divide_by_std=False),
+    parent = grpo(**inherited)
+    return parent._replace(
+        credit=partial(advantages.group_relative, group_size=parent.collect.group_size, divide_by_std=False),
         loss_weights=partial(loss_weights.per_episode_over, length=max_length),
     )
 
 
-@child_of(grpo, drops=("kl", "kl_coefficient", "reference_rate"))
+@child_of(grpo, clip_high=0.28)
 def dapo(
     *,
-    group_size: int = 8,
-    clip_high: float | None = 0.28,
     max_resample_rounds: int | None = 4,
     overlong_filtering: bool = False,
-    **inherited: Any,
+    **inherited: Unpack[ReferenceFreeGRPOSettings],
 ) -> PolicyGradient:
     """Decoupled clip and dynamic sampling policy optimization (Yu et al. 2025, section 3).
 
-    More room upwards in the clip, so that unlikely actions can grow; groups without signal replaced by fresh ones;
-    every step of the batch weighs the same; no KL.
+    A higher upper clip limit, so that unlikely actions can grow; groups without signal are replaced by fresh ones;
+    every step of the batch has the same weight; no KL.
 
     Args:
-        max_resample_rounds: rounds of sampling at most, to fill the batch with groups that carry signal; none to
-            train on groups as they come.
-        overlong_filtering: episodes that the time limit cut off do not train.
+        max_resample_rounds: maximum number of sampling rounds to fill the batch with groups that carry signal; none to
+            train on the groups of the first.
+        overlong_filtering: exclude episodes that the time limit truncated from training.
     """
-    parent = grpo(group_size=group_size, clip_high=clip_high, kl=None, **inherited)
+    parent = grpo(kl=None, **inherited)
     collect = parent.collect
     if max_resample_rounds is not None:
         collect = rollout.with_dynamic_sampling(collect, max_resample_rounds=max_resample_rounds, gamma=parent.gamma)
-    return parent._replace(
-        collect=rollout.with_overlong_filtering(collect) if overlong_filtering else collect,
-        loss_weights=loss_weights.per_step,
-    )
+    if overlong_filtering:
+        collect = rollout.with_overlong_filtering(collect)
+    return parent._replace(collect=collect, loss_weights=loss_weights.per_step)
 
 
-@child_of(dapo, drops=("dual_clip",))
-def cispo(*, clip: float = 1.0, clip_high: float = 0.28, **inherited: Any) -> PolicyGradient:
-    """Clipped importance sampling policy optimization (MiniMax 2025): clip the weight of a step, never its gradient.
+@child_of(dapo)
+def cispo(*, clip: Scalar = 1.0, clip_high: Scalar = 0.28, **inherited: Unpack[ClipFreeDAPOSettings]) -> PolicyGradient:
+    """Clipped importance sampling policy optimization (MiniMax 2025): clips the weight of a step, never its gradient.
 
-    loss_t = -sg[ clip(rho_t, 1 - clip, 1 + clip_high) ] psi_t log pi(a_t | s_t)
+        loss_t = -sg[ clip(rho_t, 1 - clip, 1 + clip_high) ] psi_t log pi(a_t | s_t)
 
-    Rare words that turn an answer round soon leave PPO's clip, and then learn no more; here they go on. A `clip` of 1
-    means that a weight may fall to nothing.
+    Rare tokens that change the course of an answer soon leave PPO's clip range and get no gradient from then on; here
+    they keep it. A `clip` of 1 leaves the weight without a lower limit.
     """
     surrogate = partial(surrogates.clipped_weight, clip_low=clip, clip_high=clip_high)
-    return dapo(clip=clip, clip_high=clip_high, **inherited)._replace(surrogate=surrogate)
+    return dapo(**inherited)._replace(surrogate=surrogate)
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -452,16 +431,3 @@ ALGORITHMS: dict[str, Algorithm] = {
         cispo,
     )
 }
-
-
-def changed_fields(child: PolicyGradient, parent: PolicyGradient) -> tuple[str, ...]:
-    """The fields in which two records differ. Functions with bound arguments are equal if both parts are."""
-
-    def plain(part: Any) -> Any:
-        if isinstance(part, partial):
-            return plain(part.func), plain(part.args), {name: plain(value) for name, value in part.keywords.items()}
-        if isinstance(part, tuple):
-            return tuple(map(plain, part))
-        return part
-
-    return tuple(n for n, a, b in zip(child._fields, child, parent, strict=True) if plain(a) != plain(b))

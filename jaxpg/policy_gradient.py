@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpg.objectives.advantages import Credit, explained_variance
+from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
-from jaxpg.rollout.collector import Collector
+from jaxpg.objectives.metrics import explained_variance
+from jaxpg.objectives.surrogates import loss_and_clipped
+from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.normalization import (
@@ -29,7 +31,7 @@ from jaxpg.vectorize import copy_tree, polyak_update
 
 
 class PolicyGradient(NamedTuple):
-    """A policy-gradient algorithm: what each step of an iteration does.
+    """A policy-gradient algorithm. One iteration is
 
         rollout ~ collect(policy)
         psi_t, target_t = credit(rewards, V)
@@ -38,19 +40,19 @@ class PolicyGradient(NamedTuple):
         params <- update(loss)
 
     gamma: discount.
-    collect: how experience is gathered (rollout.py).
-    credit: what an action is held responsible for, the psi_t of Schulman et al. 2016, equation 1 (advantages.py).
-    normalize: the scale of psi, per minibatch (advantages.py).
-    surrogate: per-step policy loss (surrogates.py).
+    collect: how experience is gathered (rollout/).
+    credit: the psi_t of Schulman et al. 2016, equation 1, and the critic's targets (objectives/advantages.py).
+    normalize: the scale of psi, per minibatch (objectives/advantages.py).
+    surrogate: per-step loss of the policy (objectives/surrogates.py).
     loss_weights: mask -> weight of each step (objectives/loss_weights.py).
-    value_loss: per-step loss of the critic (surrogates.py), None for algorithms without one.
-    value_coefficient: its weight beside the policy's loss.
+    value_loss: per-step loss of the critic (objectives/surrogates.py), None for algorithms without a critic.
+    value_coefficient: weight of the critic's loss.
     entropy_coefficient: weight of the policy's entropy.
-    reference_kl: KL to a reference policy, in the reward or in the loss (penalties.py), or None.
-    reference_rate: the reference is the initial policy and moves this share of the way to the current one after
-        every iteration.
+    reference_kl: KL to a reference policy, in the reward or in the loss (objectives/kl.py), or None.
+    reference_rate: the reference starts as the initial policy, and after every iteration moves this fraction of the way
+        to the current one.
     update: loss -> parameters (update/).
-    optimizer: () -> optax transformation whose updates point uphill and know no learning rate.
+    optimizer: () -> optax transformation whose updates point uphill and contain no learning rate.
     learning_rate: environment steps so far -> step size.
     """
 
@@ -70,26 +72,28 @@ class PolicyGradient(NamedTuple):
     learning_rate: Callable[[Array], Array]
 
 
-class Scales(NamedTuple):
-    """Running moments of observations and of discounted returns, `()` where switched off."""
+class NormalizationState(NamedTuple):
+    """Running moments of observations and of discounted sums of rewards; `()` for what is not normalised."""
 
-    observation: Moments | tuple[()]
-    returns: Moments | tuple[()]
+    obs: Moments | tuple[()]
+    reward_sums: Moments | tuple[()]
 
 
 class RunnerState(NamedTuple):
-    """What belongs to single environments, leaves `[B, ...]`: the collector's runner, and the discounted sum of past
-    rewards where rewards are scaled.
+    """What belongs to single environments, leaves `[B, ...]`, split over devices.
+
+    collector: the state of the collector: environments, observations, the policy's memory.
+    reward_sum: discounted sum of the rewards so far in each environment, `()` where rewards are not scaled.
     """
 
     collector: Tree
-    reward_trace: Tree
+    reward_sum: Tree
 
 
 class TrainState(NamedTuple):
-    """All that one run carries from iteration to iteration.
+    """Everything that a run carries from iteration to iteration.
 
-    baseline: running average of returns, for the credit that uses it.
+    baseline: running average of returns, for `advantages.mean_baseline`.
     reference: the reference policy's parameters, `()` without one.
     steps: environment steps so far, int32.
     """
@@ -97,10 +101,21 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: Tree
     runner: RunnerState
-    scales: Scales
+    normalization: NormalizationState
     baseline: Array
     reference: Tree
     steps: Array
+
+
+class Parts(NamedTuple):
+    """What a learner is made of, constant while it learns."""
+
+    env: Env
+    policy: Policy
+    critic: Critic | None
+    algorithm: PolicyGradient
+    objective: Objective
+    optimizer: optax.GradientTransformation
 
 
 def policy_gradient(
@@ -115,81 +130,98 @@ def policy_gradient(
     """The learner of `algorithm` on `env`.
 
     Args:
-        env: where it learns.
-        policy: what it learns.
-        critic: its value function; one given to an algorithm that uses none is left alone.
-        algorithm: how it learns.
-        normalize_observations: put observations on the scale of their running moments.
-        scale_rewards: divide rewards by the running standard deviation of the discounted return.
+        env: the environment.
+        policy: the policy to train.
+        critic: its value function; ignored by algorithms without a value loss.
+        algorithm: how it learns (ladder.py).
+        normalize_observations: observations less their running mean, divided by their running standard deviation.
+        scale_rewards: divide rewards by the running standard deviation of the discounted sum of rewards.
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
     """
-    if algorithm.value_loss is not None and critic is None:
+    if algorithm.value_loss is None:
+        critic = None
+    elif critic is None:
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
-    critic = critic if algorithm.value_loss is not None else None
-    optimizer = algorithm.optimizer()
     objective = make_objective(policy, critic, algorithm)
-
-    def init(key: Key) -> TrainState:
-        policy_key, critic_key, runner_key = jax.random.split(key, 3)
-        params = Params(policy.init(policy_key), critic.init(critic_key) if critic else ())
-        shape = env.observation_space.shape
-        scales = Scales(
-            initial_moments(shape) if normalize_observations else (), initial_moments() if scale_rewards else ()
-        )
-        acting = with_normalized_obs(policy, scales)
-        return TrainState(
-            params=params,
-            opt_state=optimizer.init(params),
-            runner=RunnerState(
-                algorithm.collect.init(env, acting, params.policy, runner_key),
-                jnp.zeros(algorithm.collect.num_envs, jnp.float32) if scale_rewards else (),
-            ),
-            scales=scales,
-            baseline=jnp.zeros((), jnp.float32),
-            reference=copy_tree(params.policy) if algorithm.reference_kl else (),
-            steps=jnp.zeros((), jnp.int32),
-        )
-
-    def step(state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
-        collect_key, improve_key = jax.random.split(key)
-        params = state.params
-        acting = with_normalized_obs(policy, state.scales)
-        collector, rollout, stats = algorithm.collect.collect(
-            env, acting, params.policy, state.runner.collector, collect_key
-        )
-        rollout, trace, scales = normalize_rollout(rollout, state.runner.reward_trace, state.scales, algorithm.gamma)
-        batch, credit = make_batch(policy, critic, algorithm, params, state.reference, state.baseline, rollout)
-        learning_rate = algorithm.learning_rate(state.steps)
-        params, opt_state, metrics = algorithm.update(
-            objective, optimizer, learning_rate, params, state.opt_state, batch, improve_key
-        )
-        metrics |= episode_metrics(stats) | outcome_metrics(rollout.episodes.outcome) | {"learning_rate": learning_rate}
-        if env.measure:
-            metrics |= env.measure(rollout.episodes.outcome, rollout.episodes.length, algorithm.collect.group_size)
-        if critic:
-            metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.loss_mask)
-        state = TrainState(
-            params=params,
-            opt_state=opt_state,
-            runner=RunnerState(collector, trace),
-            scales=scales,
-            baseline=credit.baseline,
-            reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
-            steps=state.steps + stats.steps.astype(jnp.int32),
-        )
-        # `steps` stays an integer: float32 counts no further than 2^24.
-        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+    parts = Parts(env, policy, critic, algorithm, objective, algorithm.optimizer())
 
     def actor(state: TrainState) -> Actor:
-        return make_actor(with_normalized_obs(policy, state.scales), state.params.policy)
+        return make_actor(with_normalized_obs(policy, state.normalization), state.params.policy)
 
     def with_policy(state: TrainState, params: Tree) -> TrainState:
         reference = copy_tree(params) if algorithm.reference_kl else ()
         return state._replace(params=state.params._replace(policy=params), reference=reference)
 
-    return Learner(init, step, actor, with_policy)
+    init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
+    return Learner(init, partial(_step, parts), actor, with_policy)
+
+
+def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:
+    """New parameters, optimizer state and environments."""
+    policy, critic, algorithm = parts.policy, parts.critic, parts.algorithm
+    policy_key, critic_key, runner_key = jax.random.split(key, 3)
+    params = Params(policy.init(policy_key), critic.init(critic_key) if critic else ())
+    normalization = NormalizationState(
+        obs=initial_moments(parts.env.observation_space.shape) if normalize_observations else (),
+        reward_sums=initial_moments() if scale_rewards else (),
+    )
+    acting = with_normalized_obs(policy, normalization)
+    return TrainState(
+        params=params,
+        opt_state=parts.optimizer.init(params),
+        runner=RunnerState(
+            collector=algorithm.collect.init(parts.env, acting, params.policy, runner_key),
+            reward_sum=jnp.zeros(algorithm.collect.num_envs, jnp.float32) if scale_rewards else (),
+        ),
+        normalization=normalization,
+        baseline=jnp.zeros((), jnp.float32),
+        reference=copy_tree(params.policy) if algorithm.reference_kl else (),
+        steps=jnp.zeros((), jnp.int32),
+    )
+
+
+def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
+    """One iteration: collect a rollout, credit its actions, update the parameters."""
+    algorithm, params = parts.algorithm, state.params
+    collect_key, update_key = jax.random.split(key)
+    acting = with_normalized_obs(parts.policy, state.normalization)
+    collector, rollout, stats = algorithm.collect.collect(
+        parts.env, acting, params.policy, state.runner.collector, collect_key
+    )
+    rollout, reward_sum, normalization = normalize_rollout(
+        rollout, state.runner.reward_sum, state.normalization, algorithm.gamma
+    )
+    batch, credit = make_batch(parts.policy, parts.critic, algorithm, params, state.reference, state.baseline, rollout)
+    learning_rate = algorithm.learning_rate(state.steps)
+    params, opt_state, metrics = algorithm.update(
+        parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
+    )
+    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats)}
+    state = TrainState(
+        params=params,
+        opt_state=opt_state,
+        runner=RunnerState(collector, reward_sum),
+        normalization=normalization,
+        baseline=credit.baseline,
+        reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
+        steps=state.steps + stats.steps.astype(jnp.int32),
+    )
+    # `steps` stays an integer: float32 counts no further than 2^24.
+    return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+
+
+def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: RolloutStats) -> Metrics:
+    """Metrics of the experience and of the critic's values for it."""
+    episodes = rollout.episodes
+    metrics = episode_metrics(stats) | outcome_metrics(episodes.outcome)
+    if parts.env.measure:
+        group_size = parts.algorithm.collect.group_size
+        metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
+    if parts.critic:
+        metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.loss_mask)
+    return metrics
 
 
 def make_actor(policy: Policy, params: Tree) -> Actor:
@@ -204,36 +236,8 @@ def make_actor(policy: Policy, params: Tree) -> Actor:
 
 def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> Objective:
     """The losses of an algorithm as functions of parameters and a batch."""
-
-    def policy_loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
-        steps, weight = batch.rollout.steps, batch.weight
-        distribution = policy.evaluate(params.policy, batch.rollout)
-        log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
-
-        def surrogate(log_prob: Array) -> Array:
-            return algorithm.surrogate(log_prob, steps.log_prob, batch.advantage)
-
-        loss, pullback = jax.vjp(surrogate, log_prob)
-        if algorithm.reference_kl and algorithm.reference_kl.in_loss:
-            loss += algorithm.reference_kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
-        # Where the surrogate has no slope, it has cut this step off: that is what "clipped" means, for any of them.
-        # CISPO clips weights and keeps every slope, so by this measure it clips nothing.
-        cut = (pullback(jnp.ones_like(loss))[0] == 0) & (batch.advantage != 0)
-        raised = log_prob > steps.log_prob
-        metrics = {
-            "policy_loss": weight * loss,
-            "entropy": batch.minibatch_weight * entropy,
-            "approx_kl": batch.minibatch_weight * k3(steps.log_prob, log_prob),
-            "clipped_high": batch.minibatch_weight * (cut & raised),
-            "clipped_low": batch.minibatch_weight * (cut & ~raised),
-        }
-        if algorithm.reference_kl:
-            metrics["reference_kl"] = batch.minibatch_weight * k3(log_prob, batch.reference_log_prob)
-        total = (weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
-        return total, lax.stop_gradient({name: value.sum() for name, value in metrics.items()})
-
     return Objective(
-        policy_loss=policy_loss,
+        policy_loss=partial(_policy_loss, policy, algorithm),
         value_loss=partial(_value_loss, critic, algorithm) if critic else None,
         distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
         normalize=algorithm.normalize,
@@ -241,7 +245,31 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
     )
 
 
+def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    """sum_t weight_t (surrogate_t + KL_t - entropy_coefficient H_t), and metrics of it."""
+    steps, kl = batch.rollout.steps, algorithm.reference_kl
+    distribution = policy.evaluate(params.policy, batch.rollout)
+    log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
+    surrogate = loss_and_clipped(algorithm.surrogate, log_prob, steps.log_prob, batch.advantage)
+    loss = surrogate.loss
+    if kl and kl.in_loss:
+        loss += kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
+    means = {
+        "entropy": entropy,
+        "approx_kl": k3(steps.log_prob, log_prob),
+        "clipped_high": surrogate.clipped_high,
+        "clipped_low": surrogate.clipped_low,
+    }
+    if kl:
+        means["reference_kl"] = k3(log_prob, batch.reference_log_prob)
+    metrics = {name: (batch.minibatch_weight * x).sum() for name, x in means.items()}
+    metrics["policy_loss"] = (batch.weight * loss).sum()
+    total = (batch.weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
+    return total, lax.stop_gradient(metrics)
+
+
 def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    """value_coefficient sum_t weight_t value_loss_t, and that sum as a metric."""
     assert algorithm.value_loss is not None
     value, _ = critic.values(params, batch.rollout)
     loss = (batch.weight * algorithm.value_loss(value, batch.old_value, batch.target)).sum()
@@ -257,7 +285,10 @@ def make_batch(
     baseline: Array,
     rollout: Rollout,
 ) -> tuple[Batch, Credit]:
-    """What the losses need to know of a rollout, computed once for all of it in large calls."""
+    """What the losses read, computed once for the whole rollout: values, credit, weights, reference log-probabilities.
+
+    A KL in the reward is subtracted from the rewards of the batch before they are credited.
+    """
     reference_log_prob: Tree = ()
     if algorithm.reference_kl:
         steps = rollout.steps
@@ -265,8 +296,8 @@ def make_batch(
         if algorithm.reference_kl.in_reward:
             penalty = algorithm.reference_kl.in_reward(steps.log_prob, reference_log_prob)
             rollout = rollout._replace(steps=steps._replace(reward=steps.reward + steps.mask * penalty))
-    nothing = jnp.zeros_like(rollout.steps.reward)
-    v_tm1, v_t = critic.values(params, rollout) if critic else (nothing, nothing)
+    zeros = jnp.zeros_like(rollout.steps.reward)
+    v_tm1, v_t = critic.values(params, rollout) if critic else (zeros, zeros)
     credit = algorithm.credit(rollout.steps, v_tm1, v_t, baseline, gamma=algorithm.gamma)
     batch = Batch(
         rollout=rollout,
@@ -280,9 +311,9 @@ def make_batch(
     return batch, credit
 
 
-def with_normalized_obs(policy: Policy, scales: Scales) -> Policy:
-    """The policy, acting on raw observations: they are standardised on the way in."""
-    moments = scales.observation
+def with_normalized_obs(policy: Policy, normalization: NormalizationState) -> Policy:
+    """The policy, acting on observations that it normalises first; as it is, where they are not normalised."""
+    moments = normalization.obs
     if not isinstance(moments, Moments):
         return policy
     return policy._replace(
@@ -292,16 +323,19 @@ def with_normalized_obs(policy: Policy, scales: Scales) -> Policy:
 
 
 def normalize_rollout(
-    rollout: Rollout, trace: Tree, scales: Scales, gamma: Array | float
-) -> tuple[Rollout, Tree, Scales]:
-    """The rollout on the scales that acting saw, and the scales after it."""
-    steps, (observation, returns) = rollout.steps, scales
-    if isinstance(observation, Moments):
-        obs, final_obs = (normalize_obs(observation, x) for x in (steps.obs, rollout.final_obs))
-        observation = update_moments(observation, steps.obs, steps.mask)
+    rollout: Rollout, reward_sum: Tree, normalization: NormalizationState, gamma: Array | float
+) -> tuple[Rollout, Tree, NormalizationState]:
+    """The rollout with normalised observations and scaled rewards; the new sums of rewards `[B]`, and the new moments.
+
+    Observations are normalised by the moments from before the rollout, as the policy that acted saw them.
+    """
+    steps, obs_moments, sum_moments = rollout.steps, normalization.obs, normalization.reward_sums
+    if isinstance(obs_moments, Moments):
+        obs, final_obs = (normalize_obs(obs_moments, x) for x in (steps.obs, rollout.final_obs))
+        obs_moments = update_moments(obs_moments, steps.obs, steps.mask)
         steps, rollout = steps._replace(obs=obs), rollout._replace(final_obs=final_obs)
-    if isinstance(returns, Moments):
-        trace, sums = discounted_reward_sums(trace, steps.reward, steps.last, gamma)
-        returns = update_moments(returns, sums, steps.mask)
-        steps = steps._replace(reward=scale_rewards(returns, steps.reward))
-    return rollout._replace(steps=steps), trace, Scales(observation, returns)
+    if isinstance(sum_moments, Moments):
+        reward_sum, sums = discounted_reward_sums(reward_sum, steps.reward, steps.last, gamma)
+        sum_moments = update_moments(sum_moments, sums, steps.mask)
+        steps = steps._replace(reward=scale_rewards(sum_moments, steps.reward))
+    return rollout._replace(steps=steps), reward_sum, NormalizationState(obs_moments, sum_moments)

@@ -231,8 +231,8 @@ class Learner(NamedTuple):
         environments, leaves `[B, ...]`, which are split over devices; every other field is replicated.
     step(state, key) -> state, metrics: one iteration; metrics is a flat dict of scalars. `steps` (int32) counts
         the environment steps since `init`; `return` and `length` are means over the episodes that ended in
-        this iteration, NaN if none did, and `episodes` counts them (see train.MEAN_OVER). All others are finite while
-        training is healthy.
+        this iteration, NaN if none did, and `episodes` counts them (see MEAN_OVER in training/advance.py). All
+        others are finite while training is healthy.
     actor(state) -> Actor
     adopt(state, policy) -> state that begins with these parameters of a policy instead of its own, for fine-tuning.
     """

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import NDArray
 
 from jaxpg.errors import UserError
-from jaxpg.objectives import advantages
+from jaxpg.objectives import advantages, metrics
 from jaxpg.objectives.advantages import Credit
 from jaxpg.parallel import collectives
 from jaxpg.types import Transition
@@ -280,6 +280,21 @@ def test_standardize_with_too_few_steps_for_a_variance(num_real: int) -> None:
 def test_unchanged() -> None:
     advantage = jnp.arange(3.0)
     assert advantages.unchanged(advantage, advantage) is advantage
+
+
+# --- the critic
+
+
+def test_explained_variance() -> None:
+    steps, target, _ = batch(8, episodic=True, padding=1000.0)
+    value = np.where(steps.mask, 0.5 * target + 3.0, -1000.0)
+    real = target[steps.mask == 1]
+    np.testing.assert_allclose(metrics.explained_variance(value, target, steps.mask), 0.75, rtol=1e-9)
+    np.testing.assert_allclose(metrics.explained_variance(target, target, steps.mask), 1.0)
+    np.testing.assert_allclose(
+        metrics.explained_variance(-target, target, steps.mask), 1 - (2 * real).var() / real.var(), rtol=1e-9
+    )
+    assert metrics.explained_variance(target, np.ones_like(target), steps.mask) == 0
 
 
 # --- devices

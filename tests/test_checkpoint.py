@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit what was saved, whole or not there, and a sentence where they cannot be used."""
+"""Checkpoints: bit for bit what was saved, complete or absent, and a clear error where they cannot be used."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_only_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path, "last").steps == 7
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path) is None
     assert checkpoint.find(tmp_path / "absent", "best") is None
 
 
 class Killed(BaseException):
-    """The process ends here, as kill -9 would end it: nothing is caught, nothing is cleaned up."""
+    """Stands for kill -9: nothing is caught, nothing is cleaned up."""
 
 
 MOMENTS = {
@@ -95,24 +95,24 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_death_at_any_moment_leaves_a_whole_checkpoint(
+def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """The one before or the new one, never a part; and the next save cleans up."""
+    """The one before or the new one, never a part; the next save deletes the rest."""
     save(tmp_path, 1)
     name, afterwards = MOMENTS[moment]
     target = {"shutil.rmtree": (shutil, "rmtree"), "os.replace": (os, "replace")}.get(name, (checkpoint, name))
     original = getattr(*target)
 
     def die(*args: Any, **kwargs: Any) -> None:
-        # Orbax renames folders of its own; the moment meant here is that of the manifest.
-        ours = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
-        if afterwards or not ours:
+        # Orbax renames folders too; only the renaming of the manifest is meant.
+        is_meant = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
+        if afterwards or not is_meant:
             original(*args, **kwargs)
-        if ours:
+        if is_meant:
             raise Killed
 
-    (tmp_path / "000000000002").mkdir()  # left by an earlier death, so that there is something to delete
+    (tmp_path / "000000000002").mkdir()  # left by an earlier kill, so that there is something to delete
     with monkeypatch.context() as patch:
         patch.setattr(*target, die)
         with pytest.raises(Killed):
@@ -125,7 +125,7 @@ def test_a_death_at_any_moment_leaves_a_whole_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["000000000003"]
 
 
-def test_what_is_half_deleted_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     rmtree = shutil.rmtree
 
@@ -141,7 +141,7 @@ def test_what_is_half_deleted_is_no_checkpoint(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
-    """Cut in half, one bit turned, or gone: a sentence that names the file, whichever it is."""
+    """Cut in half, one bit flipped, or missing: the error names the file, whichever it is."""
     state = save(tmp_path, 1)
     found = checkpoint.find(tmp_path)
     files = [path for path in found.path.rglob("*") if path.is_file() and path.stat().st_size]
@@ -174,13 +174,13 @@ def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
         (lambda s: s._replace(counts=()), r"counts\[0\] is int32\[\] in it, but absent here \(2 more arrays differ\)"),
     ],
 )
-def test_another_structure_is_refused_by_name(tmp_path: Path, change: Any, words: str) -> None:
+def test_another_structure_is_refused_with_the_name_of_an_array(tmp_path: Path, change: Any, words: str) -> None:
     state = save(tmp_path, 1)
     with pytest.raises(UserError, match=words):
         checkpoint.restore(checkpoint.find(tmp_path), shapes(change(state)))
 
 
-def test_a_save_that_fails_says_so_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_raises_and_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 

@@ -73,6 +73,11 @@ def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
     assert (resolved.task, resolved.total_steps, resolved.learner["normalize_observations"]) == ("task", 500_000, False)
 
 
+def test_a_config_states_numbers_where_a_caller_may_trace_them() -> None:
+    kinds = {name: option.kind for name, option in options(ladder.ppo).items()}
+    assert (kinds["gamma"], kinds["clip_high"], kinds["chunk_rows"]) == (float, float | None, int | None)
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     path = write(
         tmp_path,

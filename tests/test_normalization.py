@@ -127,11 +127,11 @@ def test_a_learner_acts_and_learns_on_the_same_scale_of_observations():
     learner = policy_gradient(env, policy, tiny.value_table(jnp.zeros(2)), algorithm, normalize_observations=True)
     state, step = learner.init(jax.random.key(0)), tiny.jit(learner.step)
     for i in range(3):
-        before = state.scales.observation
+        before = state.normalization.obs
         state, metrics = step(state, jax.random.key(i))
         assert metrics["approx_kl"] < 1e-12
-        assert state.scales.observation.samples == before.samples + 24
-        assert (state.scales.observation.mean != before.mean).all()
+        assert state.normalization.obs.samples == before.samples + 24
+        assert (state.normalization.obs.mean != before.mean).all()
 
 
 def test_successors_are_on_the_same_scale_as_observations():
@@ -149,7 +149,7 @@ def test_successors_are_on_the_same_scale_as_observations():
         )
         state = learner.init(jax.random.key(0))
         for i in range(2):
-            before, (state, _) = state.scales.observation, learner.step(state, jax.random.key(i))
+            before, (state, _) = state.normalization.obs, learner.step(state, jax.random.key(i))
     raw, got = seen[1], seen[3]
     assert np.asarray(raw.final_obs).any((0, 2)).all()
     for name, x, y in (("obs", raw.steps.obs, got.steps.obs), ("final_obs", raw.final_obs, got.final_obs)):

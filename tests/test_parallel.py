@@ -230,7 +230,7 @@ def test_seeds_are_spread_before_environments(seeds, envs, devices, shape):
 
 
 def test_environments_that_do_not_divide_are_refused():
-    with pytest.raises(UserError, match="4 devices can not share 1 seeds of 6 environments"):
+    with pytest.raises(UserError, match="4 devices cannot share 1 seeds of 6 environments"):
         parallel.make_mesh(1, 6, jax.devices()[:4])
 
 

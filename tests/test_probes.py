@@ -1,4 +1,4 @@
-"""Five environments that each need one thing more than the one before: the first that fails says what is broken."""
+"""Five environments, each of which needs one more part of the learner: the first that fails names the broken part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpg.policy_gradient import policy_gradient
 
 GAMMA = 0.5
 
-# probe: {observation: (value, action)}, with None for actions that there is no choice about.
+# probe: {observation: (value, action)}; the action is None where there is no choice.
 SOLUTION = {
     "probe-value": {0.0: (1.0, None)},
     "probe-observation": {-1.0: (-1.0, None), 1.0: (1.0, None)},

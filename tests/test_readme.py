@@ -1,4 +1,4 @@
-"""The README says what is so: its code runs, its commands work, its tables and file tree match the package."""
+"""The README and ARCHITECTURE.md match the package: code runs, commands work, tables and the file tree are true."""
 
 from __future__ import annotations
 
@@ -57,12 +57,36 @@ def test_ladder_table_is_the_ladder() -> None:
     assert [name for name, _ in rows] == list(ladder.ALGORITHMS)
 
 
+def tree() -> list[str]:
+    """The paths of the README's tree, in its order: a line's folder is the last one above it that is indented less."""
+    paths: list[str] = []
+    for line in blocks("")[0].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        folder = "" if depth == 0 else next(x for x in reversed(paths) if x.endswith("/") and x.count("/") == depth)
+        paths.append(folder + line.split()[0])
+    return paths
+
+
 def test_file_tree_is_the_package() -> None:
-    tree = blocks("")[0].splitlines()
-    shown = {line.split()[0] for line in tree if line.startswith("  ")}
-    there = {path.name for path in (ROOT / "jaxpg").glob("[!_]*.py")} | {"__main__.py"}
-    there |= {f"{path.parent.relative_to(ROOT / 'jaxpg')}/" for path in (ROOT / "jaxpg").glob("*/**/__init__.py")}
-    assert shown == there
-    for line in tree:
-        if not line.startswith("  "):
-            assert (ROOT / line.split()[0]).is_dir()
+    """Every folder and every file of jaxpg/ once; the face of a folder goes with it."""
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jaxpg").rglob("*.py")}
+    folders = {name.removesuffix("__init__.py") for name in files if name.endswith("__init__.py")}
+    there = {name for name in files if not name.endswith("/__init__.py")} | folders | {"jaxpg/__init__.py"}
+    assert sorted(path for path in tree() if path.startswith("jaxpg/")) == sorted(there)
+    assert all((ROOT / path).is_dir() for path in tree() if not path.startswith("jaxpg/"))
+
+
+def test_every_line_of_the_tree_says_what_is_there() -> None:
+    assert [line for line in blocks("")[0].splitlines()[1:] if len(line.split()) < 2] == []
+
+
+def test_files_that_answer_questions_are_there() -> None:
+    """The table of ARCHITECTURE.md: each file is in the README's tree, and has what stands in brackets behind it."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    answers = [line.split("|")[2] for line in page.splitlines() if re.search(r"\| `jaxpg/", line)]
+    assert len(answers) == 16
+    for answer in answers:
+        paths = re.findall(r"`(jaxpg/[\w/]+\.py)`", answer)
+        assert set(paths) <= set(tree())
+        for name in re.findall(r"\.py` \(`(?:\w+\.)?(\w+)`\)", answer):
+            assert re.search(rf"\b{name}\b", (ROOT / paths[0]).read_text(encoding="utf-8"))

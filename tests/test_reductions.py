@@ -165,7 +165,7 @@ def test_a_small_trust_region_step_is_the_natural_gradient():
     algorithm = ladder.trpo(
         max_kl=max_kl, damping=damping, conjugate_steps=60, value_epochs=1, value_minibatches=1, **SEGMENT
     )
-    objective, params, batch = tiny.seen_by_improve(ENV, policy, critic, algorithm, jax.random.key(0))
+    objective, params, batch = tiny.first_update(ENV, policy, critic, algorithm, jax.random.key(0))
     flat, unravel = jax.flatten_util.ravel_pytree(params.policy)
     old = objective.distribution(params, batch)
 
@@ -180,8 +180,8 @@ def test_a_small_trust_region_step_is_the_natural_gradient():
     natural = -np.linalg.solve(fisher, gradient)
     expected = natural * np.sqrt(2 * max_kl / (natural @ fisher @ natural))
 
-    improve_ = tiny.jit(partial(algorithm.update, objective, update.sgd(), 0.0))
-    after, _, metrics = improve_(params, (), batch, jax.random.key(0))
+    update_ = tiny.jit(partial(algorithm.update, objective, update.sgd(), 0.0))
+    after, _, metrics = update_(params, (), batch, jax.random.key(0))
     step = np.asarray(jax.flatten_util.ravel_pytree(after.policy)[0] - flat)
     assert metrics["accepted"] == 1
     assert _cosine(step, expected) > 0.999

@@ -140,6 +140,38 @@ def test_a_ratio_at_its_limit_is_not_held() -> None:
         np.testing.assert_array_equal(got, -advantage)
 
 
+@pytest.mark.parametrize(
+    ("loss", "low", "high"),
+    [
+        ("importance_ratio", [], []),
+        ("clipped_ratio", [5], [4]),
+        ("clipped_ratio_asymmetric", [5], [4]),
+        ("clipped_ratio_dual", [5], [4, 9]),
+        ("clipped_weight", [], []),
+    ],
+)
+def test_a_step_is_clipped_where_its_loss_has_no_slope(loss: str, low: list[int], high: list[int]) -> None:
+    """The ratios above with a positive advantage, a negative one (from 5 on) and one of zero (from 10 on)."""
+    old_log_prob, advantage = np.full(15, -0.7), np.repeat([1.5, -1.5, 0.0], 5)
+    log_prob = jnp.asarray(old_log_prob + np.tile(np.log(RATIO), 3))
+    args = (log_prob, jnp.asarray(old_log_prob), jnp.asarray(advantage))
+    got = surrogates.loss_and_clipped(POLICY_LOSSES[loss], *args)
+    np.testing.assert_array_equal(got.loss, POLICY_LOSSES[loss](*args))
+    np.testing.assert_array_equal(np.flatnonzero(got.clipped_low), low)
+    np.testing.assert_array_equal(np.flatnonzero(got.clipped_high), high)
+
+
+@pytest.mark.parametrize(
+    ("untied", "tied"), [(surrogates.untied_minimum, jnp.minimum), (surrogates.untied_maximum, jnp.maximum)]
+)
+def test_an_untied_minimum_is_a_minimum_with_the_whole_slope_at_a_tie(untied: Callable, tied: Callable) -> None:
+    x, limit, where = jnp.array([1.0, 2.0, 3.0] * 2), 2.0, jnp.arange(6) < 3
+    np.testing.assert_array_equal(untied(x, limit), tied(x, limit))
+    np.testing.assert_array_equal(untied(x, limit, where=where), jnp.where(where, tied(x, limit), x))
+    assert jax.grad(untied)(2.0, limit) == 1.0
+    assert jax.grad(tied)(2.0, limit) == 0.5
+
+
 # --- value losses
 
 VALUE = np.array([1.0, 1.1, 1.5, 0.0, 0.0])

@@ -1,4 +1,4 @@
-"""Sweeps: what a grid means, that a point of it is the run of its own, waves, memory, and runs that go astray."""
+"""Sweeps: what a grid means, that a point of it is the run of its own, waves, memory, and runs that diverge."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ def test_too_little_memory_is_told_before_anything_is_trained(
     assert not list(tmp_path.rglob(run_directory.METRICS))
 
 
-def test_a_run_that_goes_astray_is_left_behind_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_diverges_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step size of 1e38 spoils its runs, and the others reach their end."""
     command = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--out", str(tmp_path)]
     assert main([*command, "--grid", "learning_rate=0.01,1e38", "max_grad_norm=none"]) == 0
     final = scores(tmp_path)
     assert np.isfinite(final[0]).all()
     assert np.isnan(final[1]).all()
-    assert "went astray" in capsys.readouterr().out
+    assert "diverged" in capsys.readouterr().out
     assert run_directory.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
 
 
@@ -187,8 +187,8 @@ def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Pat
     assert report.write_sweep(rates, finals, tmp_path, title="", details={}) == {"learning_rate": 0.2}
 
 
-def test_where_all_go_astray_there_is_no_best(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Runs of every point went astray"):
+def test_where_all_diverge_there_is_no_best(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Runs of every point diverged"):
         report.write_sweep({"gamma": [0.9]}, np.full((1, 2), np.nan), tmp_path, title="", details={})
 
 

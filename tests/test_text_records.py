@@ -324,7 +324,7 @@ def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):
     for name, sentence in {
         "my_rewards:lenght": "my_rewards:lenght cannot be imported: AttributeError",
         "no_such_module:f": "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
-        "my_rewards:THREE": "is no function, but 3",
+        "my_rewards:THREE": "must be a function, not 3",
         "numerc": "no way to match 'numerc'. Did you mean 'numeric'",
     }.items():
         with pytest.raises(UserError, match=sentence):

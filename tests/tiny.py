@@ -104,7 +104,7 @@ def target(*, time_limit: int = 4) -> Env:
     return Env("target", reset, step, space, space, time_limit)
 
 
-def seen_by_improve(
+def first_update(
     env: Env, policy: Policy, critic: Critic | None, algorithm: PolicyGradient, key: Array
 ) -> tuple[Objective, Params, Batch]:
     """What the first iteration of a learner hands to `update`: its losses, the parameters and the batch."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.training.advance import RunState
-from jaxpg.training.loop import train
+from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.types import Actor, Learner, Metrics
 
 TOTAL = 60
@@ -31,7 +31,7 @@ class ToyState(NamedTuple):
 def toy(
     *, lucky_length: bool = False, size: int = 3, change: Change = lambda state, metrics: (state, metrics)
 ) -> Learner:
-    """An iteration takes 2 steps, or 1 to 5 by chance; `change` may spoil what it gives back."""
+    """A Learner whose iterations take 2 steps, or 1 to 5 by chance; `change` may spoil what an iteration returns."""
 
     def init(key: jax.Array) -> ToyState:
         params = {"w": jax.random.normal(key, (size,)), "b": jnp.ones(())}
@@ -65,18 +65,19 @@ def peak_at_ten(state: Any, key: jax.Array) -> Metrics:
 
 
 def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> RunState:
-    """Three seeds of a toy; by default a row every 4 steps and a checkpoint after each."""
-    arguments: dict[str, Any] = {
+    """Train three seeds of a toy; by default a row every 4 steps and a checkpoint after each."""
+    settings: dict[str, Any] = {
         "seeds": [0, 1, 2],
         "total_steps": TOTAL,
         "log_every": 4,
         "checkpoint_seconds": 0.0,
         **changes,
     }
-    return train(learner or toy(lucky_length=True), run_dir=run_dir, **arguments)
+    return train(learner or toy(lucky_length=True), run_dir=run_dir, **settings)
 
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    run(Path(sys.argv[1]), resume=True, evaluate=peak_at_ten, on_row=lambda row: print("row", flush=True))
+    print_rows = TrainingHooks(on_row=lambda row: print("row", flush=True))
+    run(Path(sys.argv[1]), resume=True, evaluate=peak_at_ten, hooks=print_rows)
     print("done", flush=True)

@@ -1,9 +1,10 @@
-"""The devices that a command runs on, and how seeds and environments are laid over them."""
+"""The devices of a command: its options, jax's start, and the mesh over which seeds and environments are laid."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -18,56 +19,89 @@ from jaxpg.errors import UserError
 from jaxpg.parallel import collectives, process_exit
 
 
-def start_jax(arguments: argparse.Namespace) -> None:
-    """Keep compiled programs on disk, and on a CPU make each core a device; must run before jax computes anything.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What the command line says about devices and processes; None where it says nothing.
 
-    XLA's own threads waste a third of two cores on matrices of this size; one device per core and seeds spread over
-    them do not. Whoever has used jax before in this process, or set the number of devices, keeps what there is. With
-    `--distributed`, wait for the other processes.
+    devices: how many, as text, or `all`.
+    mesh: how they share the work, such as `data=4,seed=2`.
+    distributed: whether this is one process of several; the next four fields are for those.
+    coordinator: HOST:PORT of the first process.
+    processes: how many there are.
+    process: which one this is, from 0.
+    join_seconds: how long to wait for all of them.
+    out: where the run writes.
+    """
+
+    devices: str | None = None
+    mesh: str | None = None
+    distributed: bool = False
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    join_seconds: int = 300
+    out: Path | None = None
+
+
+def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
+    """The device options of a command; the defaults for one that has none, such as `eval` and `list`."""
+    given = vars(arguments)
+    names = [field.name for field in dataclasses.fields(DeviceOptions)]
+    return DeviceOptions(**{name: given[name] for name in names if name in given})
+
+
+def start_jax(options: DeviceOptions) -> None:
+    """Configure jax before it computes anything: the cache of compiled programs, CPU devices, other processes.
+
+    On a CPU every core becomes an XLA device. A third of two cores is lost where XLA's own threads share matrices of
+    this size; with one device per core and seeds spread over them it is not. What the user has configured stays, and so
+    do the devices if jax was used before in this process. With `--distributed`, wait for the other processes.
 
     Raises:
-        UserError: this process does not know which of how many it is, or can not be it.
+        UserError: the options of several processes are incomplete, or the processes cannot be joined.
     """
-    told: Any = jax.config  # whatever the user has set stands
-    if told.jax_compilation_cache_dir is None:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if told.jax_num_cpu_devices < 0:
-        with contextlib.suppress(RuntimeError):  # raised where jax was used before, in this process
-            share = -(-_wanted(arguments) // (getattr(arguments, "processes", None) or 1))
-            jax.config.update("jax_num_cpu_devices", max(share, _cores()))
-    if getattr(arguments, "distributed", False):
-        _join_processes(arguments)
-    elif any(getattr(arguments, name, None) is not None for name in ("coordinator", "processes", "process")):
+    if config.jax_num_cpu_devices < 0:
+        with contextlib.suppress(RuntimeError):  # raised if jax was used before in this process
+            per_process = -(-_requested_devices(options) // (options.processes or 1))
+            jax.config.update("jax_num_cpu_devices", max(per_process, _num_cores()))
+    if options.distributed:
+        _check_process_options(options)
+        _join_processes(options)
+    elif (options.coordinator, options.processes, options.process) != (None, None, None):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
 
 
-def make_run_mesh(arguments: argparse.Namespace, num_seeds: int, num_envs: int) -> Mesh:
-    """The mesh that `--devices` and `--mesh` ask for; without them, as many devices as divide the seeds.
+def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh:
+    """The mesh of `--devices` and `--mesh`; without them, as many devices as divide the seeds.
 
-    Several processes have equal shares in it, of one device each if no more divide the seeds.
+    Every process contributes equally many devices: one if no more divide the seeds.
 
     Raises:
-        UserError: there are fewer devices, or they can not share the seeds and environments evenly.
+        UserError: there are fewer devices, or they cannot share the seeds and environments evenly.
     """
     available = jax.devices()
-    shape = parse_mesh(arguments.mesh) if arguments.mesh else {}
-    sharded = collectives.SHARD in shape
+    shape = parse_mesh(options.mesh) if options.mesh else {}
     if shape:
         number = math.prod(shape.values())
-        if arguments.devices not in (None, "all", str(number)):
-            raise UserError(f"--mesh {arguments.mesh} has {number} devices, and --devices says {arguments.devices}.")
-    elif arguments.devices is None:
+        if options.devices not in (None, "all", str(number)):
+            raise UserError(f"--mesh {options.mesh} has {number} devices, and --devices says {options.devices}.")
+    elif options.devices is None:
         number = math.gcd(num_seeds, len(available))
         number = number if number % jax.process_count() == 0 else jax.process_count()
     else:
-        number = len(available) if arguments.devices == "all" else _number(arguments.devices)
+        number = len(available) if options.devices == "all" else _parse_number(options.devices)
     if not 1 <= number <= len(available):
-        asked = f"--mesh {arguments.mesh}" if shape else f"--devices {arguments.devices}"
-        raise UserError(f"{asked} takes {number} devices, and {_here()} has {len(available)}.")
-    over_data = number if sharded else shape.get(collectives.DATA, 1) if shape else None
-    return parallel.make_mesh(num_seeds, num_envs, _per_process(number), over_data, sharded)
+        option = f"--mesh {options.mesh}" if shape else f"--devices {options.devices}"
+        place = "this machine" if jax.process_count() == 1 else f"the run of {jax.process_count()} processes"
+        raise UserError(f"{option} takes {number} devices, and {place} has {len(available)}.")
+    sharded = collectives.SHARD in shape
+    devices_per_seed = number if sharded else shape.get(collectives.DATA, 1) if shape else None
+    return parallel.make_mesh(num_seeds, num_envs, _devices_of_all_processes(number), devices_per_seed, sharded)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -79,9 +113,9 @@ def parse_mesh(text: str) -> dict[str, int]:
     shape: dict[str, int] = {}
     for part in text.split(","):
         axis, _, size = part.partition("=")
-        known = axis in (collectives.DATA, parallel.SEED, collectives.SHARD) and axis not in shape
-        alone = collectives.SHARD not in {*shape, axis} or not shape
-        if not known or not alone or not size.isdecimal() or int(size) < 1:
+        new_axis = axis in (collectives.DATA, parallel.SEED, collectives.SHARD) and axis not in shape
+        compatible = not shape or collectives.SHARD not in {*shape, axis}  # shard=N stands alone
+        if not new_axis or not compatible or not size.isdecimal() or int(size) < 1:
             raise UserError(
                 f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
                 f"seeds), or both, such as data=4,seed=2, or shard=N (devices that share environments and parameters); "
@@ -94,41 +128,49 @@ def parse_mesh(text: str) -> dict[str, int]:
 def describe(mesh: Mesh) -> str:
     """The devices of a mesh in words."""
     kind = mesh.devices.flat[0].device_kind
-    shared = {"seeds": mesh.shape[parallel.SEED], "environments": parallel.batch_shards(mesh)}
-    over = " and ".join(f"{number} over {what}" for what, number in shared.items() if number > 1)
-    per_core = kind == "cpu" and jax.local_device_count() >= _cores()
-    told = ["one XLA device per core"] if per_core else []
-    told += [over] if min(shared.values()) > 1 else []
-    told += ["which share the parameters"] if parallel.is_sharded(mesh) else []
-    told += [f"in {jax.process_count()} processes"] if jax.process_count() > 1 else []
-    return f"{mesh.size} x {kind}" + (f" ({', '.join(told)})" if told else "")
+    sizes = {"seeds": mesh.shape[parallel.SEED], "environments": parallel.batch_shards(mesh)}
+    per_core = kind == "cpu" and jax.local_device_count() >= _num_cores()
+    details = ["one XLA device per core"] if per_core else []
+    if min(sizes.values()) > 1:
+        details.append(" and ".join(f"{size} over {what}" for what, size in sizes.items()))
+    if parallel.is_sharded(mesh):
+        details.append("which share the parameters")
+    if jax.process_count() > 1:
+        details.append(f"in {jax.process_count()} processes")
+    return f"{mesh.size} x {kind}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _join_processes(arguments: argparse.Namespace) -> None:
-    """Become one of the processes of a run."""
-    told = (arguments.coordinator, arguments.processes, arguments.process)
-    if None in told and told != (None, None, None):
+def _check_process_options(options: DeviceOptions) -> None:
+    """Raise a UserError if the options for several processes are incomplete or contradict each other."""
+    of_process = (options.coordinator, options.processes, options.process)
+    if None in of_process and of_process != (None, None, None):
         raise UserError("--coordinator, --processes and --process go together: give all three, or none on a cluster.")
-    if arguments.coordinator and not re.fullmatch(r".+:\d+", arguments.coordinator):
-        raise UserError(f"--coordinator takes HOST:PORT of the first process, not {arguments.coordinator!r}.")
-    if arguments.processes is not None and not 0 <= arguments.process < arguments.processes:
-        raise UserError(f"--process counts from 0 and stays below --processes {arguments.processes}.")
-    if arguments.join_seconds < 1:
-        raise UserError(f"--join-seconds must be at least 1, not {arguments.join_seconds}.")
-    if arguments.out is None:
+    if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
+        raise UserError(f"--coordinator takes HOST:PORT of the first process, not {options.coordinator!r}.")
+    if options.processes is not None and options.process is not None and not 0 <= options.process < options.processes:
+        raise UserError(
+            f"--process counts from 0 and stays below --processes {options.processes}, but is {options.process}."
+        )
+    if options.join_seconds < 1:
+        raise UserError(f"--join-seconds must be at least 1, not {options.join_seconds}.")
+    if options.out is None:
         raise UserError("--distributed needs --out, a directory that all processes see.")
-    of_how_many = f"{arguments.processes} processes" if arguments.processes else "processes"
+
+
+def _join_processes(options: DeviceOptions) -> None:
+    """Wait for the other processes of the run, and become one of them."""
+    all_processes = f"{options.processes} processes" if options.processes else "processes"
     process_exit.filter_native_output()
     process_exit.set_lost_message(
-        lambda: f"not all {of_how_many} of this run joined within {arguments.join_seconds} seconds (--join-seconds)."
+        lambda: f"not all {all_processes} of this run joined within {options.join_seconds} seconds (--join-seconds)."
     )
     try:
         jax.distributed.initialize(
-            arguments.coordinator,
-            arguments.processes,
-            arguments.process,
-            initialization_timeout=arguments.join_seconds,
-            heartbeat_timeout_seconds=process_exit.HEARTBEAT,
+            options.coordinator,
+            options.processes,
+            options.process,
+            initialization_timeout=options.join_seconds,
+            heartbeat_timeout_seconds=process_exit.HEARTBEAT_SECONDS,
         )
     except ValueError as error:
         raise UserError(
@@ -140,35 +182,34 @@ def _join_processes(arguments: argparse.Namespace) -> None:
     process_exit.set_lost_message(lambda: "another process of this run has gone, before anything was trained.")
 
 
-def _per_process(number: int) -> list[jax.Device]:
-    """So many devices, equally many of each process."""
-    share, rest = divmod(number, jax.process_count())
+def _devices_of_all_processes(number: int) -> list[jax.Device]:
+    """That many devices, equally many of each process.
+
+    Raises:
+        UserError: they do not divide evenly, or a process has too few.
+    """
+    per_process, rest = divmod(number, jax.process_count())
     owned = [[d for d in jax.devices() if d.process_index == i] for i in range(jax.process_count())]
-    if rest or share > min(map(len, owned)):
+    if rest or per_process > min(map(len, owned)):
         raise UserError(
-            f"{number} devices can not be shared evenly by {len(owned)} processes, which have "
+            f"{number} devices cannot be shared evenly by {len(owned)} processes, which have "
             f"{', '.join(str(len(devices)) for devices in owned)} devices."
         )
-    return [device for devices in owned for device in devices[:share]]
+    return [device for devices in owned for device in devices[:per_process]]
 
 
-def _here() -> str:
-    return "this machine" if jax.process_count() == 1 else f"the run of {jax.process_count()} processes"
+def _requested_devices(options: DeviceOptions) -> int:
+    """How many devices the options name; 1 where they name none or all."""
+    if options.mesh:
+        return math.prod(parse_mesh(options.mesh).values())
+    return _parse_number(options.devices) if options.devices and options.devices != "all" else 1
 
 
-def _wanted(arguments: argparse.Namespace) -> int:
-    """How many devices the command line names, 1 where it names none; `eval` and the like take no such arguments."""
-    asked = getattr(arguments, "devices", None)
-    if mesh := getattr(arguments, "mesh", None):
-        return math.prod(parse_mesh(mesh).values())
-    return _number(asked) if asked and asked != "all" else 1
-
-
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"--devices takes a number from 1 on, or all, not {text!r}.")
     return int(text)
 
 
-def _cores() -> int:
+def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,18 +6,26 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
+
+if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
+    from jaxpg.cli.devices import DeviceOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
     arguments = make_parser().parse_args(argv)
+    from jaxpg.cli import devices
     from jaxpg.parallel import process_exit
 
+    options = devices.from_arguments(arguments)
+    command = partial(_run, arguments, options)
     try:
-        return process_exit.exit_together(_run, arguments)
+        return process_exit.exit_together(command) if options.distributed else command()
     except UserError as error:
         print(f"jaxpg: {error}", file=sys.stderr)
         return 2
@@ -34,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     """Run a command; its modules are imported when the devices have been chosen, since gymnax computes on import."""
     from jaxpg.cli import devices
 
-    devices.start_jax(arguments)
+    devices.start_jax(options)
     from jaxpg.cli import commands
 
     return commands.COMMANDS[arguments.command](arguments)

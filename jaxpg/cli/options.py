@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxpg.cli import devices
+from jaxpg.cli.devices import DeviceOptions
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import parse_overrides
@@ -24,7 +26,7 @@ class RunOptions:
         out: the directory to write to, None for a new one in runs/.
         resume: go on with the run in `out`.
         quiet: show no progress.
-        devices: the arguments that cli/devices.py reads.
+        devices: --devices, --mesh and the options of several processes.
     """
 
     task: str
@@ -32,7 +34,7 @@ class RunOptions:
     out: Path | None
     resume: bool
     quiet: bool
-    devices: argparse.Namespace
+    devices: DeviceOptions
 
 
 def read_run_options(arguments: argparse.Namespace) -> RunOptions:
@@ -47,7 +49,7 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
         out=arguments.out,
         resume=arguments.resume,
         quiet=arguments.quiet,
-        devices=arguments,
+        devices=devices.from_arguments(arguments),
     )
 
 

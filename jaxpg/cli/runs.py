@@ -77,9 +77,7 @@ def train_stage(stage: Stage, options: RunOptions, *, resume: bool) -> bool:
             config=to_dict(config),
             resume=resume,
             initial=initial,
-            on_evaluation=on_evaluation,
-            on_row=hooks.on_row,
-            should_stop=hooks.should_stop,
+            hooks=hooks._replace(on_evaluation=on_evaluation),
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 
@@ -116,7 +114,8 @@ def training_hooks(options: RunOptions, header: str, total_steps: int) -> Iterat
     console = console_of(options)
     console.print(header)
     with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
-        yield TrainingHooks(reporter if not console.quiet else lambda row: None, should_stop)
+        hooks = TrainingHooks(should_stop=should_stop)
+        yield hooks if console.quiet else hooks._replace(on_row=reporter)
 
 
 def console_of(options: RunOptions) -> Console:

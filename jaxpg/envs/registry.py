@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
-from jaxpg.envs.user_code import import_user_code
 from jaxpg.errors import UserError, hint, refuse_unknown
 from jaxpg.types import Env
+from jaxpg.user_code import import_user_code
 
 Factory = Callable[..., Env]
 

@@ -1,29 +1,33 @@
-"""The settings of a function, read off its signature and docstring: names, types, defaults, meanings.
+"""The settings of a function, read from its signature and docstring: names, types, defaults, meanings.
 
-What the command line offers and what a config may say is nowhere listed a second time.
+So the settings that the command line and the configs offer are declared once, where they are used.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import operator
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
+from jaxpg.types import Array
 
 REQUIRED: Any = inspect.Parameter.empty
+"""The default of a setting that has none."""
 
 
 class Option(NamedTuple):
     """A setting of a function.
 
-    default: `REQUIRED` where there is none.
-    kind: its annotation, such as `int` or `float | None`.
+    name: the keyword.
+    default: its default value, `REQUIRED` where there is none.
+    kind: its type as a config may give it, such as `int` or `float | None`.
     meaning: its line under "Args:" in the docstring.
     """
 
@@ -34,29 +38,34 @@ class Option(NamedTuple):
 
 
 def options(function: Callable[..., Any], parents: Sequence[Callable[..., Any]] = ()) -> dict[str, Option]:
-    """The keyword-only settings of a function by name; meanings that it does not state are its parents'."""
+    """The keyword-only settings of a function by name.
+
+    Args:
+        function: a function or a dataclass.
+        parents: the functions it passes settings on to, nearest first: a meaning that its own docstring does not
+            state is that of the nearest parent that does.
+    """
     meanings: dict[str, str] = {}
-    for one in (*reversed(parents), function):
-        meanings |= _meanings(inspect.getdoc(one) or "")
-    namespace = vars(sys.modules[function.__module__])
+    for documented in (*reversed(parents), function):
+        meanings |= _meanings(inspect.getdoc(documented) or "")
     return {
-        p.name: Option(p.name, p.default, _kind(p.annotation, namespace), meanings.get(p.name, ""))
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
+        name: Option(name, p.default, _without_array(p.annotation), meanings.get(name, ""))
+        for name, p in inspect.signature(function, eval_str=True).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
     }
 
 
 def check(option: Option, value: Any, *, minimum: float = -math.inf) -> Any:
-    """The value as the type that the option has: an int for a float, a list for a tuple, "none" for None.
+    """The value converted to the option's type: an int to a float, a list to a tuple, "none" to None.
 
     Raises:
-        UserError: it has another type, is not finite, or a number in it is below `minimum`; no int is below that.
+        UserError: it has another type, or a number in it is not finite or below `minimum`.
     """
-    accepted = typing.get_args(option.kind) if _is_union(option.kind) else (option.kind,)
+    accepted = _members(option.kind)
     if value in (None, "none") and types.NoneType in accepted:
         return None
     for kind in accepted:
-        converted = _converted(value, kind)
+        converted = _convert(value, kind)
         if converted is not None:
             _check_range(option, converted, minimum)
             return converted
@@ -65,15 +74,18 @@ def check(option: Option, value: Any, *, minimum: float = -math.inf) -> Any:
 
 def describe_kind(kind: Any) -> str:
     """A type in words."""
-    if _is_union(kind):
-        return " or ".join(describe_kind(member) for member in typing.get_args(kind))
-    if kind is types.NoneType:
-        return "none"
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a string", dict: "a table"}
-    return words.get(kind, "a list of integers")
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        dict: "a table",
+        types.NoneType: "none",
+    }
+    return " or ".join(words.get(member, "a list of integers") for member in _members(kind))
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     """The value as `kind`, None if it is not of that kind."""
     if isinstance(value, bool):
         return value if kind is bool else None
@@ -94,12 +106,14 @@ def _check_range(option: Option, value: Any, minimum: float) -> None:
             raise UserError(f"{option.name} must be at least {minimum:g}, not {x!r}.")
 
 
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (types.UnionType, typing.Union)
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types that a union consists of; another type is its only member."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
-def _kind(annotation: Any, namespace: dict[str, Any]) -> Any:
-    return eval(annotation, namespace) if isinstance(annotation, str) else annotation
+def _without_array(kind: Any) -> Any:
+    """`float | Array | None` as `float | None`: callers of the library may trace a number, a config states it."""
+    return functools.reduce(operator.or_, [member for member in _members(kind) if member is not Array])
 
 
 def _meanings(doc: str) -> dict[str, str]:

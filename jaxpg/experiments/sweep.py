@@ -156,7 +156,7 @@ def train_wave(
         wave: the runs.
         out: the directory of this wave.
         mesh: the devices that the runs are split over, evenly.
-        hooks: progress, and when to stop.
+        hooks: called between chunks, see `train`.
     """
     config, seeds = group.config, np.asarray([run.seed for run in wave])
     values = {name: [group.points[run.point][name] for run in wave] for name in group.traced}
@@ -176,8 +176,7 @@ def train_wave(
             jax.tree.map(lambda x: x[seeds], policies),
         ),
         skip_diverged=True,
-        on_row=hooks.on_row,
-        should_stop=hooks.should_stop,
+        hooks=hooks,
     )
 
 
@@ -199,7 +198,7 @@ def train_sweep(
         plan: what identifies this sweep when it is resumed, as JSON.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
-        hooks_for: header, total steps -> a context with progress and when to stop.
+        hooks_for: header, total steps -> a context with the hooks of a wave.
         resume: go on with the sweep in `out`, or start if there is none.
 
     Returns:

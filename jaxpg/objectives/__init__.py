@@ -1,11 +1,12 @@
-"""The mathematics: returns, advantages, surrogate losses, loss weights and KL penalties."""
+"""The mathematics: returns, advantages, surrogate losses, loss weights, KL penalties, and metrics of a critic."""
 
-from jaxpg.objectives import advantages, kl, loss_weights, returns, surrogates
+from jaxpg.objectives import advantages, kl, loss_weights, metrics, returns, surrogates
 
 __all__ = [
     "advantages",
     "kl",
     "loss_weights",
+    "metrics",
     "returns",
     "surrogates",
 ]

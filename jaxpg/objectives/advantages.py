@@ -1,12 +1,12 @@
-"""Credit: how much better than expected each step turned out, the Ψ_t of the policy gradient E[Σ Ψ_t ∇log π(a_t|s_t)].
+"""Advantages: the Ψ_t of the policy gradient E[Σ Ψ_t ∇log π(a_t|s_t)], and what a critic regresses on.
 
-All credits share one signature, `credit(steps, v_tm1, v_t, baseline, *, gamma, ...) -> Credit`. `v_tm1` and `v_t` are
-V(obs) and V of the successors, `[T, B]`, zeros where there is no critic; where there is one, it stands in for what a
-time-out or the end of the segment cut off. `baseline` is a scalar that a learner carries from batch to batch.
+All estimators share one signature, `credit(steps, v_tm1, v_t, baseline, *, gamma, ...) -> Credit`. `v_tm1` and `v_t`
+are V(obs) and V of the successors, `[T, B]`, zeros without a critic; with one, returns bootstrap from it at time-outs
+and at the end of the segment. `baseline` is a scalar that the learner carries from batch to batch.
 
-Below, G_t is `returns.discounted_returns`. Episodes may follow each other in a column, or each column may hold one,
-padded behind its end; padding gets 0 and reaches nothing. Only the credits by groups need one episode per column. A
-group is `group_size` neighbouring columns that began in the same state, and lives on one device.
+Below, G_t is `returns.discounted_returns`. A column may hold several episodes in a row, or one episode followed by
+padding; padding gets 0 and influences nothing. Only `group_relative` and `leave_one_out` need one episode per column: a
+group is `group_size` neighbouring columns that began in the same state, all on one device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BASELINE_KINDS = ("batch", "running")
 
 
 class Credit(NamedTuple):
-    """What a credit gives.
+    """Advantages and targets.
 
     advantage: Ψ, `[T, B]`, 0 on padding.
     target: what a critic regresses on, `[T, B]`, 0 on padding.
-    baseline: the scalar for the next batch; only the running average changes it.
+    baseline: the scalar for the next batch; only `mean_baseline` with "running" changes it.
     """
 
     advantage: Array
@@ -41,14 +41,15 @@ class Credit(NamedTuple):
 def total_return(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
     """Ψ_t = G_0, the discounted return of the whole episode for each of its steps.
 
-    Of an episode that began before the segment, the return from the segment's start. Source: Williams 1992 (REINFORCE).
+    For an episode that began before the segment, the return from the start of the segment.
+    Source: Williams 1992 (REINFORCE).
     """
     g = _returns(steps, v_t, gamma)
     return _credit(steps, _of_first_step(g, steps.last), g, baseline)
 
 
 def reward_to_go(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
-    """Ψ_t = G_t: an action is not credited with what was earned before it.
+    """Ψ_t = G_t: an action is not credited with rewards from before it.
 
     Source: Sutton & Barto 2018, section 13.3, without the factor γ^t.
     """
@@ -66,11 +67,11 @@ def mean_baseline(
     baseline_kind: str = "batch",
     rate: Scalar = 0.1,
 ) -> Credit:
-    """Ψ_t = G_t - b, where b is an baseline_kind, one of AVERAGES, of G over real steps of all devices.
+    """Ψ_t = G_t - b, b an average of G over real steps on all devices; `baseline_kind` is one of BASELINE_KINDS.
 
-    "batch": b is the mean of this batch, which holds G_t itself: a bias in the order of 1/episodes.
-    "running": b is `baseline`, from the batches before this one, hence without bias; what is handed on is
-    baseline + rate (mean - baseline). A baseline of exactly 0 has seen nothing yet, and the mean replaces it whole.
+    "batch": b is the mean over this batch, which includes G_t itself: a bias of the order of 1/episodes.
+    "running": b is `baseline`, from earlier batches only, hence without bias; the next one is
+    baseline + rate (mean - baseline). A baseline of exactly 0 is that of the first batch, and the next one is its mean.
     Source: Williams 1992 (REINFORCE), section 4, on reinforcement baselines.
 
     Raises:
@@ -86,7 +87,7 @@ def mean_baseline(
 
 
 def check_baseline_kind(baseline_kind: str) -> None:
-    """Raise a UserError unless `baseline_kind` is one that `mean_baseline` knows."""
+    """Raise a UserError unless `baseline_kind` is one of BASELINE_KINDS."""
     if baseline_kind not in BASELINE_KINDS:
         refuse_unknown("baseline_kind", baseline_kind, BASELINE_KINDS)
 
@@ -132,14 +133,14 @@ def group_relative(
     ddof: int = 1,
     eps: Scalar = 1e-4,
 ) -> Credit:
-    """Ψ_t = (r_i - mean r)/(std r + eps) over the group of episode i, where r is the episode's discounted return.
+    """Ψ_t = (r_i - mean r)/(std r + eps) over the group of episode i, r being the discounted returns of its episodes.
 
-    The same for each step of the episode, and exactly 0 where the members of a group have the same return. The standard
-    deviation divides by group_size - ddof. Without `divide_by_std`, Ψ_t = r_i - mean r (Dr. GRPO, Liu et al. 2025).
+    The same at every step of an episode, and exactly 0 where all returns of a group are equal. The variance divides by
+    group_size - ddof. Without `divide_by_std`, Ψ_t = r_i - mean r (Dr. GRPO, Liu et al. 2025).
     Source: Shao et al. 2024 (GRPO), section 4.1.2.
 
     Raises:
-        UserError: groups of fewer than two, or columns that do not divide into groups.
+        UserError: `group_size` is less than 2, or the number of columns is not a multiple of it.
     """
     g = _returns(steps, v_t, gamma)
     centred = _centred_by_group(g[0], group_size)
@@ -152,13 +153,13 @@ def group_relative(
 def leave_one_out(
     steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar, group_size: int
 ) -> Credit:
-    """Ψ_t = r_i - mean of r over the *other* members of the group of episode i, r its discounted return: unbiased.
+    """Ψ_t = r_i - mean of r over the *other* members of the group of episode i, r being discounted returns: unbiased.
 
-    The same for each step of the episode, and exactly 0 where the members of a group have the same return.
+    The same at every step of an episode, and exactly 0 where all returns of a group are equal.
     Sources: Kool et al. 2019 (Buy 4 REINFORCE Samples, Get a Baseline for Free); Ahmadian et al. 2024 (RLOO).
 
     Raises:
-        UserError: groups of fewer than two, or columns that do not divide into groups.
+        UserError: `group_size` is less than 2, or the number of columns is not a multiple of it.
     """
     g = _returns(steps, v_t, gamma)
     centred = _centred_by_group(g[0], group_size) * (group_size / (group_size - 1))
@@ -177,7 +178,7 @@ def standardize(advantage: Array, weight_mask: Array, *, ddof: int = 1, eps: Sca
 
 
 def unchanged(advantage: Array, weight_mask: Array) -> Array:
-    """The advantage as it is, where `standardize` could stand."""
+    """The advantage itself; in place of `standardize` where advantages are not normalised."""
     return advantage
 
 
@@ -190,21 +191,21 @@ def _credit(steps: Transition, advantage: Array, target: Array, baseline: Array)
 
 
 def _of_first_step(x: Array, last: Array) -> Array:
-    """To every step of an episode, `x` at the episode's first step in the segment."""
+    """At every step of an episode, `x` at the episode's first step in the segment."""
     t = lax.broadcasted_iota(jnp.int32, x.shape, 0)
     begins = jnp.concatenate([jnp.ones_like(last[:1]), last[:-1]])
     return jnp.take_along_axis(x, lax.cummax(jnp.where(begins, t, 0)), 0)
 
 
 def _centred_by_group(r: Array, group_size: int) -> Array:
-    """`[groups, group_size]`, r less its mean over the group."""
+    """`[groups, group_size]`: r minus its mean over the group."""
     if group_size < 2 or r.shape[0] % group_size:
         raise UserError(
-            f"{r.shape[0]} episodes per device do not divide into groups of {group_size}: give a group size of at "
-            "least 2 and a number of environments that is a multiple of it on every device."
+            f"{r.shape[0]} episodes per device do not divide into groups of {group_size}: choose a group_size of at "
+            "least 2 and a number of environments per device that is a multiple of it."
         )
     r = r.reshape(-1, group_size)
-    r = r - r[:, :1]  # equal returns become exact zeros, which their mean need not be in floating point
+    r = r - r[:, :1]  # equal returns become exact zeros, which r - mean need not be in floating point
     return r - r.mean(1, keepdims=True)
 
 
@@ -213,18 +214,6 @@ def _sum(x: Array, mask: Array) -> Array:
 
 
 def _mean(x: Array, mask: Array) -> Array:
-    """Over the steps of the mask on all devices; 0 without any."""
+    """The mean over the steps of `mask` on all devices; 0 if there are none."""
     total, count = collectives.psum((_sum(x, mask), mask.sum()))
     return total / jnp.maximum(count, 1)
-
-
-def explained_variance(value: Array, target: Array, mask: Array) -> Array:
-    """1 - Var[target - value] / Var[target] over the steps that train, on all devices; 0 for a constant target."""
-    count = jnp.maximum(collectives.psum(mask.sum()), 1)
-
-    def variance(x: Array) -> Array:
-        mean = collectives.psum((mask * x).sum()) / count
-        return collectives.psum((mask * (x - mean) ** 2).sum()) / count
-
-    spread = variance(target)
-    return jnp.where(spread > 0, 1 - variance(target - value) / jnp.where(spread > 0, spread, 1.0), 0.0)

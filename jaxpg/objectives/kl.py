@@ -1,7 +1,7 @@
-"""Penalties: the KL divergence to a reference policy, placed in the reward or in the loss, and overlong sequences.
+"""The KL divergence to a reference policy: per-step estimates, and their place in the reward or in the loss.
 
-With actions from π, `log_prob` under π and `ref_log_prob` under the reference, k1, k2 and k3 estimate KL(π ‖ ref) per
-step. Where an estimate stands decides what its gradient is; see `reference_kl`.
+For actions from π, with `log_prob` under π and `ref_log_prob` under the reference, k1, k2 and k3 estimate KL(π ‖ ref)
+per step. The gradient of an estimate depends on its place; see `reference_kl`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Scalar = Array | float
 
 
 def k1(log_prob: Array, ref_log_prob: Array) -> Array:
-    """log(π/ref): unbiased, of either sign, of high variance.
+    """log(π/ref): unbiased, positive or negative, of high variance.
 
     Source of all three: Schulman 2020 (Approximating KL Divergence).
     """
@@ -29,21 +29,21 @@ def k1(log_prob: Array, ref_log_prob: Array) -> Array:
 
 
 def k2(log_prob: Array, ref_log_prob: Array) -> Array:
-    """log²(π/ref)/2: biased, never negative, its gradient unbiased."""
+    """log²(π/ref)/2: biased, never negative; its gradient is unbiased."""
     return 0.5 * (log_prob - ref_log_prob) ** 2
 
 
 def k3(log_prob: Array, ref_log_prob: Array) -> Array:
-    """ref/π - log(ref/π) - 1: unbiased, never negative, low variance near ref."""
+    """ref/π - log(ref/π) - 1: unbiased, never negative, of low variance near the reference."""
     log_ratio = ref_log_prob - log_prob
     return jnp.expm1(log_ratio) - log_ratio
 
 
 class ReferenceKL(NamedTuple):
-    """A KL penalty where it stands, one field None.
+    """A KL penalty in its place; one of the fields is None.
 
-    in_reward(old_log_prob, ref_log_prob) -> `[T, B]` to be added to the reward.
-    in_loss(log_prob, old_log_prob, ref_log_prob) -> `[T, B]` to be added to the loss per step.
+    in_reward(old_log_prob, ref_log_prob) -> `[T, B]`, added to the reward.
+    in_loss(log_prob, old_log_prob, ref_log_prob) -> `[T, B]`, added to the loss per step.
     """
 
     in_reward: Callable[[Array, Array], Array] | None
@@ -51,14 +51,14 @@ class ReferenceKL(NamedTuple):
 
 
 def reference_kl(placement: str, coefficient: Scalar) -> ReferenceKL:
-    """`coefficient` times an estimate of the KL divergence to a reference policy, placed where `placement` says.
+    """`coefficient` times an estimate of the KL divergence to a reference policy, in the place named by `placement`.
 
-    The expected gradient, with actions from π:
+    For actions from π, the expected gradient is
 
-    - "reward_k1": -k1 in the reward, a constant: that of KL(π ‖ ref), credited like any reward (RLHF);
-    - "loss_k2": k2 in the loss: that of KL(π ‖ ref);
-    - "loss_k3": k3 in the loss: that of KL(ref ‖ π), the other direction (Shao et al. 2024 (GRPO), equation 4);
-    - "loss_ratio_k3": (π/π_old) k3 in the loss: that of KL(π ‖ ref), also when π has moved on from π_old.
+    - "reward_k1", -k1 in the reward, a constant: ∇KL(π ‖ ref), credited like any reward (RLHF);
+    - "loss_k2", k2 in the loss: ∇KL(π ‖ ref);
+    - "loss_k3", k3 in the loss: ∇KL(ref ‖ π), the other direction (Shao et al. 2024 (GRPO), equation 4);
+    - "loss_ratio_k3", (π/π_old) k3 in the loss: ∇KL(π ‖ ref), also for actions from an older policy π_old.
 
     Raises:
         UserError: `placement` is none of these, or "loss_k1", which penalises nothing.

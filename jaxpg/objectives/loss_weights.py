@@ -1,10 +1,10 @@
-"""From steps to one number: weights `[T, B]`, so that a loss is always Σ weights · loss, summed over all devices.
+"""The weight of each step, `[T, B]`: a loss is always Σ weight · loss, summed over all devices.
 
-`mask` is 1 on the steps that train, else 0. Masked steps weigh 0, and a batch without any step weighs 0 altogether.
-Counts run over all devices; each device holds the weights of its own columns.
+`mask` `[T, B]` is the loss mask, 1 on the steps that train, else 0. Masked steps have weight 0; if all are masked, all
+weights are 0. Counts are over all devices; each device holds the weights of its own columns.
 
-`per_episode` and `per_episode_over` take a column for an episode. In a continuing batch a column holds pieces of
-several: only `per_step` is meant for it.
+`per_episode` and `per_episode_over` assume one episode per column. For continuing rollouts, whose columns hold parts of
+several episodes, use `per_step`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scalar = Array | float
 
 
 def per_step(mask: Array) -> Array:
-    """1/N with N the number of real steps: the mean over all steps, long episodes count for more.
+    """1/N with N the number of unmasked steps: the mean over all steps, so longer episodes count for more.
 
     Source: Yu et al. 2025 (DAPO), section 3.3; also the mean of PPO.
     """
@@ -26,9 +26,10 @@ def per_step(mask: Array) -> Array:
 
 
 def per_episode(mask: Array, keep_empty: bool = False) -> Array:
-    """1/(B |o_i|): the mean over the |o_i| real steps of an episode, then over the B episodes.
+    """1/(B |o_i|): the mean over the |o_i| unmasked steps of an episode, then over the B episodes.
 
-    Columns without a real step leave B, unless `keep_empty`. Source: Shao et al. 2024 (GRPO), equation 3.
+    Columns without an unmasked step are not counted in B, unless `keep_empty`.
+    Source: Shao et al. 2024 (GRPO), equation 3.
     """
     return _over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1), keep_empty)
 
@@ -36,8 +37,8 @@ def per_episode(mask: Array, keep_empty: bool = False) -> Array:
 def per_episode_over(mask: Array, length: Scalar, keep_empty: bool = False) -> Array:
     """1/(B L): the sum over an episode divided by the constant L = `length`, in steps, then the mean over episodes.
 
-    L is the configured maximum length, never the width of the padded batch. It takes away that a long bad episode is
-    blamed less per step than a short one. Columns without a real step leave B, unless `keep_empty`.
+    L is the configured maximum length, never the width of the padded batch. With it, a long bad episode is not blamed
+    less per step than a short one. Columns without an unmasked step are not counted in B, unless `keep_empty`.
     Source: Liu et al. 2025 (Dr. GRPO), section 3.
     """
     return _over(mask, length, keep_empty)

@@ -1,14 +1,14 @@
 """Returns and advantages over segments of experience, each one backward recursion x_t = a_t + b_t x_{t+1}.
 
-Everything is `[T, B]`, time-major; `gamma` and `lambda_` are scalars and may be traced. Three things are told apart:
+Everything is `[T, B]`, time-major; `gamma` and `lambda_` are scalars and may be traced. There are three cases:
 
 - termination, `discount_t` = 0: nothing follows, nothing is bootstrapped;
-- a time-out, `last_t` with `discount_t` = 1: the trace is cut and V of the true successor stands for what would have
-  followed;
+- a time-out, `last_t` with `discount_t` = 1: the trace is cut, and V of the true successor replaces the rewards that
+  would have followed;
 - the end of the segment, row T-1: as a time-out.
 
-So the steps of several episodes may follow each other in a column, and what stands behind the `last` of an episode does
-not reach its steps. `v_tm1` is V(obs_t) and `v_t` is V of the true successor of obs_t.
+A column may hold several episodes in a row: nothing after the `last` step of an episode influences the steps of that
+episode. `v_tm1` is V(obs_t) and `v_t` is V of the true successor of obs_t.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ def lambda_returns(reward: Array, discount: Array, last: Array, v_t: Array, gamm
 def discounted_returns(reward: Array, discount: Array, last: Array, bootstrap: Array, gamma: Scalar) -> Array:
     """G_t = r_t + γ discount_t G_{t+1}, with `bootstrap_t` in place of G_{t+1} where the episode or the segment ends.
 
-    The reward-to-go of every step. `bootstrap` is `[T, B]`, and read only at time-outs and in the last row: zeros for
-    the plain sum of what was seen, `v_t` to account for what was cut off. Source: Sutton & Barto 2018, equation 3.9.
+    The reward-to-go of every step. `bootstrap` is `[T, B]` and read only at time-outs and in the last row: zeros for
+    the plain sum of the rewards seen, `v_t` to estimate the rest. Source: Sutton & Barto 2018, equation 3.9.
     """
     return lambda_returns(reward, discount, last, bootstrap, gamma, 1.0)
 
 
 def n_step_targets(reward: Array, discount: Array, last: Array, v_t: Array, gamma: Scalar, n: int) -> Array:
-    """G_t = r_t + γ r_{t+1} + ... + γ^{n-1} r_{t+n-1} + γ^n v_{t+n-1}: n rewards, then the value of where they led.
+    """G_t = r_t + γ r_{t+1} + ... + γ^{n-1} r_{t+n-1} + γ^n v_{t+n-1}: n rewards, then the value of the state reached.
 
-    Sooner where the episode or the segment ends, with the value there unless it terminated. `n` is a static int.
+    Fewer rewards where the episode or the segment ends first, with the value there unless it terminated. `n` is a
+    static int.
     Source: Sutton & Barto 2018, equation 7.1.
 
     Raises:
         UserError: `n` is not at least 1.
     """
     if n < 1:
-        raise UserError(f"n is {n}, but a target spans at least one step: give n >= 1.")
+        raise UserError(f"n is {n}, but a target spans at least one step: choose n >= 1.")
 
     def one_step_longer(_: int, target: Array) -> Array:
         following = jnp.concatenate([target[1:], v_t[-1:]])

@@ -1,16 +1,17 @@
 """Losses per step, to be minimised: `[T, B]` arrays in, one loss per step out; weights and sums come afterwards.
 
-Of the policy, `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob` belongs
-to the policy that acted, and the advantage A counts as a constant. Of the critic, `(value, old_value, target,
-**settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target counts as a
-constant. Settings may be traced.
-
-Cases are told apart by `where`: `minimum`, `maximum` and `clip` share the slope out among what ties, which is work for
-every step and helps none. A ratio or a value that is exactly at its limit is not held.
+A loss of the policy is `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob`
+is that of the policy that acted, and the advantage A is a constant. A loss of the critic is `(value, old_value, target,
+**settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target is a constant.
+Settings may be traced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -19,14 +20,31 @@ from jaxpg.types import Array
 Scalar = Array | float
 
 
+def untied_minimum(x: Array, limit: Scalar, where: Array | None = None) -> Array:
+    """min(x, limit), at the steps of `where` only; x and its slope where both are equal.
+
+    Replaces `jnp.minimum` (and with `untied_maximum` `jnp.clip`), which gives each side half of the slope at a tie. In
+    min(ρA, clip(ρ) A) every step inside the clip is a tie: on a CPU an operation each that XLA fuses with nothing, five
+    more per minibatch (benchmarks/LOG.md, "four environments, without waking a thread"). And a ratio of exactly 1 under
+    a clip of 0 would lose half of its slope.
+    """
+    beyond = x > limit
+    return jnp.where(beyond if where is None else where & beyond, limit, x)
+
+
+def untied_maximum(x: Array, limit: Scalar, where: Array | None = None) -> Array:
+    """max(x, limit), at the steps of `where` only; x and its slope where both are equal. See `untied_minimum`."""
+    beyond = limit > x
+    return jnp.where(beyond if where is None else where & beyond, limit, x)
+
+
 def likelihood_ratio(log_prob: Array, old_log_prob: Array) -> Array:
-    """ρ = π(a|s)/π_old(a|s), held at the square root of the largest float.
+    """ρ = π(a|s)/π_old(a|s), at most the square root of the largest float.
 
     An infinite ratio would turn the gradient into NaN even where the clip leaves none: 0·∞.
     """
     highest = (0.5 * jnp.log(jnp.finfo(log_prob.dtype).max)).astype(log_prob.dtype)
-    difference = log_prob - old_log_prob
-    return jnp.exp(jnp.where(difference > highest, highest, difference))
+    return jnp.exp(untied_minimum(log_prob - old_log_prob, highest))
 
 
 def score_function(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:
@@ -38,7 +56,7 @@ def score_function(log_prob: Array, old_log_prob: Array, advantage: Array) -> Ar
 
 
 def importance_ratio(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:
-    """-ρA with ρ = π/π_old: at π = π_old the gradient of `score_function`, and correct for samples from π_old after.
+    """-ρA with ρ = π/π_old, for samples from π_old; at π = π_old its gradient is that of `score_function`.
 
     Source: Schulman et al. 2015 (TRPO), equation 14.
     """
@@ -54,20 +72,21 @@ def clipped_ratio(
     clip_high: Scalar = 0.2,
     dual_clip: Scalar | None = None,
 ) -> Array:
-    """-min(ρA, clip(ρ, 1 - clip_low, 1 + clip_high) A): no gain from moving ρ past the clip, all loss from it kept.
+    """-min(ρA, clip(ρ, 1 - clip_low, 1 + clip_high) A): no gain from moving ρ beyond the clip.
 
-    So ρ is held from above where A > 0 and from below where A < 0. With `dual_clip` = c > 1 the objective is at least
-    cA where A < 0, which bounds the gradient of bad actions that have become far more likely.
+    For A > 0 that is -A min(ρ, 1 + clip_high), for A < 0 it is -A max(ρ, 1 - clip_low). With `dual_clip` = c > 1 the
+    objective has the lower bound cA for A < 0, which bounds the gradient of bad actions that have become far more
+    likely. A ratio that is exactly at its limit is not clipped.
     Sources: Schulman et al. 2017 (PPO), equation 7; Yu et al. 2025 (DAPO), section 3.1, for two clips;
     Ye et al. 2020 (Mastering Complex Control in MOBA Games) for the dual clip.
     """
     advantage = lax.stop_gradient(advantage)
     ratio = likelihood_ratio(log_prob, old_log_prob)
-    above = jnp.where((advantage > 0) & (ratio > 1 + clip_high), 1 + clip_high, ratio)
-    held = jnp.where((advantage < 0) & (ratio < 1 - clip_low), 1 - clip_low, above)
+    clipped = untied_minimum(ratio, 1 + clip_high, where=advantage > 0)
+    clipped = untied_maximum(clipped, 1 - clip_low, where=advantage < 0)
     if dual_clip is not None:
-        held = jnp.where((advantage < 0) & (ratio > dual_clip), dual_clip, held)
-    return -held * advantage
+        clipped = untied_minimum(clipped, dual_clip, where=advantage < 0)
+    return -clipped * advantage
 
 
 def clipped_weight(
@@ -81,18 +100,43 @@ def clipped_weight(
     return -lax.stop_gradient(weight * advantage) * log_prob
 
 
+class SurrogateLoss(NamedTuple):
+    """A surrogate's loss per step, and whether it clipped a step, all `[T, B]`.
+
+    clipped_low, clipped_high: bool; clipped while the action has become less likely, or more likely, than under π_old.
+    """
+
+    loss: Array
+    clipped_low: Array
+    clipped_high: Array
+
+
+def loss_and_clipped(
+    surrogate: Callable[[Array, Array, Array], Array], log_prob: Array, old_log_prob: Array, advantage: Array
+) -> SurrogateLoss:
+    """The loss of any surrogate, and the steps that it clips: those with A ≠ 0 whose loss has no slope in log π(a|s).
+
+    `clipped_weight` clips weights and keeps every slope, so by this measure it clips nothing.
+    """
+    loss, pullback = jax.vjp(lambda log_prob: surrogate(log_prob, old_log_prob, advantage), log_prob)
+    clipped = (pullback(jnp.ones_like(loss))[0] == 0) & (advantage != 0)
+    more_likely = log_prob > old_log_prob
+    return SurrogateLoss(loss, clipped & ~more_likely, clipped & more_likely)
+
+
 def squared_error(value: Array, old_value: Array, target: Array) -> Array:
     """(V - R)²/2; `old_value` is not read."""
     return 0.5 * (value - lax.stop_gradient(target)) ** 2
 
 
 def clipped_squared_error(value: Array, old_value: Array, target: Array, *, clip: Scalar = 0.2) -> Array:
-    """max((V - R)², (V_clip - R)²)/2, where V_clip is V held within `clip` of the old estimate.
+    """max((V - R)², (V_clip - R)²)/2, where V_clip = V_old + clip(V - V_old, -clip, clip).
 
-    `clip` is in the units of the value. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 9.
+    `clip` is in the units of the value. A value that has moved by no more than `clip` keeps the slope of (V - R)²,
+    however V_old + (V - V_old) is rounded. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 9.
     """
     old_value = lax.stop_gradient(old_value)
     moved = value - old_value
-    held = old_value + jnp.where(moved > 0, clip, -clip)
-    loss, held_loss = squared_error(value, old_value, target), squared_error(held, old_value, target)
-    return jnp.where((jnp.abs(moved) > clip) & (held_loss > loss), held_loss, loss)
+    at_clip = old_value + jnp.where(moved > 0, clip, -clip)
+    loss, clipped_loss = squared_error(value, old_value, target), squared_error(at_clip, old_value, target)
+    return untied_maximum(loss, clipped_loss, where=jnp.abs(moved) > clip)

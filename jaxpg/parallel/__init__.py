@@ -1,4 +1,4 @@
-"""Devices and processes: collectives inside a program, the mesh it runs on, several hosts, steps on the host."""
+"""Devices and processes: collectives inside a program, its mesh, several processes, and callbacks to the host."""
 
 from jaxpg.parallel import collectives, host_callback, processes
 from jaxpg.parallel.collectives import DATA, SHARD

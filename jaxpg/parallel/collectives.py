@@ -1,4 +1,8 @@
-"""Sums over the devices that share a batch: the only file that names the data axis."""
+"""Sums and keys inside a program that runs once on each of several devices: what makes them one learner.
+
+The devices of the axis DATA share the batch of one run. A learner is written for one device and calls these functions;
+where no such axis is bound, they are identities. They work under `jax.shard_map`, `jax.pmap` and `jax.vmap` alike.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,17 @@ from jaxpg.types import Key, Tree
 
 DATA = "data"  # environments are split over it, gradients are summed over it
 SHARD = "shard"  # environments and parameters are split over it
-auto_mesh: ContextVar[Mesh | None] = ContextVar("_cut_up", default=None)
-"""The mesh that XLA is to cut up the program for that is being traced."""
+auto_mesh: ContextVar[Mesh | None] = ContextVar("auto_mesh", default=None)
+"""The mesh of the program being traced if XLA partitions it by itself (axis SHARD), else None.
+
+`mesh.spread` sets it while it traces; `shard_columns` alone reads it. It is a context variable because the code between
+the two is a learner, which knows nothing of meshes. Per-device programs (axis DATA) do not need it: jax binds their
+axis by name.
+"""
 
 
 def num_shards() -> int:
-    """How many devices share the batch: those of the data axis, where the code being traced runs once on each."""
+    """How many devices share the batch: the size of the axis DATA, 1 where it is not bound."""
     try:
         return lax.axis_size(DATA)
     except NameError:
@@ -25,32 +34,35 @@ def num_shards() -> int:
 
 
 def psum(tree: Tree) -> Tree:
-    """Sum over the devices of the data axis; the identity on one device, where XLA would not see that."""
+    """Sum over the devices of the axis DATA; the identity on one device, where XLA would not remove the sum."""
     return lax.psum(tree, DATA) if num_shards() > 1 else tree
 
 
 def mean(x: jax.Array) -> jax.Array:
-    """Mean of the entries of all devices of the data axis, which hold equally many."""
+    """Mean of the entries of `x` on all devices of the axis DATA, which hold equally many."""
     return psum(x.mean()) / num_shards()
 
 
 def maximum(x: jax.Array) -> jax.Array:
-    """The largest entry on all devices of the data axis."""
+    """Maximum of the entries of `x` on all devices of the axis DATA."""
     return lax.pmax(x.max(), DATA) if num_shards() > 1 else x.max()
 
 
 def device_key(key: Key) -> Key:
-    """A key of this device's own, where several share a batch."""
+    """A key that differs between the devices of the axis DATA: `fold_in(key, device index)`; `key` on one device."""
     return jax.random.fold_in(key, lax.axis_index(DATA)) if num_shards() > 1 else key
 
 
 def shard_index() -> jax.Array | int:
-    """Which share of the batch this device holds."""
+    """Index of this device on the axis DATA, 0 on one device."""
     return lax.axis_index(DATA) if num_shards() > 1 else 0
 
 
 def shard_columns(x: jax.Array, axis: int = 0) -> jax.Array:
-    """`x`, its columns along that axis split over the devices that share parameters; as it is, where none do."""
+    """`x` with its columns (the given axis) constrained to be split over the axis SHARD, if XLA partitions the program.
+
+    Unchanged in all other programs, and where the columns do not divide evenly.
+    """
     mesh = auto_mesh.get()
     if mesh is None or x.shape[axis] % mesh.shape[SHARD]:
         return x

@@ -1,8 +1,8 @@
-"""Steps on the host inside a compiled program, and what becomes of their failures.
+"""Python functions called from inside a compiled program, on every platform, and how their failures are reported.
 
-A callback that raises takes the whole process with it where devices wait for each other, and else surfaces as one of
-several exceptions with a traceback for a message. So none raises: a step that fails answers with NaN, and the reason is
-kept for whoever started the program.
+In place of `jax.pure_callback` alone. A callback that raises there ends the process where devices wait for each other,
+and surfaces elsewhere as one of several exceptions with a traceback for a message. So none raises: a call that fails
+returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 
 from jaxpg.types import Array, Tree
 
-WIDTH = 8
-"""Columns per piece of an argument.
+PIECE_COLUMNS = 8
+"""Columns per piece of an array argument, for CPUs with several XLA devices.
 
-XLA copies arguments above 100 kB in a thread of the pool that computes, and on a CPU with several devices all of them
-may be waiting for this one, for ever. Pieces so narrow stay below that for batches of up to 3,000 rows per device.
+XLA copies arguments above 100 kB in a thread of the pool that computes. All its threads may be waiting for this call,
+which then never returns. Pieces of 8 columns stay below that size for batches of up to 3,000 rows per device.
 """
 _failures: list[Exception] = []
 
 
 def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: Array, *scalars: Array) -> Tree:
-    """What a Python function says of an array `[T]` and of scalars, with one call for a whole batch of them.
+    """Call a Python function on an array `[T]` and scalars; under `vmap` once for the whole batch.
 
     Args:
-        function: numpy arrays `[..., T]` and `[...]`, with equal leading axes -> arrays `[...]`, as many as results.
-        results: the shapes and dtypes of what it returns, without the leading axes.
+        function: numpy arrays `[..., T]` and `[...]`, with equal leading axes -> arrays `[...]`, as many as `results`.
+        results: shapes and dtypes of what it returns, without the leading axes.
         rows: [T]
         *scalars: [] each.
 
     Returns:
-        As `results`: what the function returned, or where it raised NaN and -1; then `raise_failure` has the reason.
+        Arrays as in `results`. Where the function raised: NaN, and -1 for integers; `raise_failure` raises the reason.
     """
 
-    def step(pieces: list[Any], *scalars: Any) -> Tree:
+    def call_on_host(pieces: list[Any], *scalars: Any) -> Tree:
         arrays = [np.asarray(x) for x in scalars]
         try:
             return function(np.concatenate([np.asarray(piece) for piece in pieces], -1), *arrays)
@@ -45,8 +45,8 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
             _failures.append(error)
             return jax.tree.map(lambda x: np.full(arrays[0].shape, _failure_value(x.dtype), x.dtype), results)
 
-    pieces = [rows[i : i + WIDTH] for i in range(0, len(rows), WIDTH)]
-    return jax.pure_callback(step, results, pieces, *scalars, vmap_method="broadcast_all")
+    pieces = [rows[i : i + PIECE_COLUMNS] for i in range(0, len(rows), PIECE_COLUMNS)]
+    return jax.pure_callback(call_on_host, results, pieces, *scalars, vmap_method="broadcast_all")
 
 
 def _failure_value(dtype: np.dtype) -> float:
@@ -54,11 +54,11 @@ def _failure_value(dtype: np.dtype) -> float:
 
 
 def clear_failures() -> None:
-    """Begin anew: what failed before is of no interest."""
+    """Forget all failures so far; call it before a program starts."""
     _failures.clear()
 
 
 def raise_failure() -> None:
-    """Raise what the first step that failed since `clear_failures` raised, if any did."""
+    """Raise the exception of the first call that failed since `clear_failures`, if any did."""
     if _failures:
         raise _failures[0]

@@ -1,12 +1,12 @@
-"""Devices. The only file that names a device axis.
+"""The mesh of a run: how seeds, environments and parameters are laid out on devices.
 
-A program is written once, for one device. `spread` runs it on a mesh of two axes: independent runs (seeds,
-hyperparameters) are split over SEED and exchange nothing; within a run, environments are split over DATA, parameters
-are replicated, and the sums that make the devices one learner go through `psum`.
+A program is written once, for one device. `spread` runs it on a mesh of two axes. Independent runs (seeds,
+hyperparameters) are split over SEED and exchange nothing. Within a run, environments are split over DATA and parameters
+are replicated; the sums of `collectives` make the devices one learner.
 
-For a model that outgrows a device the second axis is SHARD instead: parameters and what the optimizer knows of them are
-split over it too, array by array, and so are the columns of a batch. The program stays that of one device, with the
-whole batch; XLA cuts it up, gathers a layer's weights where it needs them, and scatters the sums of gradients.
+For a model that outgrows a device the second axis is SHARD instead. Parameters and optimizer state are split over it
+too, array by array, and so are the columns of a batch. The program is that of one device with the whole batch; XLA
+partitions it, gathers a layer's weights where it needs them, and scatters the sums of gradients.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
-from jaxpg.parallel.collectives import (
-    DATA,
-    SHARD,
-    auto_mesh,
-)
+from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh
 from jaxpg.types import Tree
 
 SEED = "seed"  # independent runs are split over it, nothing is communicated
+PER_SEED = PartitionSpec(SEED)
+REPLICATED = PartitionSpec()
 
 
 def make_mesh(
-    num_seeds: int, num_envs: int, devices: Sequence[jax.Device], over_data: int | None = None, sharded: bool = False
+    num_seeds: int,
+    num_envs: int,
+    devices: Sequence[jax.Device],
+    devices_per_seed: int | None = None,
+    sharded: bool = False,
 ) -> Mesh:
-    """A mesh of two axes, SEED and DATA, or SHARD in its place.
+    """A mesh of the axes SEED and DATA, or SEED and SHARD.
 
     Args:
         num_seeds: independent runs.
-        num_envs: what the devices of the data axis share out: environments of one run, or examples.
-        devices: all that are used.
-        over_data: how many of them share the environments of a run; as few as possible by default, since those on the
-            seed axis need not talk.
-
-        sharded: they share the parameters as well.
+        num_envs: environments of one run, or examples in its batch; split over the second axis.
+        devices: all devices of the mesh.
+        devices_per_seed: size of the second axis. By default as small as possible, since devices along SEED do not
+            communicate.
+        sharded: the second axis is SHARD: its devices share the parameters too.
 
     Raises:
-        UserError: the devices can not be shared out evenly.
+        UserError: the seeds or the environments do not divide evenly over the devices.
     """
-    if over_data is None:
-        over_data = len(devices) // math.gcd(num_seeds, len(devices))
-    over_seeds = len(devices) // over_data
-    if num_seeds % over_seeds or num_envs % over_data:
+    if devices_per_seed is None:
+        devices_per_seed = len(devices) // math.gcd(num_seeds, len(devices))
+    seed_devices = len(devices) // devices_per_seed
+    if num_seeds % seed_devices or num_envs % devices_per_seed:
         raise UserError(
-            f"{len(devices)} devices can not share {num_seeds} seeds of {num_envs} environments evenly, "
-            f"{over_seeds} over the seeds and {over_data} over the environments. Use a number of devices that divides "
-            f"the seeds, or environments that are a multiple of {over_data}."
+            f"{len(devices)} devices cannot share {num_seeds} seeds of {num_envs} environments evenly, "
+            f"{seed_devices} over the seeds and {devices_per_seed} over the environments. Use a number of devices that "
+            f"divides the seeds, or environments that are a multiple of {devices_per_seed}."
         )
-    return Mesh(np.asarray(devices).reshape(over_seeds, over_data), (SEED, SHARD if sharded else DATA))
+    return Mesh(np.asarray(devices).reshape(seed_devices, devices_per_seed), (SEED, SHARD if sharded else DATA))
 
 
 def is_sharded(mesh: Mesh) -> bool:
@@ -67,63 +68,60 @@ def is_sharded(mesh: Mesh) -> bool:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts of their own programs a run's batch is cut: XLA cuts up one program for all of SHARD."""
+    """Into how many per-device programs the batch of a run is split: 1 on SHARD, where one program has all of it."""
     return mesh.shape.get(DATA, 1)
 
 
-def state_specs(state: Tree, mesh: Mesh) -> Tree:
-    """How the state of a run, stacked over seeds `[S, ...]`, lies on a mesh.
+def is_per_environment(path: tuple[Any, ...]) -> bool:
+    """Whether an array of a learner's state belongs to single environments: it is in the field `runner`."""
+    return jax.tree_util.GetAttrKey("runner") in path
 
-    What belongs to single environments (`[S, B, ...]`, see `is_per_environment`) is split over both axes; all else over
-    the seeds alone, or, where parameters are shared out, also along the longest axis that divides evenly.
+
+def state_specs(state: Tree, mesh: Mesh) -> Tree:
+    """The partition specs of the states of S runs, whose leaves are `[S, ...]`.
+
+    Arrays per environment (`[S, B, ...]`, see `is_per_environment`) are split over both axes. All others are split over
+    SEED alone or, on a mesh with SHARD, also along their longest axis that divides evenly.
     """
     second = mesh.axis_names[1]
 
     def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
         if is_per_environment(path):
             return PartitionSpec(SEED, second)
-        sizes = [size if size % mesh.shape[second] == 0 else 0 for size in x.shape[1:]]
-        if second == DATA or not any(sizes):
+        divisible_sizes = [size if size % mesh.shape[second] == 0 else 0 for size in x.shape[1:]]
+        if second == DATA or not any(divisible_sizes):
             return PER_SEED
-        longest = int(np.argmax(sizes))
+        longest = int(np.argmax(divisible_sizes))
         return PartitionSpec(SEED, *[None] * longest, SHARD)
 
     return jax.tree_util.tree_map_with_path(spec, state)
 
 
-def is_per_environment(path: tuple[Any, ...]) -> bool:
-    """Whether the array at that place of a state is in a field called `runner`."""
-    return jax.tree_util.GetAttrKey("runner") in path
-
-
-PER_SEED = PartitionSpec(SEED)
-REPLICATED = PartitionSpec()
-
-
 def shardings(specs: Tree, mesh: Mesh) -> Tree:
-    """`specs` as shardings."""
+    """Partition specs as shardings on a mesh."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def place(tree: Tree, specs: Tree, mesh: Mesh) -> Tree:
-    """Move arrays to where `specs` says. Of several processes each has all of them, and keeps its own devices' part."""
-    lies = shardings(specs, mesh)
-    return jax.device_put(tree, lies) if jax.process_count() == 1 else jax.tree.map(_local_part, tree, lies)
+    """Move arrays to the devices of a mesh. Each process passes whole arrays and keeps the parts of its own devices."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings(specs, mesh))
+    return jax.tree.map(_place_local_parts, tree, shardings(specs, mesh))
 
 
-def _local_part(x: Any, sharding: NamedSharding) -> jax.Array:
+def _place_local_parts(x: Any, sharding: NamedSharding) -> jax.Array:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_local_part(jax.random.key_data(x), sharding))
+        return jax.random.wrap_key_data(_place_local_parts(jax.random.key_data(x), sharding))
     array = np.asarray(x)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def to_host(tree: Tree) -> Tree:
-    """Arrays on a mesh as this process can read them: what lies on several hosts is copied to a device of each."""
+    """Arrays on a mesh as arrays that this process can read; those of several processes are gathered in each."""
     if jax.process_count() == 1:
         return tree
-    copied = _replicate(jax.tree.leaves(tree)[0].sharding.mesh)(tree)
-    return jax.tree.map(lambda x: x.addressable_data(0), copied)
+    replicated = _replicate(jax.tree.leaves(tree)[0].sharding.mesh)(tree)
+    return jax.tree.map(lambda x: x.addressable_data(0), replicated)
 
 
 @functools.cache
@@ -132,51 +130,52 @@ def _replicate(mesh: Mesh) -> Callable[[Tree], Tree]:
 
 
 def abstract_arrays(shapes: Tree, specs: Tree, mesh: Mesh) -> Tree:
-    """Shapes of arrays that lie where `specs` says; a spec stands for all arrays below its place in the tree."""
+    """Shapes and dtypes with shardings, to lower a program for; a spec holds for the whole subtree at its place."""
 
-    def one(spec: PartitionSpec, below: Tree) -> Tree:
-        lies = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lies), below)
+    def with_sharding(spec: PartitionSpec, subtree: Tree) -> Tree:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), subtree)
 
-    return jax.tree.map(one, specs, shapes)
+    return jax.tree.map(with_sharding, specs, shapes)
 
 
 def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`function`, run once per device on that device's share of its arguments.
+    """`function` on a mesh: once per device, on its part of the arguments; on SHARD one program that XLA partitions.
 
-    Replication is not checked: under the check, the gradient with respect to replicated parameters arrives already
-    summed over devices, and summing it again would be wrong by their number, which Adam hides.
+    `check_vma` is off: with it, the gradient with respect to replicated parameters arrives already summed over devices,
+    and a second sum would be wrong by their number, which Adam hides.
     """
     if is_sharded(mesh):
-        return _auto_sharded(function, mesh, in_specs, out_specs)
+        return _auto_partitioned(function, mesh, in_specs, out_specs)
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _auto_sharded(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`function` for XLA to cut up, from how its arguments lie and how its results shall."""
+def _auto_partitioned(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function` with shardings constrained at its arguments and results only; XLA partitions what is between."""
 
-    def constrained(specs: Any, tree: Tree) -> Tree:
-        def below(spec: PartitionSpec, part: Tree) -> Tree:
-            return jax.tree.map(lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)), part)
+    def constrain(specs: Any, tree: Tree) -> Tree:
+        def constrain_subtree(spec: PartitionSpec, subtree: Tree) -> Tree:
+            return jax.tree.map(lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)), subtree)
 
-        return jax.tree.map(below, specs, tree)
+        return jax.tree.map(constrain_subtree, specs, tree)
 
-    def cut_up(*arguments: Any) -> Any:
+    def partitioned(*arguments: Any) -> Any:
         token = auto_mesh.set(mesh)
         try:
-            return constrained(out_specs, function(*constrained(in_specs, arguments)))
+            return constrain(out_specs, function(*constrain(in_specs, arguments)))
         finally:
             auto_mesh.reset(token)
 
-    return cut_up
+    return partitioned
 
 
 def map_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one run, applied to runs stacked on the first axis of its arguments and results.
+    """`function` of one run, mapped over runs stacked on the first axis of its arguments and results.
 
-    On an accelerator side by side, by `vmap`. On a CPU one after the other: a core gains nothing from runs side by
-    side, and loses what its matrix and convolution kernels know only how to do for one set of weights.
+    A choice by platform. On an accelerator: `vmap`, all runs at once. On a CPU: `lax.map`, one after the other. A core
+    gains nothing from runs side by side, and XLA's fast matrix and convolution kernels for CPUs take one set of weights
+    (`vmap` makes grouped convolutions: 10 to 25% slower, benchmarks/LOG.md, 2026-11-20).
     """
     if jax.default_backend() != "cpu":
         return jax.vmap(function)
-    return lambda *arguments: lax.map(lambda stacked: function(*stacked), arguments)
+    return lambda *arguments: lax.map(lambda of_one_run: function(*of_one_run), arguments)

@@ -1,8 +1,18 @@
-"""How the processes of one run end together: in a sentence, whichever of them ends first."""
+"""How the processes of one run end together: with one sentence each, whichever of them ends first.
+
+Used with `--distributed` alone. What jax does without it when one process ends:
+
+- It raised an error: the others wait in a sum over devices for ever. So every process that ends says why, then leaves
+  through `jax.distributed.shutdown`, where all wait for each other, and ends by itself if they do not come (`_exit`).
+- It was killed, and another one is in a sum over devices: the other gets an exception of the library that transports
+  the sum, with a long traceback. `exit_together` knows these by their text (`LOST`).
+- It was killed, and another one is anywhere else: a thread of jax's coordination service logs a fatal error and aborts
+  the other process, with a native stack trace. jax has no option for this and its log is the only place that has the
+  reason, so `filter_native_output` reads the log on its way to the terminal and ends the process itself.
+"""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import re
@@ -18,98 +28,104 @@ from rich.console import Console
 
 from jaxpg.errors import UserError
 
-HEARTBEAT = 10
-"""Seconds without a sign of life after which a process counts as gone; its closed connections mostly say so before."""
-PATIENCE = 5.0
-"""Seconds that a process which has to end gives the others to find out for themselves."""
-GONE = re.compile(r"gloo|nccl|coordination service|CoordinationService|heartbeat|Socket closed", re.IGNORECASE)
-"""What jax says in an exception when another process does not answer."""
+HEARTBEAT_SECONDS = 10
+"""Silence after which jax takes a process for dead; mostly its closed connections show it before."""
+SHUTDOWN_SECONDS = 5.0
+"""How long a process that ends waits for the others to end too."""
+ABORT_DELAY_SECONDS = 1.0
+"""How long an abort waits for `_forward_lines` to read its reason."""
+LOST = re.compile(r"gloo|nccl|coordination service|CoordinationService|heartbeat|Socket closed", re.IGNORECASE)
+"""Text of jax's exceptions when another process does not answer."""
+LOG_PREFIX = re.compile(r"[IWEF]\d{4} ")
+"""How a message of jax's native log begins: severity, month and day."""
+SERVICE_LOG = re.compile("coordination_service|preemption_sync_manager")
+"""Source files whose log messages are about other processes."""
+FATAL_LOG = "distributed service detected fatal errors"
+"""In the message that is logged just before jax aborts this process because another one is gone."""
 _lost_message: Callable[[], str] = str
-_ending = threading.Lock()
+_lost_exit = threading.Lock()
 
 
-def exit_together(command: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """The exit code of a command, which with `--distributed` ends in all processes if it ends in one.
-
-    A process that left without a word would leave the others waiting for what it has to add.
-    """
-    if not getattr(arguments, "distributed", False):
-        return command(arguments)
+def exit_together(command: Callable[[], int]) -> int:
+    """The exit code of a command that all processes of a run execute; if it fails in one, it ends in all."""
     try:
-        code = command(arguments)
-        jax.distributed.shutdown()  # where all wait for each other
+        code = command()
+        jax.distributed.shutdown()  # waits for all processes
         return code
     except UserError as error:
         return _exit(2, str(error))
     except KeyboardInterrupt:
         return _exit(130, "interrupted")
     except Exception as error:
-        if GONE.search(str(error)):
+        if LOST.search(str(error)):
             _exit_lost()
         traceback.print_exc()
         os._exit(1)
 
 
-def set_lost_message(words: Callable[[], str]) -> None:
-    """What to say from now on if this process has to end because another one is gone."""
+def set_lost_message(message: Callable[[], str]) -> None:
+    """Set the sentence that this process prints if it ends because another one is gone."""
     global _lost_message
-    _lost_message = words
+    _lost_message = message
 
 
 def filter_native_output() -> None:
-    """Pass on what native code prints, but for what it says where a process of several is gone: that takes a sentence.
+    """Replace what native code prints when another process is gone by one sentence; pass on all else.
 
-    jax's own service notices most reliably that a process is gone, and then aborts this one with a trace of its stack.
-    No option of jax keeps it from that, so its words are waited for in the pipe that they are written to.
+    Native code writes to the file descriptors 1 and 2, not to `sys.stdout` and `sys.stderr`. So the descriptors become
+    the writing end of a pipe, which a thread reads and filters, and Python's own streams move to copies of the old
+    descriptors. The handler of SIGABRT is a native one, since Python runs its own between two instructions of the main
+    thread, and an abort does not let it get there.
     """
-    reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stdout, sys.stderr = (
-        os.fdopen(os.dup(number), "w", 1, stream.encoding, stream.errors)
-        for number, stream in ((1, sys.stdout), (2, sys.stderr))
+        os.fdopen(os.dup(descriptor), "w", 1, stream.encoding, stream.errors)
+        for descriptor, stream in ((1, sys.stdout), (2, sys.stderr))
     )
-    for number in (1, 2):
-        os.dup2(writer, number)
+    reader, writer = os.pipe()
+    for descriptor in (1, 2):
+        os.dup2(writer, descriptor)
     threading.Thread(target=_forward_lines, args=(os.fdopen(reader, errors="replace"),), daemon=True).start()
-    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_later)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _delay_abort)
 
 
 def _forward_lines(lines: Iterable[str]) -> None:
-    about_others = False  # whether the message that a line belongs to is
+    """Copy lines to `sys.stderr`, without log messages about other processes; end this process at the fatal one."""
+    about_others = False  # whether the log message that a line belongs to is about other processes
     for line in lines:
-        if "distributed service detected fatal errors" in line:
+        if FATAL_LOG in line:
             _exit_lost()
-        if re.match(r"[IWEF]\d{4} ", line):
-            about_others = bool(re.search("coordination_service|preemption_sync_manager", line))
+        if LOG_PREFIX.match(line):
+            about_others = bool(SERVICE_LOG.search(line))
         if not about_others and not line.startswith("[Gloo] Rank"):
             sys.stderr.write(line)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _abort_later(_: int) -> None:
-    """On SIGABRT, leave `_forward_lines` the time to read why."""
-    time.sleep(1.0)
+def _delay_abort(_: int) -> None:
+    """Handle SIGABRT: wait until `_forward_lines` has read why. An abort for another reason then proceeds."""
+    time.sleep(ABORT_DELAY_SECONDS)
 
 
 def _exit_lost() -> None:
-    """End this process because another one is gone."""
-    _ending.acquire()  # for good: two threads may notice, and one sentence is enough
+    """End this process because another one is gone, with the sentence of `set_lost_message`."""
+    _lost_exit.acquire()  # never released: two threads may notice, and one sentence is enough
     if (console := Console()).is_terminal:
         console.show_cursor()  # which the progress bar has hidden
         console.print()
-    _say(_lost_message())
+    _print_error(_lost_message())
     os._exit(2)
 
 
-def _exit(code: int, words: str) -> int:
-    """End this process, which has to, when the others have done so too or had the time to."""
-    _say(words)
-    late = threading.Timer(PATIENCE, os._exit, [code])
-    late.start()
+def _exit(code: int, message: str) -> int:
+    """Print why this process ends, and wait for the others to end too, but not for longer than SHUTDOWN_SECONDS."""
+    _print_error(message)
+    timer = threading.Timer(SHUTDOWN_SECONDS, os._exit, [code])
+    timer.start()
     jax.distributed.shutdown()
-    late.cancel()
+    timer.cancel()
     return code
 
 
-def _say(text: str) -> None:
-    print(f"jaxpg: {text}", file=sys.stderr, flush=True)
+def _print_error(message: str) -> None:
+    print(f"jaxpg: {message}", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
-"""Several processes that are one run: which of them speaks, what they agree on, and how one's end is the end of all.
+"""Several processes that train one run: which of them writes, and what they have to agree on.
 
-Every process runs the same program on its share of the devices. The first alone prints and writes; all read the same
-directories, which therefore lie on a file system that all of them see. With one process everything here is trivial.
+Every process runs the same program on its share of the devices. Process 0 alone prints and writes; all read the same
+directories, which must be on a file system that all of them see. With one process every function here is trivial. How
+the processes end together is in process_exit.py.
 """
 
 from __future__ import annotations
@@ -14,45 +15,46 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
-from jaxpg.parallel import processes
-from jaxpg.parallel.mesh import (
-    to_host,
-)
+from jaxpg.parallel.mesh import to_host
 
 
 def process_allgather(x: np.ndarray) -> np.ndarray:
-    """The `x` of every process, `[processes, ...]`, in each of them. All wait for each other here."""
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    mesh = Mesh(np.asarray([first[i] for i in sorted(first)]), "process")
+    """The `x` of every process, `[processes, ...]`, in each of them. All processes wait for each other here.
+
+    In place of `jax.experimental.multihost_utils.process_allgather`, which requires equal numbers of devices in all
+    processes: a mesh uses equal numbers, but the processes may have more. This uses one device of each.
+    """
+    first_device = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([first_device[i] for i in sorted(first_device)]), "process")
     sharding = NamedSharding(mesh, PartitionSpec("process"))
     return np.asarray(to_host(jax.make_array_from_process_local_data(sharding, x[None])))
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that prints and writes; true where there is only one."""
+    """Whether this is process 0, which prints and writes; true where there is only one."""
     return jax.process_index() == 0
 
 
 def any_process(flags: Sequence[bool]) -> list[bool]:
-    """Of each flag, whether it is set in any process. All processes wait for each other here."""
+    """For each flag, whether it is set in any process. All processes wait for each other here."""
     if jax.process_count() == 1:
         return list(flags)
-    return list(np.any(processes.process_allgather(np.asarray(flags)), axis=0).tolist())
+    return list(np.any(process_allgather(np.asarray(flags)), axis=0).tolist())
 
 
 def same_on_all(text: str) -> bool:
-    """Whether all processes say the same. All wait for each other here."""
+    """Whether `text` is the same in all processes (by CRC-32). All processes wait for each other here."""
     if jax.process_count() == 1:
         return True
     checksum = np.asarray(zlib.crc32(text.encode()), np.uint32)
-    return len(np.unique(processes.process_allgather(checksum))) == 1
+    return len(np.unique(process_allgather(checksum))) == 1
 
 
 def on_main_process(action: Callable[[], object]) -> None:
-    """Do something in the first process alone, while the others wait.
+    """Call `action` in process 0 alone, while the others wait.
 
     Raises:
-        UserError: in all processes, if it was raised by `action`.
+        UserError: in all processes, if `action` raised one.
     """
     failure = None
     if is_main_process():
@@ -62,4 +64,4 @@ def on_main_process(action: Callable[[], object]) -> None:
             failure = error
     (failed,) = any_process([failure is not None])
     if failed:
-        raise failure or UserError("The first process of this run could not go on, and says why.")
+        raise failure or UserError("The first process of this run failed; its own message says why.")

@@ -35,16 +35,16 @@ def write_sweep(
 
     Args:
         grid: the settings.
-        scores: [P, S], the final return of each point and seed, NaN where a run went astray.
+        scores: [P, S], the final return of each point and seed, NaN where a run diverged.
         directory: where to write.
         title: what was trained.
         details: how the numbers were made.
 
     Returns:
-        The best point: the largest interquartile mean among those of which no run went astray, then the largest mean.
+        The best point: the largest interquartile mean among those of which no run diverged, then the largest mean.
 
     Raises:
-        UserError: runs of every point went astray.
+        UserError: runs of every point diverged.
     """
     estimate = bootstrap(scores)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -55,7 +55,7 @@ def write_sweep(
     text = json.dumps(plain({"title": title, "grid": grid, "points": found, "details": details}), indent=1)
     replace_file(directory / "sweep.json", text + "\n")
     if np.isnan(estimate.value).all():
-        raise UserError(f"Runs of every point went astray ({directory / 'sweep.json'}): try smaller step sizes.")
+        raise UserError(f"Runs of every point diverged ({directory / 'sweep.json'}): try smaller step sizes.")
     sweep_figure(grid, scores, directory / "sweep.png", title=title)
     return points[ranked(scores)[0]]
 
@@ -65,16 +65,16 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -
 
     Args:
         grid: the settings.
-        scores: [P, S], the final return of each point and seed, NaN where a run went astray.
+        scores: [P, S], the final return of each point and seed, NaN where a run diverged.
         title: what was trained.
         most: lines.
     """
-    table = Table(*grid, "IQM [95%]", "mean", "went astray", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(*grid, "IQM [95%]", "mean", "diverged", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
     for place in ranked(scores)[:most]:
-        astray = int(np.isnan(scores[place]).sum())
+        diverged = int(np.isnan(scores[place]).sum())
         mean = number(float(scores[place].mean()))
-        row = [*map(show, points[place]), interval(_at(estimate, place)).replace("[", "\\["), mean, str(astray or "")]
+        row = [*map(show, points[place]), interval(_at(estimate, place)).replace("[", "\\["), mean, str(diverged or "")]
         table.add_row(*row)
     if len(points) > most:
         table.caption = f"the best {most} of {len(points)}"
@@ -82,7 +82,7 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -
 
 
 def ranked(scores: np.ndarray) -> list[int]:
-    """Places of the grid, best first: by interquartile mean, then by mean; those of which a run went astray last.
+    """Places of the grid, best first: by interquartile mean, then by mean; those of which a run diverged last.
 
     Where a return has a highest value, the middle halves of many points are all there, and the means tell them apart.
     """

@@ -1,7 +1,7 @@
-"""Programs that advance seeds: keys, states, and one compiled loop of iterations per seed.
+"""The compiled programs of a run: they create the states of its seeds, advance them, and evaluate them.
 
-Where a seed stands after i iterations depends on its number and on i alone: not on the other seeds, not on where chunks
-were cut, not on whether the run was interrupted in between. So resuming is exact.
+The state of a seed after i iterations depends on its number and on i alone: not on the other seeds, not on where chunks
+end, not on whether the run was interrupted in between. So resuming is exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jaxpg import parallel
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
-"""Metrics that are means over what another metric counts, NaN where that is 0; all others are means over iterations."""
+"""Metrics that are means over what another metric counts, NaN where the count is 0."""
 COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
 
 
 class RunState(NamedTuple):
-    """Where a run of S seeds stands; every leaf has a leading axis `[S]`.
+    """The state of a run of S seeds; every leaf has a leading axis `[S]`.
 
     learner: the learner's state.
     iteration: [S] int32, iterations done.
@@ -46,57 +46,70 @@ class SeedKeys(NamedTuple):
 
 
 def seed_keys(seed: int | Array) -> SeedKeys:
-    """The keys of a seed, the same whichever other seeds run beside it."""
+    """The keys of a seed. They depend on its number alone, not on the seeds beside it."""
     return SeedKeys(*jax.random.split(jax.random.key(seed), 3))
 
 
 def init_seeds(learner: Learner, keys: Key) -> RunState:
-    """The seeds before their first iteration; `keys` is `[S]`."""
+    """The seeds before their first iteration; `keys` is `[S]`.
+
+    One after the other on every platform: `vmap` would take twice as long to compile, and this runs once.
+    """
     zeros = jnp.zeros(keys.shape, jnp.int32)
-    return RunState(lax.map(learner.init, keys), zeros, zeros)  # vmap would take twice as long to compile
+    return RunState(lax.map(learner.init, keys), zeros, zeros)
 
 
 def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
-    """`init_seeds` as a program that runs once, so a CPU compiles it without optimisation."""
+    """`init_seeds` as a compiled program; with `shardings`, every array is created on the devices that hold it."""
     return jax.jit(
         partial(init_seeds, learner), out_shardings=shardings, compiler_options=compiler_options(runs_once=True)
     )
 
 
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
-    """What XLA may spend on a program for a CPU: no more than pays (benchmarks/LOG.md).
+    """XLA's options for a program, to save compile time on CPUs; none on other platforms.
 
-    LLVM's optimisation at level 1 takes a fifth less time than at XLA's own 3 and gives programs as fast; at level 0 it
-    takes least and gives slow ones. jax 0.10 can also do without fused kernels, which later versions can not.
+    A choice by platform, measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). In
+    place of LLVM's optimisation level 3, which is XLA's own: level 1 compiles in a fifth less time to programs as fast.
+    Level 0 compiles fastest to slow programs, for those that run once. jax 0.10 can also do without fused kernels.
     """
     if jax.default_backend() != "cpu":
         return {}
-    unfused = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-    return {"xla_backend_optimization_level": 0, **unfused} if runs_once else {"xla_backend_optimization_level": 1}
+    if not runs_once:
+        return {"xla_backend_optimization_level": 1}
+    without_fusion = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+    return {"xla_backend_optimization_level": 0, **without_fusion}
 
 
-def advance(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
+def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
     """Let every seed iterate until it has consumed `target` environment steps, or until a metric is not finite.
 
-    How many iterations that takes may depend on the data, hence a while loop; a seed that is there stands still.
+    How many iterations that takes may depend on the data, hence a while loop; a seed that is there does not change.
     Iteration i of a seed draws from `fold_in(key, i)`.
 
+    Args:
+        learner: what is trained.
+        keys: [S], the `run` keys of the seeds.
+        state: of S seeds.
+        target: environment steps of a seed since its first iteration.
+
     Returns:
-        The state, and metrics `[S]`: means over a seed's `iterations` in this call (those of MEAN_OVER over
-        what it says, NaN where there was none; of COUNTS the sum, of `steps` the last).
+        The state, and metrics `[S]` over the `iterations` of each seed in this call. Those in MEAN_OVER are means over
+        the metric named there, NaN where it is 0; those in COUNTS are sums; `steps` and `iteration` are the last; all
+        others are means over iterations.
     """
     return parallel.map_seeds(partial(_advance_one, learner, target))(keys, state)
 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
-    """`advance` of a single seed, without the axis `[S]`."""
-    step = jax.jit(learner.step)  # traced once, for its shapes and for its code
+    """`advance_seeds` of a single seed, without the axis `[S]`."""
+    step = jax.jit(learner.step)  # traced once for its shapes and its code
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
         learner_state, metrics = step(state.learner, jax.random.fold_in(key, state.iteration))
         end = RunState(learner_state, state.iteration + 1, metrics["steps"].astype(jnp.int32))
-        return end, jax.tree.map(jnp.add, sums, _weighted(metrics))
+        return end, jax.tree.map(jnp.add, sums, _times_counts(metrics))
 
     def unfinished(carry: tuple[RunState, Metrics]) -> Array:
         state, sums = carry
@@ -107,55 +120,76 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
     end, sums = lax.while_loop(unfinished, iterate, (state, sums))
     iterations = end.iteration - state.iteration
     means = {n: x / (sums[MEAN_OVER[n]] if n in MEAN_OVER else iterations.astype(x.dtype)) for n, x in sums.items()}
-    totals = {n: sums[n] for n in COUNTS if n in sums}
-    counts = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
-    return end, means | totals | counts
+    counts = {n: sums[n] for n in COUNTS if n in sums}
+    progress = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
+    return end, means | counts | progress
 
 
-def abstract_state(learner: Learner, num_seeds: int) -> RunState:
-    """Shapes and dtypes of the state of so many seeds."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))
-    return jax.eval_shape(partial(init_seeds, learner), keys)
-
-
-def memory_per_device(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
-    """Bytes that the training of so many seeds takes on each device of the mesh, as the compiled program states it."""
-    state = abstract_state(learner, num_seeds)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))
-    chunk, _ = compile_programs(learner, None, state, mesh)
-    arguments = parallel.abstract_arrays((keys, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
-    needed = chunk.lower(*arguments, np.int32(1)).compile().memory_analysis()
-    given_and_made = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes
-    return given_and_made + needed.temp_size_in_bytes
-
-
-def compile_programs(
-    learner: Learner, evaluate: Callable[[Any, Key], Metrics] | None, state: RunState, mesh: Mesh
-) -> tuple[Any, Any]:
-    """The functions that advance and evaluate all seeds on the devices of the mesh."""
-    seeds, specs = parallel.PER_SEED, parallel.state_specs(state, mesh)
-
-    def evaluation(key: Key, state: RunState) -> dict[str, Array]:
-        assert evaluate is not None  # else this is never called
-        metrics = evaluate(state.learner, jax.random.fold_in(key, state.iteration))
-        return {f"evaluation_{name}": value for name, value in metrics.items()}
-
-    advance_all = parallel.spread(
-        partial(advance, learner), mesh, in_specs=(seeds, specs, parallel.REPLICATED), out_specs=(specs, seeds)
-    )
-    evaluate_all = parallel.spread(parallel.map_seeds(evaluation), mesh, in_specs=(seeds, specs), out_specs=seeds)
-    options = compiler_options()
-    return (
-        jax.jit(advance_all, donate_argnums=1, compiler_options=options),
-        jax.jit(evaluate_all, compiler_options=options),
-    )
-
-
-def _weighted(metrics: Metrics) -> Metrics:
-    """What is summed over iterations: means over something times its number, all else as it is."""
+def _times_counts(metrics: Metrics) -> Metrics:
+    """What is summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
 
     def total(name: str, value: Array) -> Array:
         count = metrics[MEAN_OVER[name]]
         return jnp.where(count > 0, value * count, 0.0)
 
     return {name: total(name, value) if name in MEAN_OVER else value for name, value in metrics.items()}
+
+
+class Programs(NamedTuple):
+    """The compiled programs of a run, for all seeds on the devices of its mesh.
+
+    advance: keys `[S]`, state, target -> state, metrics; see `advance_seeds`. The state passed in is donated.
+    evaluate: keys `[S]`, state -> metrics named `evaluation_...`; iteration i draws from `fold_in(key, i)`.
+    """
+
+    advance: Any
+    evaluate: Any
+
+
+def compile_programs(
+    learner: Learner, evaluate: Callable[[Any, Key], Metrics] | None, state: RunState, mesh: Mesh
+) -> Programs:
+    """The programs of a run; without `evaluate` the second must not be called. Each compiles at its first call.
+
+    Args:
+        learner: what is trained.
+        evaluate: a learner's state and a key -> metrics.
+        state: arrays of S seeds, or their shapes and dtypes.
+        mesh: what they run on.
+    """
+    seeds, specs = parallel.PER_SEED, parallel.state_specs(state, mesh)
+
+    def evaluate_one(key: Key, state: RunState) -> dict[str, Array]:
+        assert evaluate is not None  # else this is never called
+        metrics = evaluate(state.learner, jax.random.fold_in(key, state.iteration))
+        return {f"evaluation_{name}": value for name, value in metrics.items()}
+
+    advance_all = parallel.spread(
+        partial(advance_seeds, learner), mesh, in_specs=(seeds, specs, parallel.REPLICATED), out_specs=(specs, seeds)
+    )
+    evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
+    options = compiler_options()
+    return Programs(
+        advance=jax.jit(advance_all, donate_argnums=1, compiler_options=options),
+        evaluate=jax.jit(evaluate_all, compiler_options=options),
+    )
+
+
+def abstract_state(learner: Learner, num_seeds: int) -> RunState:
+    """Shapes and dtypes of the state of S seeds."""
+    return jax.eval_shape(partial(init_seeds, learner), _abstract_keys(num_seeds))
+
+
+def memory_per_device(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
+    """Bytes that training S seeds takes on each device of the mesh, by XLA's analysis of the compiled program."""
+    keys, state = _abstract_keys(num_seeds), abstract_state(learner, num_seeds)
+    program = compile_programs(learner, None, state, mesh).advance
+    arguments = parallel.abstract_arrays((keys, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
+    memory = program.lower(*arguments, np.int32(1)).compile().memory_analysis()
+    arguments_and_results = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return arguments_and_results + memory.temp_size_in_bytes
+
+
+def _abstract_keys(num_seeds: int) -> Key:
+    """Shapes and dtypes of the keys of S seeds."""
+    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))

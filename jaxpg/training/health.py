@@ -1,4 +1,4 @@
-"""Whether training has diverged: metrics and parameters that are not finite, by seed."""
+"""Divergence: metrics and parameters that are not finite, by seed, and what happens to such a seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,50 @@ import numpy as np
 from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.training import checkpoint
-from jaxpg.training.advance import (
-    MEAN_OVER,
-)
+from jaxpg.training.advance import MEAN_OVER
 from jaxpg.training.metrics_writer import Row
 from jaxpg.types import Tree
 
 
+class DivergenceMonitor:
+    """Knows which seeds of a run have diverged: by default the first one ends the run.
+
+    Args:
+        seeds: the numbers of the seeds, for messages.
+        run_dir: the directory of the run, for messages.
+        skip_diverged: a seed that diverges is excluded instead, and the others go on.
+    """
+
+    def __init__(self, seeds: Sequence[int], run_dir: Path, *, skip_diverged: bool) -> None:
+        self._seeds, self._run_dir, self._skip_diverged = seeds, run_dir, skip_diverged
+        self.healthy = np.ones(len(seeds), bool)  # [S], whether a seed has not diverged
+
+    def check_restored(self, learner_state: Tree) -> None:
+        """Exclude the seeds that had diverged before the run was interrupted."""
+        if self._skip_diverged:
+            self._exclude(non_finite_parameters(learner_state))
+
+    def check_metrics(self, row: Row) -> None:
+        """Exclude the seeds whose metrics are not finite, or raise a UserError about the first."""
+        self._check(non_finite_metrics(row), row)
+
+    def check_parameters(self, learner_state: Tree, row: Row) -> None:
+        """Exclude the seeds whose parameters are not finite, or raise a UserError about the first."""
+        self._check(non_finite_parameters(learner_state), row)
+
+    def _check(self, non_finite: Mapping[str, np.ndarray], row: Row) -> None:
+        if not self._skip_diverged:
+            raise_if_diverged(non_finite, row, self._seeds, self._run_dir)
+        self._exclude(non_finite)
+
+    def _exclude(self, non_finite: Mapping[str, np.ndarray]) -> None:
+        self.healthy &= ~np.any(list(non_finite.values()), axis=0)
+
+
 def non_finite_metrics(row: Row) -> dict[str, np.ndarray]:
-    """By metric, the seeds [S] for which it is not finite although it should be."""
-    healthy = {n: row[MEAN_OVER.get(n, "iterations")] > 0 for n, x in row.items() if np.ndim(x)}
-    return {n: ~np.isfinite(row[n]) & expected for n, expected in healthy.items()}
+    """By metric, the seeds [S] whose value is not finite although there was something to measure."""
+    measured = {name: row[MEAN_OVER.get(name, "iterations")] > 0 for name, x in row.items() if np.ndim(x)}
+    return {name: ~np.isfinite(row[name]) & expected for name, expected in measured.items()}
 
 
 def non_finite_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
@@ -34,20 +67,15 @@ def non_finite_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
     }
 
 
-def seeds_with_any(bad: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The seeds [S] of which anything is bad."""
-    return np.any(list(bad.values()), axis=0)
-
-
-def refuse_non_finite(bad: Mapping[str, np.ndarray], row: Row, seeds: Sequence[int], run_dir: Path) -> None:
-    """Raise a UserError naming the quantity, the seed and the moment, if anything is bad."""
-    for name, where in bad.items():
-        if where.any():
-            s = int(where.argmax())
+def raise_if_diverged(non_finite: Mapping[str, np.ndarray], row: Row, seeds: Sequence[int], run_dir: Path) -> None:
+    """Raise a UserError that names the quantity, the seed and the iteration, if anything is not finite."""
+    for name, in_seeds in non_finite.items():
+        if in_seeds.any():
+            s = int(in_seeds.argmax())
             value = row[name][s] if name in row else "not finite"
-            found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
-            kept = f"The last good checkpoint is {found.path}" if found else "There was no checkpoint yet"
+            last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
+            intact = f"The last good checkpoint is {last.path}" if last else "There was no checkpoint yet"
             raise UserError(
-                f"Training went astray: {name} of seed {seeds[s]} is {value} after iteration {row['iteration'][s]}, "
-                f"{row['steps'][s]} steps. {kept}; a smaller learning_rate or max_grad_norm may help."
+                f"Training diverged: {name} of seed {seeds[s]} is {value} after iteration {row['iteration'][s]}, "
+                f"{row['steps'][s]} steps. {intact}. Try a smaller learning_rate or max_grad_norm."
             )

@@ -1,12 +1,13 @@
-"""Training: any Learner, over several seeds at once, seen from the host chunk by chunk.
+"""The training loop: any Learner, several seeds at once, in chunks, with evaluations, rows of metrics and checkpoints.
 
-A chunk is one compiled loop of iterations per seed, until each seed has consumed so many environment steps.
+A chunk is one compiled loop of iterations per seed, until each seed has consumed a number of environment steps. Between
+two chunks the host decides what is due (`what_is_due`) and does it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +20,36 @@ from jax.sharding import Mesh
 from jaxpg import files, parallel
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback, processes
-from jaxpg.training import checkpoint, metrics_writer, run_directory
+from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.advance import (
+    Programs,
     RunState,
+    SeedKeys,
     abstract_state,
     compile_init,
     compile_programs,
     seed_keys,
 )
-from jaxpg.training.health import non_finite_metrics, non_finite_parameters, refuse_non_finite, seeds_with_any
-from jaxpg.training.metrics_writer import Row
+from jaxpg.training.checkpoint import Checkpoint
+from jaxpg.training.health import DivergenceMonitor
+from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row
 from jaxpg.types import Key, Learner, Metrics, Tree
+
+
+class TrainingHooks(NamedTuple):
+    """Functions that `train` calls between chunks; by default they do nothing and never stop.
+
+    on_row: called with every row of metrics.
+    on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
+    should_stop: called after every chunk; if true, a checkpoint is written and `train` returns.
+    """
+
+    on_row: Callable[[Row], None] = lambda row: None
+    on_evaluation: Callable[[RunState], None] = lambda state: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+NO_HOOKS = TrainingHooks()
 
 
 def train(
@@ -47,117 +67,230 @@ def train(
     resume: bool = False,
     initial: Tree = None,
     skip_diverged: bool = False,
-    on_evaluation: Callable[[RunState], None] = lambda state: None,
-    on_row: Callable[[Row], None] = lambda row: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    hooks: TrainingHooks = NO_HOOKS,
 ) -> RunState:
-    """Train every seed for `total_steps` environment steps, and leave a record and checkpoints in `run_dir`.
+    """Train every seed for `total_steps` environment steps; write metrics and checkpoints to `run_dir`.
 
-    Several processes (`jax.distributed`) call this alike, with a mesh that has devices of each; the first of them alone
-    writes, and all read from `run_dir`.
+    Several processes (`jax.distributed`) all call this with the same arguments and a mesh that has devices of each.
+    Process 0 alone writes, and all read from `run_dir`.
 
     Args:
-        learner: what learns.
+        learner: what is trained.
         seeds: the numbers of the seeds.
         total_steps: environment steps per seed; the iteration that reaches them is finished.
-        run_dir: see record.py.
+        run_dir: the directory of the run, see run_directory.py.
         mesh: of `parallel.make_mesh`; the first device alone by default.
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
-        evaluate: the learner's state, key -> scalars by name, `return` among them; jitted and mapped over seeds here,
-            and recorded as `evaluation_...`.
-        evaluate_every: steps between evaluations; a tenth of the total by default. There is always one at the end.
-        checkpoint_seconds: checkpoints are written at evaluations, at the end, and whenever this time has passed.
-        config: what this run is, written to config.toml and compared when the run goes on.
-        resume: go on from the last checkpoint in `run_dir`, or start if there is none.
-        initial: what each seed's learner adopts before it begins, `[S, ...]`: the parameters of a policy.
-        skip_diverged: a seed that goes astray is left behind, NaN from then on, and the others go on.
-        on_evaluation: called with the state of all seeds before the first iteration, and after every evaluation.
-        on_row: called with every row of metrics.
-        should_stop: asked after every chunk; if true, a checkpoint is written and the state returned as it is.
+        evaluate: a learner's state and a key -> scalars by name, `return` among them; jitted and mapped over seeds
+            here, and written as `evaluation_...`.
+        evaluate_every: steps between evaluations; a tenth of the total by default. The end is always evaluated.
+        checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
+        config: settings of the run, written to config.toml and compared when the run is resumed.
+        resume: continue from the last checkpoint in `run_dir`, or start if there is none.
+        initial: what each seed's learner starts with, `[S, ...]`, as `Learner.with_policy` takes it.
+        skip_diverged: a seed that diverges is left out, its evaluations NaN from then on, and the others go on.
+        hooks: called between chunks.
 
     Returns:
-        The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if it was stopped, or left one behind.
+        The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if training was stopped or a seed diverged.
 
     Raises:
-        UserError: the directory cannot be used, a step on the host failed, or, without `skip_diverged`, something
-            became infinite or not a number.
+        UserError: the directory cannot be used, a callback to the host failed, or, without `skip_diverged`, a metric or
+            parameter is not finite.
     """
     if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must lie between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
-    log_every = log_every or max(1, total_steps // 200)
-    evaluate_every = evaluate_every or max(1, total_steps // 10)
+        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    schedule = Schedule(
+        total_steps=total_steps,
+        log_every=log_every or max(1, total_steps // 200),
+        evaluate_every=(evaluate_every or max(1, total_steps // 10)) if evaluate else None,
+        checkpoint_seconds=checkpoint_seconds,
+    )
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     state, origin = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
-    steps, healthy = np.array(state.steps), np.ones(len(seeds), bool)  # a copy, since the state is given away
-    if skip_diverged:
-        healthy[seeds_with_any(non_finite_parameters(state.learner))] = False
-    chunk, evaluation = compile_programs(learner, evaluate, state, mesh)
+    monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
+    monitor.check_restored(state.learner)
+    steps = np.array(state.steps)  # a copy, since the state is donated
+    programs = compile_programs(learner, evaluate, state, mesh)
     state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
     keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
-    clock, saved = time.monotonic() - origin["seconds"], time.monotonic()
+    run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
+    return parallel.to_host(_train_chunks(run, state, steps, origin, hooks))
+
+
+class Schedule(NamedTuple):
+    """When a run is logged, evaluated, saved and finished; see `train`. evaluate_every: None for never."""
+
+    total_steps: int
+    log_every: int
+    evaluate_every: int | None
+    checkpoint_seconds: float
+
+
+class RunContext(NamedTuple):
+    """What the effects between chunks need: it stays the same during a run, but for the seeds that diverge."""
+
+    programs: Programs
+    keys: SeedKeys
+    monitor: DivergenceMonitor
+    schedule: Schedule
+    mesh: Mesh
+    run_dir: Path
+    config: Mapping[str, Any]
+
+    def min_steps(self, steps: np.ndarray) -> int:
+        """Environment steps of the slowest seed that has not diverged, `total_steps` at most."""
+        return int(steps[self.monitor.healthy].min(initial=self.schedule.total_steps))
+
+
+class Origin(NamedTuple):
+    """What a resumed run continues from, beside its state: bytes of metrics.jsonl, and seconds since it began."""
+
+    metrics_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Chunk(NamedTuple):
+    """One chunk of training, done.
+
+    state: of all seeds, on the mesh. The next chunk takes its memory.
+    row: metrics, on the host.
+    start, end: steps of the slowest healthy seed before and after, see `RunContext.min_steps`.
+    """
+
+    state: RunState
+    row: Row
+    start: int
+    end: int
+
+
+class Due(NamedTuple):
+    """What is to be done after a chunk."""
+
+    evaluate: bool
+    save: bool
+    stop: bool
+
+
+def what_is_due(schedule: Schedule, start: int, end: int, *, stop: bool, overdue: bool) -> Due:
+    """What is to be done after a chunk that took the slowest seed from `start` to `end` steps.
+
+    Evaluate where a multiple of `evaluate_every` was passed, and at the end. Save whatever was evaluated, at the end,
+    and if training stops or the last checkpoint is `overdue`.
+    """
+    finished = end >= schedule.total_steps
+    every = schedule.evaluate_every
+    evaluate = every is not None and (finished or end // every > start // every)
+    return Due(evaluate=evaluate, save=evaluate or finished or stop or overdue, stop=stop)
+
+
+def _train_chunks(
+    run: RunContext, state: RunState, steps: np.ndarray, origin: Origin, hooks: TrainingHooks
+) -> RunState:
+    """Train to the end, or until it is stopped; `steps` [S] are those of the state."""
+    began, saved = time.monotonic() - origin.seconds, time.monotonic()
     host_callback.clear_failures()
-
-    def check(bad: Mapping[str, np.ndarray], row: Row) -> None:
-        if not skip_diverged:
-            refuse_non_finite(bad, row, seeds, run_dir)
-        healthy[seeds_with_any(bad)] = False
-
-    def behind(steps: np.ndarray) -> int:
-        return int(steps[healthy].min(initial=total_steps))
-
-    if behind(steps) < total_steps:
-        processes.on_main_process(partial(run_directory.add_machine, run_dir, list(mesh.devices.flat)))
-    with _writer(run_dir, keep=origin["bytes"], steps=int(steps.min())) as recorder:
+    if run.min_steps(steps) < run.schedule.total_steps:
+        processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
+    with _open_writer(run.run_dir, keep=origin.metrics_bytes, steps=int(steps.min())) as writer:
         if not steps.any():
-            on_evaluation(parallel.to_host(state))
-        while (done := behind(steps)) < total_steps:
-            target = _next_target(steps[healthy], log_every, total_steps)
-            began = time.monotonic()
-            state, metrics = chunk(keys.run, state, np.int32(target))
-            row = jax.device_get(parallel.to_host(metrics)) | {"chunk_seconds": time.monotonic() - began}
-            host_callback.raise_failure()
-            check(non_finite_metrics(row), row)
-            steps = row["steps"]
-            reached = behind(steps)
-            finished = reached >= total_steps
-            stop, due = processes.any_process([should_stop(), time.monotonic() - saved > checkpoint_seconds])
-            evaluated = evaluate and (finished or reached // evaluate_every > done // evaluate_every)
-            if evaluated:
-                measured = jax.device_get(parallel.to_host(evaluation(keys.evaluation, state)))
-                row |= {name: np.where(healthy, x, np.nan) for name, x in measured.items()}
-                host_callback.raise_failure()
-            row["seconds"] = time.monotonic() - clock
-            recorder.write(row)
-            on_row(row)
-            if evaluated:
-                on_evaluation(parallel.to_host(state))
-            if evaluated or finished or stop or due:
-                saving = jax.device_get(parallel.to_host(state))
-                check(non_finite_parameters(saving.learner), row)
-                score = float(row["evaluation_return"][healthy].mean()) if evaluated and healthy.any() else None
-                origin = {"bytes": recorder.size, "seconds": row["seconds"], "config": config}
-                processes.on_main_process(
-                    partial(
-                        checkpoint.save,
-                        run_dir / checkpoint.CHECKPOINTS,
-                        saving,
-                        steps=reached,
-                        score=score,
-                        about=origin,
-                    )
-                )
+            hooks.on_evaluation(parallel.to_host(state))
+        for chunk in _chunks(run, state, steps):
+            state = chunk.state
+            overdue = time.monotonic() - saved > run.schedule.checkpoint_seconds
+            stop, overdue = processes.any_process([hooks.should_stop(), overdue])
+            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=stop, overdue=overdue)
+            evaluation = _evaluate(run, state) if due.evaluate else {}
+            row = chunk.row | evaluation | {"seconds": time.monotonic() - began}
+            writer.write(row)
+            hooks.on_row(row)
+            if due.evaluate:
+                hooks.on_evaluation(parallel.to_host(state))
+            if due.save:
+                _save_checkpoint(run, state, row, steps=chunk.end, metrics_bytes=writer.size)
                 saved = time.monotonic()
-            if stop:
+            if due.stop:
                 break
-    return parallel.to_host(state)
+    return state
+
+
+def _chunks(run: RunContext, state: RunState, steps: np.ndarray) -> Iterator[Chunk]:
+    """Train chunk by chunk, until every seed that has not diverged has reached the total."""
+    total_steps = run.schedule.total_steps
+    while (start := run.min_steps(steps)) < total_steps:
+        target = _next_target(steps[run.monitor.healthy], run.schedule.log_every, total_steps)
+        began = time.monotonic()
+        state, metrics = run.programs.advance(run.keys.run, state, np.int32(target))
+        row = jax.device_get(parallel.to_host(metrics)) | {"chunk_seconds": time.monotonic() - began}
+        host_callback.raise_failure()
+        run.monitor.check_metrics(row)
+        steps = row["steps"]
+        yield Chunk(state, row, start, end=run.min_steps(steps))
 
 
 def _next_target(steps: np.ndarray, log_every: int, total_steps: int) -> int:
-    """The next multiple of `log_every`, or so far that every seed that is not done moves: none waits for another."""
+    """The next multiple of `log_every`, or further, so that every unfinished seed moves: none waits for another."""
     furthest = steps[steps < total_steps].max()
     return min(max((steps.min() // log_every + 1) * log_every, furthest + 1), total_steps)
+
+
+def _evaluate(run: RunContext, state: RunState) -> dict[str, np.ndarray]:
+    """Evaluation metrics [S], NaN for seeds that have diverged."""
+    metrics = jax.device_get(parallel.to_host(run.programs.evaluate(run.keys.evaluation, state)))
+    host_callback.raise_failure()
+    return {name: np.where(run.monitor.healthy, x, np.nan) for name, x in metrics.items()}
+
+
+def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, metrics_bytes: int) -> None:
+    """Write a checkpoint of the state after a chunk, unless its parameters are not finite."""
+    state = jax.device_get(parallel.to_host(state))
+    run.monitor.check_parameters(state.learner, row)
+    healthy = run.monitor.healthy
+    evaluated = "evaluation_return" in row and healthy.any()
+    score = float(row["evaluation_return"][healthy].mean()) if evaluated else None
+    about = {"bytes": metrics_bytes, "seconds": row["seconds"], "config": run.config}
+    folder = run.run_dir / checkpoint.CHECKPOINTS
+    processes.on_main_process(partial(checkpoint.save, folder, state, steps=steps, score=score, about=about))
+
+
+def _init_or_restore(
+    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
+) -> tuple[RunState, Origin]:
+    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none."""
+    last = _open_run(run_dir, config, resume=resume)
+    if last is None:
+        return _init(learner, keys, mesh, initial), Origin()
+    origin = Origin(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
+    return checkpoint.restore(last, abstract_state(learner, len(keys))), origin
+
+
+def _open_run(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
+    """Open the directory of a run in all its processes; the checkpoint to continue from, if there is one."""
+    if not processes.same_on_all(files.toml_dumps(config)):
+        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
+    processes.on_main_process(partial(run_directory.open_directory, run_dir, config, resume=resume))
+    last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
+    if not processes.same_on_all(str(last and last.steps)):
+        raise UserError(f"The processes see different checkpoints in {run_dir}. Give all of them the same directory.")
+    if last is not None:
+        run_directory.refuse_other_config(f"The checkpoint {last.path}", last.about["config"], config)
+    return last
+
+
+def _init(learner: Learner, keys: Key, mesh: Mesh, initial: Tree) -> RunState:
+    """The state before the first iteration; parameters that no single device can hold are created on all of them."""
+    specs = parallel.state_specs(abstract_state(learner, len(keys)), mesh)
+    state = compile_init(learner, parallel.shardings(specs, mesh) if parallel.is_sharded(mesh) else None)(keys)
+    if initial is not None:
+        state = state._replace(learner=jax.jit(jax.vmap(learner.with_policy))(state.learner, initial))
+    return state
+
+
+def _open_writer(run_dir: Path, *, keep: int, steps: int) -> MetricsWriter | NullWriter:
+    """Process 0 writes metrics, the others do not."""
+    return MetricsWriter(run_dir, keep=keep, steps=steps) if processes.is_main_process() else NullWriter()
 
 
 def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = "best") -> RunState:
@@ -168,44 +301,8 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
     """
     found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS, which)
     if found is None:
-        raise UserError(f"{run_dir} has no checkpoint: the run did not get as far as its first one.")
+        raise UserError(f"{run_dir} has no checkpoint: the run ended before its first one.")
     run_directory.refuse_other_config(
         f"The checkpoint {found.path}", found.about["config"], run_directory.load_config(run_dir)
     )
     return checkpoint.restore(found, abstract_state(learner, len(seeds)))
-
-
-def _init_or_restore(
-    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
-) -> tuple[RunState, dict[str, Any]]:
-    """The state to go on from, and how much of the record stands at that point."""
-    if not processes.same_on_all(files.toml_dumps(config)):
-        raise UserError("The processes of this run were told different things. Give all of them the same arguments.")
-    processes.on_main_process(partial(run_directory.open_directory, run_dir, config, resume=resume))
-    found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
-    if not processes.same_on_all(str(found and found.steps)):
-        raise UserError(f"The processes see different checkpoints in {run_dir}: it has to be one directory for all.")
-    if found is None:
-        # Parameters that no single device can hold come into being where they lie.
-        specs = parallel.state_specs(abstract_state(learner, len(keys)), mesh)
-        state = compile_init(learner, parallel.shardings(specs, mesh) if parallel.is_sharded(mesh) else None)(keys)
-        if initial is not None:
-            state = state._replace(learner=jax.jit(jax.vmap(learner.with_policy))(state.learner, initial))
-        return state, {"bytes": 0, "seconds": 0.0}
-    run_directory.refuse_other_config(f"The checkpoint {found.path}", found.about["config"], config)
-    return checkpoint.restore(found, abstract_state(learner, len(keys))), found.about
-
-
-def _writer(run_dir: Path, *, keep: int, steps: int) -> metrics_writer.MetricsWriter | metrics_writer.NullWriter:
-    return (
-        metrics_writer.MetricsWriter(run_dir, keep=keep, steps=steps)
-        if processes.is_main_process()
-        else metrics_writer.NullWriter()
-    )
-
-
-class TrainingHooks(NamedTuple):
-    """Who looks on while something is trained, see `train.train`: what sees every row, and what may end it."""
-
-    on_row: Callable[[Row], None]
-    should_stop: Callable[[], bool]

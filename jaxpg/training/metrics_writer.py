@@ -1,4 +1,4 @@
-"""The rows of a run: metrics.jsonl, and TensorBoard's events."""
+"""Writing the metrics of a run, a row per chunk: metrics.jsonl, and events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from jaxpg.files import explain_os_error
 
 METRICS = "metrics.jsonl"
 Row = dict[str, Any]
-"""A line of metrics: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk."""
+"""Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk."""
 
 
 class MetricsWriter:
     """Appends rows to metrics.jsonl and to TensorBoard's events; a context manager.
 
+    A run that is resumed writes again what was written after its last checkpoint.
+
     Args:
         run_dir: the directory of the run.
-        keep: bytes of metrics.jsonl that stand, from the checkpoint that the run goes on from; the rest is cut off.
-        steps: environment steps at that checkpoint; later events are withdrawn.
+        keep: bytes of metrics.jsonl at that checkpoint, 0 for a new run; the rest is cut off.
+        steps: environment steps at that checkpoint; TensorBoard discards later events.
     """
 
     def __init__(self, run_dir: Path, *, keep: int, steps: int) -> None:
@@ -48,11 +50,11 @@ class MetricsWriter:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for stream in (self._file, self._events):
-            with contextlib.suppress(OSError):  # every row was flushed; what is left could not be written
+            with contextlib.suppress(OSError):  # rows are flushed one by one; what is left could not be written
                 stream.close()
 
     def write(self, row: Row) -> None:
-        """Append a row; it is with the operating system when this returns."""
+        """Append a row, flushed to the operating system; to TensorBoard go the means over finite seeds."""
         line = json.dumps({name: _jsonable(value) for name, value in row.items()})
         means = {
             name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
@@ -72,7 +74,7 @@ class MetricsWriter:
 
 
 class NullWriter:
-    """A recorder that keeps nothing: of several processes the first alone writes."""
+    """A MetricsWriter that writes nothing, for all processes of a run but the first."""
 
     size = 0
 
@@ -83,11 +85,11 @@ class NullWriter:
         pass
 
     def write(self, row: Row) -> None:
-        """Leave it to the first process."""
+        """Do nothing."""
 
 
 def _jsonable(value: Any) -> Any:
-    """Lists and numbers; float32 in its fewest digits, and null for what JSON does not know."""
+    """Lists and numbers as JSON has them: float32 in its fewest digits, null for NaN and infinities."""
     if np.ndim(value):
         return [_jsonable(x) for x in value]
     if not np.isfinite(value):

@@ -1,4 +1,4 @@
-"""What a run depends on besides its config: versions, processor, devices, commit."""
+"""Provenance of a run, beside its config: versions, processor, devices, commit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ PACKAGES = ("jaxpg", "jax", "jaxlib", "flax", "optax", "gymnax", "numpy")
 
 
 def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, Any]:
-    """What a run depends on besides its config: versions, processor, devices (by default all that there are) and, from
-    a checkout, the commit.
-    """
+    """Versions of Python and packages, processor, devices (by default all), time, and the commit in a checkout."""
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
     return {
         "python": platform.python_version(),
@@ -35,7 +33,7 @@ def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, A
 
 
 def _cpu() -> str:
-    """What the processor calls itself."""
+    """Model name of the processor."""
     with contextlib.suppress(OSError):
         models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
         if models:
@@ -44,7 +42,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package is run from, with a mark if it was changed since."""
+    """Commit of the checkout that holds this package, marked `-dirty` if files were changed; None outside of one."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
@@ -56,7 +54,7 @@ def _commit() -> str | None:
             text=True,
             check=False,
         )
-    except OSError:  # no git here
+    except OSError:  # git is not installed
         return None
     return described.stdout.strip() or None
 

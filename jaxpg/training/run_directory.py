@@ -1,14 +1,14 @@
-"""The directory of a run: what it was told to do, on what it ran, and what it measured.
+"""The directory of a run: its config, the machines it ran on, and its metrics.
 
     config.toml     the resolved config, and the seeds
-    run.json        versions, devices and commit of every process that trained it, in order
+    run.json        versions, devices and commit each time it was started or resumed, in order
     metrics.jsonl   one line per chunk of training, every quantity as a list over seeds
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
-and, of a text task, vocabulary.json (what its tokens stand for), samples/ and report.html (completions as it went).
+and, for a text task, vocabulary.json (what its tokens stand for), samples/ (completions) and report.html.
 
-The lines of metrics.jsonl are the record; everything that is drawn or compared is read from them.
+Every figure and comparison is made from metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CONFIG, MACHINE = "config.toml", "run.json"
 
 
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
-    """Begin the directory of a run, or go on with it.
+    """Create the directory of a run, or open it to resume the run.
 
     Raises:
-        UserError: it holds a run although none is to be resumed, or another one; or it cannot be written to.
+        UserError: it holds a run and `resume` is false, or a run of another config; or it cannot be written to.
     """
     if (run_dir / CONFIG).exists():
         if not resume:
@@ -46,36 +46,39 @@ def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) ->
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """The config that a run wrote down, as it stands in its file."""
+    """The contents of a run's config.toml."""
     return tomllib.loads((run_dir / CONFIG).read_text())
 
 
 def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
-    """Note in run.json that this process goes on with the run, on these devices.
+    """Append a description of this machine and these devices to run.json.
 
     Raises:
         UserError: it cannot be written.
     """
     path = run_dir / MACHINE
-    before = json.loads(path.read_text()) if path.exists() else []
+    earlier = json.loads(path.read_text()) if path.exists() else []
     with explain_os_error(run_dir):
-        replace_file(path, json.dumps([*before, describe_machine(devices)], indent=1) + "\n")
+        replace_file(path, json.dumps([*earlier, describe_machine(devices)], indent=1) + "\n")
 
 
-def refuse_other_config(what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise a UserError naming the settings in which two configs differ; a run may go on for longer than planned."""
-    before, now = (flatten(tomllib.loads(toml_dumps(config))) for config in (theirs, ours))
-    names = [name for name in now | before if before.get(name) != now.get(name) and name != "total_steps"]
+def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise a UserError that names up to three settings in which two configs differ.
+
+    `total_steps` may differ: a run may be resumed for longer.
+    """
+    there, here = (flatten(tomllib.loads(toml_dumps(config))) for config in (stored, current))
+    names = [name for name in here | there if there.get(name) != here.get(name) and name != "total_steps"]
     if names:
-        shown = "; ".join(f"{n} is {before.get(n, 'absent')!r} there, {now.get(n, 'absent')!r} here" for n in names[:3])
+        values = [f"{n} is {there.get(n, 'absent')!r} there, {here.get(n, 'absent')!r} here" for n in names[:3]]
         more = f"; and {len(names) - 3} more" if len(names) > 3 else ""
-        raise UserError(f"{what} has another config: {shown}{more}.")
+        raise UserError(f"{what} has another config: {'; '.join(values)}{more}.")
 
 
 def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
-    """The metrics of a run: name -> [N, S], NaN where a row lacks it; the two wall times are [N].
+    """The metrics of a run of S seeds and N rows: name -> [N, S], NaN where a row lacks it; the two wall times are [N].
 
-    A last line that was cut off when the process was killed is left out.
+    An incomplete last line, of a process that was killed, is left out.
 
     Raises:
         UserError: there are none.
@@ -84,18 +87,19 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [row for line in lines if (row := _parse(line)) is not None]
     if not rows:
-        raise UserError(f"{run_dir} has no metrics: no run in it got as far as its first chunk.")
+        raise UserError(f"{run_dir} has no metrics: the run ended before its first chunk was trained.")
     return stack(rows)
 
 
 def stack(rows: list[Row]) -> dict[str, np.ndarray]:
-    """Rows as arrays, see `load_metrics`."""
+    """Rows as arrays, as in `load_metrics`."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     missing = np.full(len(rows[0]["steps"]), np.nan)
     return {name: np.array([row.get(name, missing) for row in rows], float) for name in names}
 
 
 def _parse(line: str) -> Row | None:
+    """A line of metrics.jsonl, NaN for null; None if it is incomplete."""
     try:
         row = json.loads(line)
     except ValueError:

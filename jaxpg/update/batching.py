@@ -1,11 +1,15 @@
-"""How minibatches are gathered and parameters carried where a CPU wants it so."""
+"""How minibatches are gathered and cut into chunks, and how parameters are carried from one to the next.
+
+Everything here is for speed and changes no result. The gains were measured on CPUs (benchmarks/LOG.md); on
+accelerators the same code runs, except for the size of a chunk (`default_chunk_rows`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,106 +20,139 @@ from jaxpg.parallel import collectives
 from jaxpg.types import Array, Tree
 from jaxpg.update.objective import Batch
 
-CPU_CHUNK_ROWS = 512  # benchmarks/LOG.md says what it was chosen from
-WIDE = 64  # numbers in an observation, from which on gathering it chunk by chunk is the cheaper way
+CPU_CHUNK_ROWS = 512  # see `default_chunk_rows`
+WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
 
 
-def map_batch_columns(batch: Batch, pick: Callable[..., Array], *others: Batch) -> Batch:
-    """Some columns of a batch: `pick(axis, leaf)` of every leaf, with the like leaves of other batches behind it."""
-    rollout = batch.rollout.map_columns(pick, *(other.rollout for other in others))
-    names = [name for name in batch._fields if name != "rollout"]
-    trees = {name: [getattr(each, name) for each in (batch, *others)] for name in names}
-    return Batch(rollout=rollout, **{name: jax.tree.map(partial(pick, 1), *trees[name]) for name in names})
+class Minibatches(NamedTuple):
+    """How minibatches are taken from a batch.
 
-
-def gather_words(batch: Batch) -> Callable[[Array], Batch]:
-    """`columns -> those columns of the batch`; all that is one word a step is laid side by side and gathered at once.
-
-    For small minibatches, which take longer to call for than to work on. Of large ones it would be one more copy.
+    num_chunks: the gradient of a minibatch is summed over this many equal chunks of it.
+    take(columns) -> Batch: the minibatch of these columns, None in place of the arrays that only `chunk` gathers.
+    chunk(columns, minibatch, i, num_chunks) -> Batch: the i-th chunk of that minibatch, complete.
     """
-    word = batch.weight.dtype.itemsize
-    bits = jnp.dtype(f"uint{8 * word}")
-    words: list[Array] = []
 
-    def is_word(axis: int, x: Array) -> bool:
-        return axis == 1 and x.shape == batch.weight.shape and x.dtype.itemsize == word
+    num_chunks: int
+    take: Callable[[Array], Batch]
+    chunk: Callable[[Array, Batch, Array | int, int], Batch]
 
-    def lay(axis: int, x: Array) -> Array:
-        if is_word(axis, x):
-            words.append(lax.bitcast_convert_type(x, bits))
-        return x
 
-    map_batch_columns(batch, lay)
-    table = jnp.stack(words)
+def cut_minibatches(batch: Batch, num_columns: int, chunk_rows: int | None) -> Minibatches:
+    """Minibatches of `num_columns` columns of `batch`, in chunks of at most `chunk_rows` rows (columns)."""
+    num_chunks = count_chunks(num_columns, chunk_rows)
+    if num_chunks == 1:
+        return Minibatches(1, stacked_gather(batch), lambda columns, minibatch, i, num_chunks: minibatch)
+    wide = batch.rollout.map_columns(lambda axis, x: math.prod(x.shape[2:]) >= WIDE)
+    late, early = partition(batch.rollout, wide)
+    narrow = batch._replace(rollout=early)
+    return Minibatches(
+        num_chunks, lambda columns: narrow.map_columns(partial(take_columns, columns)), partial(_late_chunk, late)
+    )
+
+
+def _late_chunk(late: Any, columns: Array, minibatch: Batch, i: Array | int, num_chunks: int) -> Batch:
+    """The i-th chunk of a minibatch, whose wide arrays are gathered only now, from those of the whole batch.
+
+    Replaces gathering them with the rest of the minibatch: observations of WIDE numbers and more would be written to
+    memory and read again. 1.08 times as fast on a CPU (Breakout, 1,024 environments); for narrow arrays it costs up to
+    a quarter (benchmarks/LOG.md, "large observations and the minibatch").
+    """
+
+    def take_chunk(axis: int, x: Array) -> Array:
+        return take_columns(slice_columns(i, num_chunks, 0, columns), axis, x)
+
+    chunk = nth_chunk(minibatch, i, num_chunks)
+    return chunk._replace(rollout=merge(late.map_columns(take_chunk), chunk.rollout))
+
+
+def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
+    """`columns -> those columns of the batch`, all arrays with one word per step gathered by one call.
+
+    Replaces one gather per array: partition, stack, gather, merge. XLA on a CPU wakes another thread where more than
+    eight calls are ready at once. Together with `pack_vectors` and `surrogates.untied_minimum` it takes PPO on 4
+    environments from 4.3 to 3.0 CPU seconds per million steps, alone it gains nothing; stacking the words of a large
+    batch is one more copy, so batches that are worked through in chunks do without (benchmarks/LOG.md, "four
+    environments, without waking a thread").
+    """
+    word_size = batch.weight.dtype.itemsize
+    bits = jnp.dtype(f"uint{8 * word_size}")
+    is_word = batch.map_columns(
+        lambda axis, x: axis == 1 and x.shape == batch.weight.shape and x.dtype.itemsize == word_size
+    )
+    words, others = partition(batch, is_word)
+    leaves, structure = jax.tree.flatten(words)
+    stacked = jnp.stack([lax.bitcast_convert_type(x, bits) for x in leaves])  # [words, T, B]
 
     def gather(columns: Array) -> Batch:
-        gathered = iter(take_columns(columns, 2, table))
-
-        def pick(axis: int, x: Array) -> Array:
-            return (
-                lax.bitcast_convert_type(next(gathered), x.dtype)
-                if is_word(axis, x)
-                else take_columns(columns, axis, x)
-            )
-
-        return map_batch_columns(batch, pick)
+        gathered = take_columns(columns, 2, stacked)
+        gathered_words = [lax.bitcast_convert_type(x, leaf.dtype) for x, leaf in zip(gathered, leaves, strict=True)]
+        gathered_others = others.map_columns(partial(take_columns, columns))
+        return merge(jax.tree.unflatten(structure, gathered_words), gathered_others)
 
     return gather
 
 
 def pack_vectors(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
-    """How parameters are carried through a loop, matrices as they are and all vectors as one, and the way back.
+    """`pack, unpack`: parameters as they are carried through a loop, and the way back.
 
-    Every array that is carried is an operation of its own at the end of a step, and XLA wakes another thread where more
-    than eight can start at once: for a small network dearer than the step (benchmarks/LOG.md).
+    Replaces carrying every array: matrices stay, all scalars and vectors become one vector. Every array that is carried
+    is an operation of its own at the end of a step, and XLA on a CPU wakes another thread where more than eight can
+    start at once: for a small network dearer than the step. For what it gains see `stacked_gather`.
     """
-    leaves, structure = jax.tree.flatten(params)
-    is_vector = [x.ndim <= 1 for x in leaves]
-    apart = ravel_pytree([x for x, vector in zip(leaves, is_vector, strict=True) if vector])[1]
+    is_vector = jax.tree.map(lambda x: x.ndim <= 1, params)
+    unravel = ravel_pytree(partition(params, is_vector)[0])[1]
 
-    def packed(params: Tree) -> Tree:
-        each = list(zip(jax.tree.leaves(params), is_vector, strict=True))
-        return [x for x, vector in each if not vector], ravel_pytree([x for x, vector in each if vector])[0]
+    def pack(params: Tree) -> Tree:
+        vectors, matrices = partition(params, is_vector)
+        return matrices, ravel_pytree(vectors)[0]
 
-    def unpacked(carried: Tree) -> Any:
-        matrices, vectors = iter(carried[0]), iter(apart(carried[1]))
-        return jax.tree.unflatten(structure, [next(vectors if vector else matrices) for vector in is_vector])
+    def unpack(packed: Tree) -> Any:
+        matrices, vector = packed
+        return merge(unravel(vector), matrices)
 
-    return packed, unpacked
+    return pack, unpack
+
+
+def partition(tree: Tree, chosen: Tree) -> tuple[Any, Any]:
+    """Two trees like `tree`: the leaves where `chosen` is true, and the others; None in place of the rest."""
+    first = jax.tree.map(lambda x, take: x if take else None, tree, chosen)
+    second = jax.tree.map(lambda x, take: None if take else x, tree, chosen)
+    return first, second
+
+
+def merge(first: Tree, second: Tree) -> Any:
+    """The tree of which `partition` made these two."""
+    return jax.tree.map(lambda x, y: y if x is None else x, first, second, is_leaf=lambda x: x is None)
 
 
 def take_columns(columns: Array, axis: int, x: Array) -> Array:
-    """The columns of these numbers, none of them twice."""
+    """`x[columns]` along an axis; no column may occur twice."""
     return collectives.shard_columns(jnp.take(x, columns, axis, unique_indices=True, mode="clip"), axis)
 
 
-def slice_columns(i: Array | int, chunks: int, axis: int, x: Array) -> Array:
-    """The i-th of so many equal runs along an axis."""
-    size = x.shape[axis] // chunks
+def slice_columns(i: Array | int, num_chunks: int, axis: int, x: Array) -> Array:
+    """The i-th of `num_chunks` equal runs along an axis."""
+    size = x.shape[axis] // num_chunks
     return collectives.shard_columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
 
 
-def nth_chunk(batch: Batch, i: Array | int, chunks: int) -> Batch:
-    """The i-th of so many runs of neighbouring columns."""
-    return map_batch_columns(batch, partial(slice_columns, i, chunks))
+def nth_chunk(batch: Batch, i: Array | int, num_chunks: int) -> Batch:
+    """The i-th of `num_chunks` equal runs of neighbouring columns."""
+    return batch.map_columns(partial(slice_columns, i, num_chunks))
 
 
-def gathered_chunk(whole: Batch, columns: Array, batch: Batch, i: Array | int, chunks: int) -> Batch:
-    """The i-th run of a `batch` that are the `columns` of `whole`; what is wide is gathered only now.
+def default_chunk_rows() -> int | None:
+    """Rows per chunk where no setting names them: CPU_CHUNK_ROWS on a CPU, None (the whole minibatch) elsewhere.
 
-    Gathered all at once, the large observations of a minibatch would be written to memory and read again.
+    A chunk that fits a CPU's cache is faster than a minibatch that does not: 512 rows are 1.08 to 1.11 times as fast as
+    256, 128 and 1,024 slower (benchmarks/LOG.md, "large observations and the minibatch"). An accelerator wants as much
+    work per call as there is.
     """
-
-    def pick(axis: int, gathered: Array, source: Array) -> Array:
-        if math.prod(source.shape[2:]) < WIDE:
-            return slice_columns(i, chunks, axis, gathered)
-        return take_columns(slice_columns(i, chunks, 0, columns), axis, source)
-
-    return map_batch_columns(batch, pick, whole)
+    return CPU_CHUNK_ROWS if jax.default_backend() == "cpu" else None
 
 
-def num_chunks(num_columns: int, rows: int | None) -> int:
-    """The fewest equal parts of at most `rows` columns."""
-    if rows is None or num_columns <= rows:
+def count_chunks(num_columns: int, chunk_rows: int | None) -> int:
+    """The smallest number of equal chunks of at most `chunk_rows` columns; 1 without a limit."""
+    if chunk_rows is None or num_columns <= chunk_rows:
         return 1
-    return next(n for n in range(-(-num_columns // rows), num_columns + 1) if num_columns % n == 0)
+    return next(n for n in range(-(-num_columns // chunk_rows), num_columns + 1) if num_columns % n == 0)

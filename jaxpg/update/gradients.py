@@ -1,8 +1,9 @@
-"""From a loss to new parameters: a gradient step, epochs of minibatches, or a natural-gradient step in a trust region.
+"""The gradient of a loss, summed over chunks and devices, and one step of an optimizer.
 
-All three share one signature, `update(objective, optimizer, learning_rate, params, opt_state, batch, key)`, and return
-`params, opt_state, metrics`. Losses are sums over the steps of this device of weight times loss; gradients and metrics
-are summed over devices here and nowhere else.
+An update has the signature `update(objective, optimizer, learning_rate, params, opt_state, batch, key)` and returns
+`params, opt_state, metrics`. There are three: `gradient_step` here, `minibatches.minibatch_epochs` and
+`trust_region.trust_region_step`. Losses are sums over the steps of this device of weight times loss; gradients and
+metrics are summed over devices in `summed_gradient`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import (
-    nth_chunk,
-)
+from jaxpg.update.batching import nth_chunk
 from jaxpg.update.objective import Batch, Objective
 
 
@@ -33,7 +32,7 @@ def gradient_step(
     batch: Batch,
     key: Key,
 ) -> tuple[Params, Tree, Metrics]:
-    """One step along the gradient of the loss over the whole batch."""
+    """One step along the gradient of the loss over the whole batch; `key` is not read."""
     gradient, metrics = summed_gradient(objective.loss, params, objective.as_minibatch(batch))
     params, opt_state, norm = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
     return params, opt_state, {**metrics, "gradient_norm": norm}
@@ -43,34 +42,36 @@ def summed_gradient(
     loss: Callable[[Any, Any], tuple[Array, Metrics]],
     params: Tree,
     batch: Tree,
-    chunks: int = 1,
-    part: Callable[[Any, Array | int, int], Any] = nth_chunk,
+    num_chunks: int = 1,
+    chunk: Callable[[Any, Array | int, int], Any] = nth_chunk,
 ) -> tuple[Tree, Metrics]:
     """The gradient of a loss and its additive metrics, summed over all devices.
 
-    Summed also over `chunks` parts of the batch, taken one after the other, `part(batch, i, chunks)` being the i-th of
-    them. Since the loss is a sum, the result is the same, and only what one part needs must be held at a time.
+    With `num_chunks` > 1 the batch is cut into chunks, `chunk(batch, i, num_chunks)` being the i-th of them, which are
+    differentiated one after the other and added up. Since the loss is a sum over steps, the result is the same, and
+    only the activations of one chunk are in memory at a time.
     """
-    differentiate = _vmap_of_one(jax.grad(loss, has_aux=True))
-    if chunks == 1:
+    differentiate = _through_vmap_of_one(jax.grad(loss, has_aux=True))
+    if num_chunks == 1:
         return collectives.psum(differentiate(params, batch))
 
-    @jax.jit  # traced once, for its shapes and for its code
+    @jax.jit  # traced once for both `eval_shape` and `scan`
     def of_chunk(i: Array) -> tuple[Tree, Metrics]:
-        return differentiate(params, part(batch, i, chunks))
+        return differentiate(params, chunk(batch, i, num_chunks))
 
     def add(total: tuple[Tree, Metrics], i: Array) -> tuple[tuple[Tree, Metrics], None]:
         return jax.tree.map(jnp.add, total, of_chunk(i)), None
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
-    return collectives.psum(lax.scan(add, zeros, jnp.arange(chunks))[0])
+    return collectives.psum(lax.scan(add, zeros, jnp.arange(num_chunks))[0])
 
 
-def _vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
+def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function through a `vmap` over an axis of length one.
 
-    It changes nothing but how XLA lays out the products: of a weight gradient it then transposes the factors in memory
-    first, which on a CPU is worth 29% of a whole PPO loop (benchmarks/LOG.md).
+    Replaces a plain call. XLA on a CPU then transposes the factors of a weight gradient in memory first: a PPO loop
+    takes 2.43 instead of 3.44 CPU seconds per million steps, 29% less (benchmarks/LOG.md, "the weight gradient's
+    layout"). Not measured on accelerators.
     """
 
     def lifted(*arguments: Any) -> Any:
@@ -87,7 +88,10 @@ def apply_gradient(
     params: Tree,
     opt_state: Tree,
 ) -> tuple[Any, Tree, Array]:
-    """One step of the optimizer, whose updates point uphill; also the norm of the gradient."""
+    """`params, opt_state, norm` after params <- params - learning_rate * optimizer(gradient).
+
+    The optimizer's updates point uphill and contain no learning rate. `norm` is that of the gradient before clipping.
+    """
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
     return params, opt_state, jnp.linalg.norm(ravel_pytree(gradient)[0])

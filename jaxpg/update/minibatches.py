@@ -1,8 +1,9 @@
-"""Epochs of minibatches: shuffled, cut into chunks, each a step of the optimizer, with an early stop by KL."""
+"""Epochs of minibatches: take, prepare, differentiate, apply, and stop early where the KL grows too large."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,23 @@ from jax import lax
 
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Tree
-from jaxpg.update.batching import (
-    CPU_CHUNK_ROWS,
-    gather_words,
-    gathered_chunk,
-    map_batch_columns,
-    num_chunks,
-    pack_vectors,
-    take_columns,
-)
+from jaxpg.update.batching import cut_minibatches, default_chunk_rows, pack_vectors
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.shuffle import random_permutations
+from jaxpg.vectorize import tree_where
+
+
+class _Progress(NamedTuple):
+    """What is carried from minibatch to minibatch.
+
+    params: as `pack_vectors` packs them.
+    running: [] bool, false once the KL was too large.
+    """
+
+    params: Tree
+    opt_state: Tree
+    running: Array
 
 
 def minibatch_epochs(
@@ -36,53 +42,61 @@ def minibatch_epochs(
     *,
     epochs: int,
     num_minibatches: int,
-    target_kl: float | None = None,
+    target_kl: Array | float | None = None,
     chunk_rows: int | None = None,
 ) -> tuple[Params, Tree, Metrics]:
-    """`epochs` passes over the batch, each in a fresh order and cut into `num_minibatches` gradient steps.
+    """`epochs` passes over the batch, each in a new random order and cut into `num_minibatches` gradient steps.
 
-    Minibatches are cut from single steps, or from whole columns where the policy reads columns. Weights are scaled by
-    the number of minibatches, so that each loss estimates that of the whole batch. With `target_kl`, no further step
-    is taken once the approximate KL (k3) of a minibatch to the collecting policy exceeds 1.5 times it (the early stop
-    of OpenAI's Spinning Up and of Stable-Baselines3). A minibatch's gradient is summed over chunks of at most
-    `chunk_rows` rows (columns): exact, and faster where a chunk fits a cache that the minibatch does not. Not given, it
-    is what suits the machine: CPU_CHUNK_ROWS on a CPU, the whole minibatch elsewhere.
+    A minibatch consists of single steps, or of whole columns where the policy needs trajectories. Weights are
+    multiplied by `num_minibatches`, so that each loss estimates that of the whole batch.
+
+    With `target_kl`, no further step is taken once the approximate KL (k3) of a minibatch to the collecting policy
+    exceeds 1.5 target_kl (the early stop of OpenAI's Spinning Up and of Stable-Baselines3).
+
+    The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
+    `batching.default_chunk_rows`.
+
+    Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
-    if chunk_rows is None and jax.default_backend() == "cpu":
-        chunk_rows = CPU_CHUNK_ROWS
-    batch = batch if objective.needs_trajectories else _as_steps(batch)
-    num_columns = batch.weight.shape[1]
+    batch = batch if objective.needs_trajectories else _as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
-    # Drawn here, in one call: random-number code is a large part of what there is to compile.
-    orders = random_permutations(collectives.device_key(key), epochs, num_columns).reshape(epochs * num_minibatches, -1)
-    chunks = num_chunks(orders.shape[1], chunk_rows)
-    gather = (
-        gather_words(batch) if chunks == 1 else lambda columns: map_batch_columns(batch, partial(take_columns, columns))
-    )
-    packed, unpacked = pack_vectors(params)
+    orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
+    minibatches = cut_minibatches(batch, orders.shape[1], default_chunk_rows() if chunk_rows is None else chunk_rows)
+    pack, unpack = pack_vectors(params)
 
-    def minibatch(carry: tuple[Tree, Tree, Array], columns: Array) -> tuple[tuple[Tree, Tree, Array], Metrics]:
-        params, opt_state, going = unpacked(carry[0]), *carry[1:]
-        chosen = objective.as_minibatch(gather(columns))
-        part = partial(gathered_chunk, batch._replace(minibatch_weight=chosen.minibatch_weight), columns)
-        gradient, metrics = summed_gradient(objective.loss, params, chosen, chunks, part)
-        if target_kl is not None:
-            going = going & (metrics["approx_kl"] <= 1.5 * target_kl)
+    def one_minibatch(progress: _Progress, columns: Array) -> tuple[_Progress, Metrics]:
+        params, opt_state = unpack(progress.params), progress.opt_state
+        minibatch = objective.as_minibatch(minibatches.take(columns))
+        chunk = partial(minibatches.chunk, columns)
+        gradient, metrics = summed_gradient(objective.loss, params, minibatch, minibatches.num_chunks, chunk)
+        running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norm = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
-            keep = partial(jnp.where, going)
-            new_params = jax.tree.map(keep, new_params, params)
-            new_opt_state = jax.tree.map(keep, new_opt_state, opt_state)
-        metrics = {**metrics, "gradient_norm": norm, "updates": going.astype(norm.dtype)}
-        return (packed(new_params), new_opt_state, going), metrics
+            new_params, new_opt_state = tree_where(running, (new_params, new_opt_state), (params, opt_state))
+        metrics = {**metrics, "gradient_norm": norm, "updates": running.astype(norm.dtype)}
+        return _Progress(pack(new_params), new_opt_state, running), metrics
 
-    carry = (packed(params), opt_state, jnp.ones((), bool))
-    (carried, opt_state, _), metrics = lax.scan(minibatch, carry, orders)
-    taken = metrics.pop("updates")
-    return unpacked(carried), opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": taken.sum()}
+    start = _Progress(pack(params), opt_state, jnp.ones((), bool))
+    progress, metrics = lax.scan(one_minibatch, start, orders)
+    updates = metrics.pop("updates").sum()
+    return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
 
 
-def _as_steps(batch: Batch) -> Batch:
+def _as_single_steps(batch: Batch) -> Batch:
     """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
     rollout = batch.rollout._replace(final_obs=(), episodes=Episodes())
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
+
+
+def _shuffled_columns(key: Key, num_columns: int, epochs: int, num_minibatches: int) -> Array:
+    """`[epochs * num_minibatches, columns of a minibatch]`: the columns of every minibatch.
+
+    All orders are drawn by one call: random-number code is a large part of what there is to compile.
+    """
+    orders = random_permutations(collectives.device_key(key), epochs, num_columns)
+    return orders.reshape(epochs * num_minibatches, -1)
+
+
+def _still_running(running: Array, metrics: Metrics, target_kl: Array | float | None) -> Array:
+    """Whether this minibatch and all before it are within 1.5 target_kl of the collecting policy."""
+    return running if target_kl is None else running & (metrics["approx_kl"] <= 1.5 * target_kl)

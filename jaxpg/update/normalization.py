@@ -1,8 +1,8 @@
-"""Running moments, shared by all environments and all devices: observations on one scale, rewards on one scale.
+"""Running moments of observations and rewards, over all environments and all devices, and normalisation by them.
 
-They belong to the learner and not to an environment, since an environment sees only itself. Moments are updated once
-per rollout, after it: acting and learning within one iteration then see the same numbers, and the probability ratio of
-the first update is exactly one.
+They belong to the learner, since an environment sees only itself. Moments are updated once per rollout, after it: the
+policy then acts and learns on the same numbers within an iteration, and the probability ratio of the first update is
+exactly one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxpg.types import Array
 
 
 class Moments(NamedTuple):
-    """Number of samples seen [], their mean and their (biased) variance [...]."""
+    """Number of samples so far `[]`, their mean and their (biased) variance `[...]`."""
 
     samples: Array
     mean: Array
@@ -25,7 +25,7 @@ class Moments(NamedTuple):
 
 
 def initial_moments(shape: tuple[int, ...] = ()) -> Moments:
-    """Moments of nothing: mean 0 and variance 1, which leave what they scale as it is."""
+    """Moments before any sample: mean 0 and variance 1, which normalise nothing."""
     return Moments(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
 
@@ -36,18 +36,18 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     with d the difference of their means (Chan, Golub and LeVeque 1979, equation 2.1).
     """
     weight = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-    seen = collectives.psum(mask.sum())
-    mean = collectives.psum((weight * x).sum((0, 1))) / jnp.maximum(seen, 1)
+    new = collectives.psum(mask.sum())
+    mean = collectives.psum((weight * x).sum((0, 1))) / jnp.maximum(new, 1)
     squares = collectives.psum((weight * (x - mean[None, None]) ** 2).sum((0, 1)))
-    count = moments.samples + seen
+    count = moments.samples + new
     delta = mean - moments.mean
-    share = seen / jnp.maximum(count, 1)
+    fraction = new / jnp.maximum(count, 1)
     return Moments(
         samples=count,
-        mean=moments.mean + delta * share,
+        mean=moments.mean + delta * fraction,
         variance=jnp.where(
             count > 0,
-            moments.variance * (1 - share) + squares / jnp.maximum(count, 1) + delta**2 * share * (1 - share),
+            moments.variance * (1 - fraction) + squares / jnp.maximum(count, 1) + delta**2 * fraction * (1 - fraction),
             moments.variance,
         ),
     )
@@ -61,20 +61,20 @@ def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0, eps: float
 
 
 def scale_rewards(moments: Moments, reward: Array, *, limit: float = 10.0, eps: float = 1e-8) -> Array:
-    """Reward / std, clipped to +-`limit`; not centred, which would change the task (details 7 and 8, ibid.)."""
+    """reward / std, clipped to +-`limit`; not centred, which would change the task (details 7 and 8, ibid.)."""
     return jnp.clip(reward * lax.rsqrt(moments.variance + eps), -limit, limit)
 
 
-def discounted_reward_sums(trace: Array, reward: Array, last: Array, gamma: Array | float) -> tuple[Array, Array]:
-    """Discounted sums of past rewards, R_t = gamma R_{t-1} + r_t, starting anew behind every episode end.
+def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Array | float) -> tuple[Array, Array]:
+    """Discounted sums of past rewards, R_t = gamma R_{t-1} + r_t, from 0 again after the end of an episode.
 
-    `trace` [B] is R before the first step, `reward` and `last` are `[T, B]`. Returns the trace to go on from and all
-    R_t `[T, B]`. Their spread is the scale of the rewards (details 7, ibid.).
+    `start` `[B]` is R before the first step, `reward` and `last` are `[T, B]`. Returns the `start` of the next segment
+    and all R_t `[T, B]`. Their standard deviation is the scale of the rewards (detail 7, ibid.).
     """
 
-    def step(trace: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+    def step(before: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
         reward_t, last_t = inputs
-        total = gamma * trace + reward_t
+        total = gamma * before + reward_t
         return jnp.where(last_t, 0.0, total), total
 
-    return lax.scan(step, trace, (reward, last))
+    return lax.scan(step, start, (reward, last))

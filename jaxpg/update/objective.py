@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
@@ -12,12 +14,14 @@ from jaxpg.types import Array, Metrics, Params, Rollout, Tree
 
 
 class Batch(NamedTuple):
-    """What the losses read, leaves `[T, B, ...]`.
+    """What the losses read.
 
-    advantage, target: of the credit; old_value: the critic's value before any update.
+    rollout: the experience, `[T, B, ...]`; all other fields are `[T, B]`.
+    advantage, target: psi of each step, and what a critic regresses on (objectives/advantages.py).
+    old_value: the critic's value before any update of this batch.
     weight: of each step in the loss; sums to 1 (or as `loss_weights` says) over all devices.
-    share: the same, but summing to 1 over the minibatch on all devices, for metrics that are means; `()` until a
-        minibatch is made.
+    minibatch_weight: the same, but summing to 1 over the minibatch on all devices, for metrics that are means; `()`
+        until `Objective.as_minibatch` has made a minibatch.
     reference_log_prob: of the action under the reference policy, `()` without one.
     """
 
@@ -29,17 +33,23 @@ class Batch(NamedTuple):
     minibatch_weight: Tree
     reference_log_prob: Tree
 
+    def map_columns(self, function: Callable[[int, Array], Any]) -> Batch:
+        """`function(axis, x)` of every array, whose columns are on that axis."""
+        per_step = self[1:]  # all fields but the rollout
+        return Batch(self.rollout.map_columns(function), *jax.tree.map(partial(function, 1), per_step))
+
 
 Loss = Callable[[Params, Batch], tuple[Array, Metrics]]
 
 
 class Objective(NamedTuple):
-    """What is to be made small. Losses return their value on this device and additive metrics.
+    """What an update minimises. A loss returns its sum over the steps of this device, and additive metrics.
 
-    policy_loss, value_loss: None where there is no critic.
-    distribution(params, batch): the policy's distribution over actions, [T, B].
-    normalize(advantage, mask): how advantages are scaled before they are used, once per minibatch.
-    sequential: the policy reads whole columns, which minibatches must not cut.
+    policy_loss(params, batch) -> loss, metrics
+    value_loss(params, batch) -> loss, metrics; None without a critic.
+    distribution(params, batch): the policy's distribution over actions, `[T, B]`.
+    normalize(advantage, mask): the scale of the advantages, once per minibatch.
+    needs_trajectories: the policy reads whole columns, which minibatches must not cut.
     """
 
     policy_loss: Loss
@@ -57,7 +67,10 @@ class Objective(NamedTuple):
         return policy_loss + value_loss, {**metrics, **value_metrics}
 
     def as_minibatch(self, batch: Batch) -> Batch:
-        """The batch made one minibatch: what depends on all its steps, before it is cut into chunks."""
+        """The batch with all that depends on the whole minibatch: normalised advantages and `minibatch_weight`.
+
+        To be called before a minibatch is cut into chunks.
+        """
         total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
         return batch._replace(
             advantage=self.normalize(batch.advantage, batch.rollout.loss_mask), minibatch_weight=batch.weight / total

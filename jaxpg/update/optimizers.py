@@ -11,39 +11,43 @@ from jaxpg.types import Array, Tree
 FLAT_BELOW = 2**20
 
 
-def adam(*, max_grad_norm: float | None, eps: float = 1e-5) -> optax.GradientTransformation:
-    """Adam's direction after clipping the gradient by its global norm. eps 1e-5 is detail 3 of the 37 of PPO."""
+def adam(*, max_grad_norm: Array | float | None, eps: Array | float = 1e-5) -> optax.GradientTransformation:
+    """Adam without a learning rate, after clipping the gradient by its global norm where `max_grad_norm` is given.
+
+    eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as one vector: `flat_if_small`.
+    """
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
     return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)))
 
 
 def flat_if_small(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer on one vector of all parameters: a handful of operations per update instead of a handful per array.
+    """The optimizer, applied to one vector of all parameters if they are fewer than FLAT_BELOW numbers.
 
-    Of FLAT_BELOW numbers and more the arrays stay as they are: copying them would cost more than it saves, and devices
-    that share the parameters hold parts of single arrays.
+    Replaces a handful of operations per array by a handful per update: fewer calls on a CPU and less to compile. From
+    FLAT_BELOW numbers on, copying them costs more than it saves, and devices that share the parameters hold parts of
+    single arrays (benchmarks/LOG.md).
     """
     flat = optax.flatten(optimizer)
 
-    def suited(tree: Tree) -> optax.GradientTransformation:
+    def chosen(tree: Tree) -> optax.GradientTransformation:
         return flat if sum(x.size for x in jax.tree.leaves(tree)) < FLAT_BELOW else optimizer
 
     def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
-        return suited(updates).update(updates, state, params)
+        return chosen(updates).update(updates, state, params)
 
-    return optax.GradientTransformation(lambda params: suited(params).init(params), update)
+    return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
 
 
-def sgd(*, max_grad_norm: float | None = None) -> optax.GradientTransformation:
-    """The gradient itself, after clipping by its global norm."""
+def sgd(*, max_grad_norm: Array | float | None = None) -> optax.GradientTransformation:
+    """The gradient itself, clipped by its global norm where `max_grad_norm` is given."""
     return optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
 
 
 def constant(steps: Array, *, value: Array | float) -> Array:
-    """The same step size throughout."""
+    """The step size `value` at all times."""
     return jnp.asarray(value, jnp.float32)
 
 
 def linear_decay(steps: Array, *, value: Array | float, over: int) -> Array:
-    """From `value` to zero over so many environment steps (detail 4 of the 37 of PPO)."""
+    """From `value` linearly to zero over `over` environment steps (detail 4 of the 37 of PPO)."""
     return value * jnp.maximum(1 - steps / over, 0.0)

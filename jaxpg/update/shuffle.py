@@ -1,10 +1,10 @@
-"""Random orders of `0 .. n-1`, without a sort or with a cheap one.
+"""Random permutations of `0 .. n-1`, without a sort or with a cheap one.
 
-Shuffling by `jax.random.permutation` was a third of a whole PPO loop on a CPU. A Feistel network with a random key is a
-bijection on the numbers of a fixed count of bits and costs a few integer operations per element; on other ranges the
-few results that fall outside are sent through it again (cycle-walking; Black and Rogaway 2002, "Ciphers with Arbitrary
-Finite Domains", section 3), which keeps it a bijection. Few elements are sorted, each a single word: random bits above
-its number, so that one sort of words does what jax does by a sort of pairs.
+Replaces `jax.random.permutation`, which took a third of a whole PPO loop on a CPU (benchmarks/LOG.md). From SORT_BELOW
+elements on, a Feistel network with a random key: a bijection on the numbers of a fixed number of bits, at a few integer
+operations per element. For other ranges, results that fall outside go through it again (cycle-walking; Black and
+Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3), which keeps it a bijection. Fewer elements are
+sorted, each as a single word with random bits above its number: one sort of words in place of jax's sort of pairs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from jax import lax
 from jaxpg.types import Array, Key
 
 ROUNDS = 8  # even, so that the two halves end where they began
-SORT_BELOW = 256  # over 6 bits and less the network's orders are seen to be uneven in pairs (benchmarks/LOG.md)
+SORT_BELOW = 256  # at 32 and 64 elements the network's orders are measurably uneven in pairs (benchmarks/LOG.md)
 
 
 def random_permutations(key: Key, num: int, n: int) -> Array:
-    """`[num, n]` int32: every row holds every number of `0 .. n-1` once, in an order of its own."""
+    """`[num, n]` int32: every row is an independent random permutation of `0 .. n-1`."""
     if n < SORT_BELOW:
         return _sorted_permutations(key, num, n)
     return jax.vmap(lambda keys: _feistel_permutation(keys, n))(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
 
 
 def _sorted_permutations(key: Key, num: int, n: int) -> Array:
-    """Numbers in the order of 24 random bits or more, of which two are hardly ever alike."""
+    """Numbers sorted by 24 or more random bits each, so that ties are rare."""
     number_bits = (n - 1).bit_length()
     number = jnp.arange(n, dtype=jnp.uint32)[None]
     keyed = jax.random.bits(key, (num, n), jnp.uint32) >> number_bits << number_bits | number

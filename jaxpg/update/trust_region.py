@@ -1,9 +1,10 @@
-"""A natural-gradient step in a trust region: conjugate gradients and a line search."""
+"""A natural-gradient step in a trust region (TRPO): gradient, direction, line search, then epochs of the critic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,74 +28,115 @@ def trust_region_step(
     batch: Batch,
     key: Key,
     *,
-    max_kl: float,
+    max_kl: Array | float,
     conjugate_steps: int,
-    damping: float,
+    damping: Array | float,
     backtracks: int,
     value_epochs: int,
     value_minibatches: int,
 ) -> tuple[Params, Tree, Metrics]:
-    """A natural-gradient step on the policy, then epochs of ordinary ones on the critic.
+    """A natural-gradient step on the policy, then epochs of ordinary gradient steps on the critic.
 
-        s = F^-1 g by conjugate gradients,  step = sqrt(2 max_kl / s.F s) s,
+        minimise loss(policy)    subject to    mean KL(old || new) <= max_kl
 
-    halved until the loss falls and the mean KL(old || new) is at most `max_kl`, at most `backtracks` times; else the
-    policy stays (Schulman et al. 2015, "Trust Region Policy Optimization", appendix C). F is the Fisher information,
-    the Hessian of that KL at the old parameters, plus `damping` on its diagonal. `optimizer` serves the critic alone.
+    The step is that of `natural_step`, shortened by `line_search`. `optimizer` and `learning_rate` are for the critic
+    alone. Source: Schulman et al. 2015 (TRPO), appendix C.
     """
-    as_minibatch = objective.as_minibatch(batch)
+    minibatch = objective.as_minibatch(batch)
     old = lax.stop_gradient(objective.distribution(params, batch))
     flat, unravel = ravel_pytree(params.policy)
 
+    def with_policy(flat: Array) -> Params:
+        return params._replace(policy=unravel(flat))
+
     def loss(flat: Array) -> Array:
-        return collectives.psum(objective.policy_loss(params._replace(policy=unravel(flat)), as_minibatch)[0])
+        return collectives.psum(objective.policy_loss(with_policy(flat), minibatch)[0])
 
-    def local_kl(flat: Array) -> Array:
-        return (
-            as_minibatch.minibatch_weight * old.kl(objective.distribution(params._replace(policy=unravel(flat)), batch))
-        ).sum()
+    def local_kl(flat: Array) -> Array:  # of the steps on this device
+        return (minibatch.minibatch_weight * old.kl(objective.distribution(with_policy(flat), batch))).sum()
 
-    def fisher(vector: Array) -> Array:
-        return collectives.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector
-
-    gradient, metrics = summed_gradient(objective.policy_loss, params, as_minibatch)
+    gradient, metrics = summed_gradient(objective.policy_loss, params, minibatch)
     descent = -ravel_pytree(gradient.policy)[0]
-    direction = conjugate_gradient(fisher, descent, conjugate_steps)
-    curvature = direction @ fisher(direction)
-    step = jnp.sqrt(2 * max_kl / jnp.maximum(curvature, 1e-12)) * direction
-    before = loss(flat)
+    step = natural_step(
+        partial(_fisher_product, local_kl, flat, damping), descent, max_kl=max_kl, conjugate_steps=conjugate_steps
+    )
+    found = line_search(loss, local_kl, flat, step, max_kl=max_kl, backtracks=backtracks)
+    params = with_policy(found.params)
+    metrics = {**metrics, "kl": found.kl, "accepted": found.accepted.astype(flat.dtype)}
+    if objective.value_loss is None:
+        return params, opt_state, metrics
+    params, opt_state, value_metrics = minibatch_epochs(
+        _of_critic(objective, objective.value_loss), optimizer, learning_rate, params, opt_state, batch, key,
+        epochs=value_epochs, num_minibatches=value_minibatches,
+    )  # fmt: skip
+    return params, opt_state, {**value_metrics, **metrics}
 
-    def try_step(carry: tuple[Array, Array, Array], scale: Array) -> tuple[tuple[Array, Array, Array], None]:
-        best, best_kl, accepted = carry
-        candidate = flat + scale * step
+
+def _fisher_product(local_kl: Callable[[Array], Array], flat: Array, damping: float, vector: Array) -> Array:
+    """(F + damping I) v, F being the Hessian of the mean KL(old || new) at the old parameters, on all devices."""
+    return collectives.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector
+
+
+def natural_step(
+    fisher_product: Callable[[Array], Array], descent: Array, *, max_kl: float, conjugate_steps: int
+) -> Array:
+    """sqrt(2 max_kl / s.F s) s with s = F^-1 g: the step along the natural gradient whose quadratic KL is `max_kl`.
+
+    `descent` is g, the negative gradient; `fisher_product(v)` is F v.
+    """
+    direction = conjugate_gradient(fisher_product, descent, conjugate_steps)
+    curvature = direction @ fisher_product(direction)
+    return jnp.sqrt(2 * max_kl / jnp.maximum(curvature, 1e-12)) * direction
+
+
+class Search(NamedTuple):
+    """What a line search found: flat parameters, their KL from the old ones, and whether they are new ones."""
+
+    params: Array
+    kl: Array
+    accepted: Array
+
+
+def line_search(
+    loss: Callable[[Array], Array],
+    local_kl: Callable[[Array], Array],
+    start: Array,
+    step: Array,
+    *,
+    max_kl: float,
+    backtracks: int,
+) -> Search:
+    """The longest of start + step, start + step/2, start + step/4, ... with a lower loss and a KL of at most `max_kl`.
+
+    `backtracks` lengths are tried; where none will do, the result is `start`, not accepted. `local_kl` is summed over
+    devices, `loss` has been.
+    """
+    loss_before = loss(start)
+
+    def try_step(best: Search, scale: Array) -> tuple[Search, None]:
+        candidate = start + scale * step
         kl = collectives.psum(local_kl(candidate))
-        accept = ~accepted & (loss(candidate) < before) & (kl <= max_kl)
-        return (jnp.where(accept, candidate, best), jnp.where(accept, kl, best_kl), accepted | accept), None
+        accept = ~best.accepted & (loss(candidate) < loss_before) & (kl <= max_kl)
+        best = Search(jnp.where(accept, candidate, best.params), jnp.where(accept, kl, best.kl), best.accepted | accept)
+        return best, None
 
-    start = (flat, jnp.zeros_like(before), jnp.zeros((), bool))
-    (flat, kl, accepted), _ = lax.scan(try_step, start, 0.5 ** jnp.arange(backtracks, dtype=flat.dtype))
-    params = params._replace(policy=unravel(flat))
-    metrics = {**metrics, "kl": kl, "accepted": accepted.astype(flat.dtype)}
-
-    if objective.value_loss is not None:
-        critic = objective._replace(policy_loss=partial(_of_critic_alone, objective.value_loss), value_loss=None)
-        params, opt_state, value_metrics = minibatch_epochs(
-            critic, optimizer, learning_rate, params, opt_state, batch, key,
-            epochs=value_epochs, num_minibatches=value_minibatches,
-        )  # fmt: skip
-        metrics = {**value_metrics, **metrics}
-    return params, opt_state, metrics
+    nothing_found = Search(start, jnp.zeros_like(loss_before), jnp.zeros((), bool))
+    return lax.scan(try_step, nothing_found, 0.5 ** jnp.arange(backtracks, dtype=start.dtype))[0]
 
 
-def _of_critic_alone(value_loss: Loss, params: Params, batch: Batch) -> tuple[Array, Metrics]:
-    """The critic may read a torso that belongs to the policy, whose step has been taken."""
-    return value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
+def _of_critic(objective: Objective, value_loss: Loss) -> Objective:
+    """The objective of the critic alone, with the policy's parameters as constants: a critic may share its torso."""
+
+    def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
+        return value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
+
+    return objective._replace(policy_loss=loss, value_loss=None)
 
 
 def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -> Array:
     """`steps` of conjugate gradients on A x = b from x = 0, A symmetric positive definite (Hestenes and Stiefel 1952).
 
-    Stops moving where the residual has vanished, so that extra steps do no harm.
+    `matvec(v)` is A v. x stops moving once the residual has vanished, so that extra steps do no harm.
     """
 
     def step(carry: tuple[Array, Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array, Array], None]:

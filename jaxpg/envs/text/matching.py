@@ -31,10 +31,10 @@ from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
-from jaxpg.envs.user_code import import_user_code
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
+from jaxpg.user_code import import_user_code
 
 Reward = Callable[[str, str, str], float]
 Verify = Callable[[Array, Array, Array], Verdict]

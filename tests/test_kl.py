@@ -1,4 +1,4 @@
-"""What each KL placement does to a policy, by enumerating every action, and the arithmetic of overlong sequences."""
+"""KL estimators by hand, and what each placement does to a policy, by enumerating every action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from jaxpg.envs.text import rewards
 from jaxpg.errors import UserError
 from jaxpg.objectives import kl as kl_estimators
 
@@ -146,13 +145,3 @@ def test_the_coefficient_may_be_mapped_over() -> None:
     args = tuple(jax.nn.log_softmax(logits(seed)) for seed in (NEW, OLD, REF))
     mapped = jax.jit(jax.vmap(lambda c: kl_estimators.reference_kl("loss_k3", c).in_loss(*args)))(jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(mapped[1], 2 * mapped[0], rtol=1e-12)
-
-
-# --- overlong sequences
-
-
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float64])
-def test_overlong_penalty(dtype: type) -> None:
-    length = jnp.array([0, 16, 17, 18, 19, 20, 21, 90], dtype)
-    got = jax.jit(rewards.overlong_penalty)(length, 20, 4)
-    np.testing.assert_allclose(got, [0, 0, -0.25, -0.5, -0.75, -1, -1, -1], rtol=1e-12)

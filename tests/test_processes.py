@@ -1,6 +1,6 @@
-"""Several processes that talk over loopback are one run, to the end or to the end of one of them.
+"""Several processes that communicate over loopback are one run; if one of them ends, all end, with a sentence.
 
-One CPU device each, and no more than a compiler and two cores can take.
+One CPU device each, and few processes, for two cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def process(arguments: list[str], **environment: str) -> subprocess.Popen:
 def processes(
     number: int, out: Path, *more: str, slurm: bool = False, each: Sequence[list[str]] = ()
 ) -> Iterator[list[subprocess.Popen]]:
-    """That many of one run, told by arguments or as Slurm tells them, and ended with the test."""
+    """Processes of one run, with the options of `--distributed` or with Slurm's variables; killed at the end."""
     port, started = str(free_port()), []
     command = [*TASK, *SHORT, "--out", str(out), "--devices", str(number), "--distributed", *more]
     try:
@@ -56,11 +56,11 @@ def processes(
             if slurm:
                 names = ("JOB_ID", "STEP_NODELIST", "NTASKS", "PROCID", "LOCALID", "STEP_NUM_NODES")
                 values = ("1", "127.0.0.1", str(number), str(i), str(i), "1")
-                told = {f"SLURM_{name}": value for name, value in zip(names, values, strict=True)}
-                started.append(process(command, JAX_COORDINATOR_PORT=port, **told))
+                variables = {f"SLURM_{name}": value for name, value in zip(names, values, strict=True)}
+                started.append(process(command, JAX_COORDINATOR_PORT=port, **variables))
             else:
-                told = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(number), "--process", str(i)]
-                started.append(process([*command, *told, *(each[i] if each else [])]))
+                options = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(number), "--process", str(i)]
+                started.append(process([*command, *options, *(each[i] if each else [])]))
         yield started
     finally:
         for one in started:
@@ -72,8 +72,8 @@ def processes(
 
 def ends(run: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each."""
-    said = [one.communicate(timeout=LIMIT) for one in run]
-    return [(one.returncode, *words) for one, words in zip(run, said, strict=True)]
+    streams = [one.communicate(timeout=LIMIT) for one in run]
+    return [(one.returncode, *texts) for one, texts in zip(run, streams, strict=True)]
 
 
 def wait_for(condition: Callable[[], object], run: list[subprocess.Popen]) -> None:
@@ -112,7 +112,7 @@ def learned_the_same(metrics: dict[str, np.ndarray], expected: dict[str, np.ndar
 def test_two_processes_are_one_run(
     by_two: tuple[Path, list[tuple[int, str, str]]], on_one_device: dict[str, np.ndarray]
 ) -> None:
-    """As Slurm starts them, a seed each. One log, one checkpoint, one that speaks."""
+    """As Slurm starts them, a seed each. One log, one checkpoint, and one process that prints."""
     out, (first, second) = by_two
     assert (first[0], second) == (0, (0, "", "")), first
     assert "in 2 processes" in first[1]
@@ -135,10 +135,10 @@ def test_four_processes_share_the_environments_of_two_seeds(
 
 
 @pytest.mark.slow
-def test_one_is_killed_and_all_are_started_again(
+def test_a_killed_process_ends_all_and_they_resume(
     tmp_path: Path, by_two: tuple[Path, list[tuple[int, str, str]]]
 ) -> None:
-    """Not the first, then the first. The other ends with a sentence; in the end it is as if nothing had happened."""
+    """The second, then the first. The other ends with a sentence; resumed, the metrics are those of a whole run."""
     out, resume = tmp_path / "run", []
     for victim in (1, 0):
         before = last_checkpoint(out)
@@ -146,10 +146,10 @@ def test_one_is_killed_and_all_are_started_again(
             wait_for(lambda before=before: last_checkpoint(out) != before, run)
             run[victim].kill()
             killed = time.monotonic()
-            ((code, _, said),) = ends([run[1 - victim]])
+            ((code, _, errors),) = ends([run[1 - victim]])
             assert time.monotonic() - killed < 20  # 10 at most where nothing else keeps the cores
-        assert (code, said.count("\n")) == (2, 1), said
-        assert said.startswith(GONE.format(last_checkpoint(out)))
+        assert (code, errors.count("\n")) == (2, 1), errors
+        assert errors.startswith(GONE.format(last_checkpoint(out)))
         resume = ["--resume"]
     with processes(2, out, "--quiet", *resume) as run:
         assert ends(run)[1] == (0, "", "")
@@ -159,7 +159,7 @@ def test_one_is_killed_and_all_are_started_again(
 
 
 @pytest.mark.slow
-def test_interrupting_one_stops_and_saves_all(tmp_path: Path) -> None:
+def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     with processes(2, tmp_path, "--quiet") as run:
         wait_for(lambda: metrics.exists() and metrics.stat().st_size, run)
@@ -173,24 +173,24 @@ def test_interrupting_one_stops_and_saves_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_first_refuses_ends_all(by_two: tuple[Path, list[tuple[int, str, str]]]) -> None:
+def test_an_error_of_the_first_ends_all(by_two: tuple[Path, list[tuple[int, str, str]]]) -> None:
     with processes(2, by_two[0]) as run:
         first, second = ends(run)
     assert (first[0], second[0]) == (2, 2)
     assert "holds a run already. Add --resume" in first[2]
-    assert second[2] == "jaxpg: The first process of this run could not go on, and says why.\n"
+    assert second[2] == "jaxpg: The first process of this run failed; its own message says why.\n"
 
 
 @pytest.mark.slow
-def test_processes_that_were_told_different_things(tmp_path: Path) -> None:
+def test_processes_with_different_arguments_are_refused(tmp_path: Path) -> None:
     with processes(2, tmp_path / "run", each=[["--set", "gamma=0.9"], []]) as run:
-        assert [(code, "told different things" in said) for code, _, said in ends(run)] == [(2, True)] * 2
+        assert [(code, "got different arguments" in errors) for code, _, errors in ends(run)] == [(2, True)] * 2
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_host_that_never_joins(tmp_path: Path) -> None:
-    """Whether it is the first that waits, or one of the others."""
+def test_a_process_that_never_joins(tmp_path: Path) -> None:
+    """The first waits, and another one waits; each says so."""
     command = [*TASK, "--out", str(tmp_path), "--distributed", "--join-seconds", "2", "--processes", "2"]
     alone = []
     try:
@@ -207,28 +207,28 @@ def test_a_host_that_never_joins(tmp_path: Path) -> None:
 
 def test_no_cluster_is_found(tmp_path: Path) -> None:
     one = process([*TASK, "--distributed", "--out", str(tmp_path)])
-    code, out, said = ends([one])[0]
-    assert (code, out, said.count("\n")) == (2, "", 1), said
-    assert said.startswith("jaxpg: --distributed found no cluster here")
+    code, out, errors = ends([one])[0]
+    assert (code, out, errors.count("\n")) == (2, "", 1), errors
+    assert errors.startswith("jaxpg: --distributed found no cluster here")
 
 
-TOLD = ["--coordinator", "127.0.0.1:1234", "--processes", "2"]
+TWO_PROCESSES = ["--coordinator", "127.0.0.1:1234", "--processes", "2"]
 REFUSED = [
-    (["--distributed", *TOLD], "go together"),
+    (["--distributed", *TWO_PROCESSES], "go together"),
     (["--distributed", "--process", "0"], "go together"),
-    (["--distributed", *TOLD, "--process", "2"], "stays below --processes 2"),
-    (["--distributed", *TOLD, "--process", "0", "--coordinator", "here"], "--coordinator takes HOST:PORT"),
-    (["--distributed", *TOLD, "--process", "0", "--join-seconds", "0"], "--join-seconds must be at least 1"),
-    (["--distributed", *TOLD, "--process", "0"], "--distributed needs --out"),
+    (["--distributed", *TWO_PROCESSES, "--process", "2"], "stays below --processes 2"),
+    (["--distributed", *TWO_PROCESSES, "--process", "0", "--coordinator", "here"], "--coordinator takes HOST:PORT"),
+    (["--distributed", *TWO_PROCESSES, "--process", "0", "--join-seconds", "0"], "--join-seconds must be at least 1"),
+    (["--distributed", *TWO_PROCESSES, "--process", "0"], "--distributed needs --out"),
     (["--process", "0"], "are for --distributed"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
-def test_mistakes_are_refused_before_anyone_joins(
+def test_wrong_options_are_refused_before_processes_join(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*TASK, *arguments]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert (said[:7], said.count("\n")) == ("jaxpg: ", 1)
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert (errors[:7], errors.count("\n")) == ("jaxpg: ", 1)

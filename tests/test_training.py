@@ -1,4 +1,4 @@
-"""Training around any learner: what does not depend on how it is cut up, interrupted, or laid over devices."""
+"""The training loop: results do not depend on where chunks end, on interruptions, on other seeds or on devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assert_same(a: object, b: object) -> None:
 
 
 def rows(run_dir: Path) -> dict[str, np.ndarray]:
-    """The record, without what a clock measured."""
+    """The metrics of a run, without wall times."""
     return {k: v for k, v in run_directory.load_metrics(run_dir).items() if "seconds" not in k}
 
 
@@ -55,7 +55,7 @@ def test_where_chunks_are_cut_changes_nothing(tmp_path: Path, log_every: int) ->
 
 
 def test_iterations_follow_the_documented_keys(tmp_path: Path) -> None:
-    """A slow loop with `fold_in(run_key, i)` gives the same states, and the same means in the record."""
+    """A slow loop with `fold_in(run_key, i)` gives the same states and the same means."""
     learner = toy(lucky_length=True)
     end = run(tmp_path, learner=learner, log_every=11, total_steps=22, seeds=[9])
     keys = advance.seed_keys(9)
@@ -77,7 +77,7 @@ def test_iterations_follow_the_documented_keys(tmp_path: Path) -> None:
     np.testing.assert_allclose(end.learner.params["w"][0], state.params["w"], rtol=1e-6)
 
 
-def test_a_seed_that_is_done_stands_still(tmp_path: Path) -> None:
+def test_a_finished_seed_stands_still(tmp_path: Path) -> None:
     """Each stops at the first iteration that reaches the total, while slower ones go on."""
     end = run(tmp_path, seeds=range(8))
     metrics = rows(tmp_path)
@@ -117,7 +117,7 @@ def test_stopping_and_resuming_is_exact(tmp_path: Path) -> None:
             evaluate_every=10,
             resume=True,
             checkpoint_seconds=1e9,
-            should_stop=lambda stops=stops: next(stops),
+            hooks=loop.TrainingHooks(should_stop=lambda stops=stops: next(stops)),
         )
         assert int(part.steps.min()) < TOTAL
     parts = run(tmp_path / "parts", evaluate=peak_at_ten, evaluate_every=10, resume=True)
@@ -144,8 +144,9 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
         if row["steps"].min() >= 20:
             raise Died
 
+    hooks = loop.TrainingHooks(on_row=die_at_20)
     with pytest.raises(Died):
-        run(tmp_path / "parts", checkpoint_seconds=1e9, evaluate=peak_at_ten, evaluate_every=12, on_row=die_at_20)
+        run(tmp_path / "parts", checkpoint_seconds=1e9, evaluate=peak_at_ten, evaluate_every=12, hooks=hooks)
     ahead = len(run_directory.load_metrics(tmp_path / "parts")["steps"])
     assert checkpoint.find(tmp_path / "parts" / "checkpoints").steps < 20
     parts = run(tmp_path / "parts", evaluate=peak_at_ten, evaluate_every=12, resume=True)
@@ -156,10 +157,10 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
 
 
 def test_kill_at_any_moment(tmp_path: Path) -> None:
-    """kill -9 again and again, at moments drawn by chance; what comes out is the run that was left in peace."""
+    """kill -9 again and again, at random moments; the result is that of an uninterrupted run."""
     whole = run(tmp_path / "whole", evaluate=peak_at_ten)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    chance, outputs = random.Random(0), []
+    rng, outputs = random.Random(0), []
     for kills in range(12):
         process = subprocess.Popen(
             [sys.executable, toy_learner.__file__, str(tmp_path / "killed")],
@@ -170,7 +171,7 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
         for line in process.stdout:
             outputs.append(line)
             if line == "row\n" and kills < 4:
-                time.sleep(chance.uniform(0.0, 0.15))  # writing a row and a checkpoint takes about as long
+                time.sleep(rng.uniform(0.0, 0.15))  # writing a row and a checkpoint takes about as long
                 break
         process.kill() if kills < 4 else None
         process.stdout.close()
@@ -192,6 +193,26 @@ def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
     best = loop.restore(learner, tmp_path, [0, 1, 2], "best")
     assert best.iteration.tolist() == [10, 10, 10]
     assert loop.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "stop", "overdue", "expected"),
+    [
+        (4, 8, False, False, loop.Due(evaluate=False, save=False, stop=False)),
+        (8, 12, False, False, loop.Due(evaluate=True, save=True, stop=False)),
+        (4, 35, False, False, loop.Due(evaluate=True, save=True, stop=False)),  # over several multiples of 10 at once
+        (4, 8, True, False, loop.Due(evaluate=False, save=True, stop=True)),
+        (4, 8, False, True, loop.Due(evaluate=False, save=True, stop=False)),
+        (32, 36, False, False, loop.Due(evaluate=True, save=True, stop=False)),  # the end is no multiple of 10
+    ],
+)
+def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bool, expected: loop.Due) -> None:
+    schedule = loop.Schedule(total_steps=36, log_every=4, evaluate_every=10, checkpoint_seconds=60.0)
+    assert loop.what_is_due(schedule, start, end, stop=stop, overdue=overdue) == expected
+    never = schedule._replace(evaluate_every=None)
+    finished = end == 36
+    saved = loop.Due(evaluate=False, save=stop or overdue or finished, stop=stop)
+    assert loop.what_is_due(never, start, end, stop=stop, overdue=overdue) == saved
 
 
 def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:
@@ -222,7 +243,9 @@ def spoil_params(state: object, metrics: dict) -> tuple[object, dict]:
 def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Change, quantity: str) -> None:
     """The message names what, which seed and when; the checkpoint before is finite and good."""
     good = run(tmp_path / "good", learner=toy(), total_steps=8)
-    with pytest.raises(UserError, match=rf"{quantity} of seed (\d) is .* after iteration 6, 12 steps") as error:
+    with pytest.raises(
+        UserError, match=rf"Training diverged: {quantity} of seed (\d) is .* after iteration 6, 12 steps"
+    ) as error:
         run(tmp_path / "bad", learner=toy(change=spoil))
     assert "000000000008" in str(error.value)
     assert_same(loop.restore(toy(), tmp_path / "bad", [0, 1, 2], "last"), good)
@@ -293,12 +316,12 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """No file can be made in or below the folder; root, whom permissions do not bind, is somebody else meanwhile."""
+    """No file can be created in or below the folder. Root, whom permissions do not bind, becomes another user."""
     for path in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
         path.chmod(0o555)
-    somebody = 65534 if os.geteuid() == 0 else os.geteuid()
+    unprivileged = 65534 if os.geteuid() == 0 else os.geteuid()
     me = os.geteuid()
-    os.seteuid(somebody)
+    os.seteuid(unprivileged)
     try:
         yield
     finally:
@@ -308,7 +331,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def test_a_read_only_directory_is_refused() -> None:
-    """A new run in it, and one that was to go on, whose checkpoint stays as it is."""
+    """A new run in it, and one that is resumed, whose checkpoint does not change."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         good = run(folder / "run", total_steps=8)
@@ -322,7 +345,7 @@ def test_a_read_only_directory_is_refused() -> None:
 
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["metrics", "checkpoint", "arrays"])
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int) -> None:
-    """No file may grow beyond `room`, which a full disk and a quota look like from here."""
+    """No file may grow beyond `room` bytes, which has the effect of a full disk or a quota."""
     learner = toy(size=40_000)
     good = run(tmp_path, learner=learner, total_steps=8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -339,11 +362,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int
 
 def test_total_steps_must_be_countable(tmp_path: Path) -> None:
     for total in (0, 2**31):
-        with pytest.raises(UserError, match="total_steps must lie between"):
+        with pytest.raises(UserError, match="total_steps must be between"):
             run(tmp_path, total_steps=total)
 
 
-def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
+def test_metrics_are_valid_json_and_survive_a_cut(tmp_path: Path) -> None:
     run(tmp_path, seeds=range(8), total_steps=20)
     path = tmp_path / "metrics.jsonl"
     whole = run_directory.load_metrics(tmp_path)
@@ -361,7 +384,7 @@ def test_the_record_is_valid_json_and_survives_a_cut(tmp_path: Path) -> None:
     assert len(run_directory.load_metrics(tmp_path)["steps"]) == len(lines) - 1
 
 
-def test_run_json_says_what_it_ran_on(tmp_path: Path) -> None:
+def test_run_json_names_the_machine(tmp_path: Path) -> None:
     run(tmp_path, total_steps=4)
     (machine,) = json.loads((tmp_path / "run.json").read_text())
     assert machine["jax"] == jax.__version__
@@ -371,7 +394,7 @@ def test_run_json_says_what_it_ran_on(tmp_path: Path) -> None:
 
 
 def test_run_json_keeps_every_process_that_trained(tmp_path: Path) -> None:
-    """One that finds the run complete leaves no mark."""
+    """A process that finds the run complete adds nothing."""
 
     def devices() -> list[list[str]]:
         return [machine["devices"] for machine in json.loads((tmp_path / "run.json").read_text())]

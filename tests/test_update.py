@@ -1,4 +1,4 @@
-"""From losses to parameters: every step of a batch once per epoch, chunks that change nothing, trust regions kept."""
+"""From losses to parameters: minibatches, chunks of them, gradient steps, and steps in a trust region."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_advantages_are_normalised_per_minibatch():
 def ppo_batch(network, **settings):
     algorithm = ladder.ppo(num_envs=8, num_steps=6, learning_rate=0.1, max_grad_norm=None, **settings)
     policy, critic = network(COUNTER)
-    return tiny.seen_by_improve(COUNTER, policy, critic, algorithm, jax.random.key(0))
+    return tiny.first_update(COUNTER, policy, critic, algorithm, jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
             minibatch_weight=(),
             reference_log_prob=number.astype(jnp.bfloat16),
         )
-        got = batching.gather_words(batch)(jnp.asarray(columns))
+        got = batching.stacked_gather(batch)(jnp.asarray(columns))
     for ours, whole in zip(jax.tree.leaves(got), jax.tree.leaves(batch), strict=True):
         expected = np.asarray(whole)[columns] if whole.ndim == 1 else np.asarray(whole)[:, columns]
         assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
@@ -177,11 +177,11 @@ def test_packed_parameters_come_back_as_they_were():
         {"bias": jnp.arange(3.0), "kernel": jnp.ones((2, 3)), "scale": jnp.array(0.1, jnp.bfloat16)},
         [jnp.full((4, 1, 2), 7.0), jnp.full(1, 1e-30)],
     )
-    packed, unpacked = batching.pack_vectors(params)
-    matrices, vector = packed(params)
-    assert [x.shape for x in matrices] == [(2, 3), (4, 1, 2)]
+    pack, unpack = batching.pack_vectors(params)
+    matrices, vector = pack(params)
+    assert [x.shape for x in jax.tree.leaves(matrices)] == [(2, 3), (4, 1, 2)]
     assert vector.shape == (3 + 1 + 1,)
-    back = unpacked((matrices, vector))
+    back = unpack((matrices, vector))
     jax.tree.map(np.testing.assert_array_equal, back, params)
     assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, params)
 
@@ -295,7 +295,7 @@ def trpo(max_kl, seed=0, shared=False, **settings):
     """One step in a trust region: KL(old || new), how the loss changed, all parameters before and after, metrics."""
     algorithm = ladder.trpo(num_envs=8, num_steps=6, max_kl=max_kl, value_minibatches=1, learning_rate=0.1, **settings)
     policy, critic = networks.mlp(COUNTER, hidden=(4,), shared=shared)
-    goal, params, batch = tiny.seen_by_improve(COUNTER, policy, critic, algorithm, jax.random.key(seed))
+    goal, params, batch = tiny.first_update(COUNTER, policy, critic, algorithm, jax.random.key(seed))
     after, _, metrics = tiny.jit(partial(algorithm.update, goal, update.sgd(), 0.1))(
         params, (), batch, jax.random.key(0)
     )

@@ -1,0 +1,150 @@
+"""Which settings a rung of the ladder inherits from its parent: by type, for editors and mypy, and at run time.
+
+A rung states its own settings in its signature and passes the inherited ones on to its parent:
+
+    @child_of(parent, learning_rate=1e-3)
+    def rung(*, clip: Scalar = 0.2, **inherited: Unpack[ParentSettings]) -> PolicyGradient:
+        return parent(**inherited)._replace(...)
+
+The TypedDict behind `Unpack` (PEP 692) names what is inherited. A setting of the parent that has no meaning for the
+rung is not in it, and is refused. New defaults of inherited settings are arguments of `child_of`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
+
+from jaxpg.policy_gradient import PolicyGradient
+from jaxpg.types import Array
+
+Scalar = float | Array
+"""A setting that may be traced, as under `jax.vmap` over learning rates."""
+
+Algorithm = Callable[..., PolicyGradient]
+AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
+P = ParamSpec("P")
+
+PARENT: dict[str, str | None] = {"reinforce": None}
+"""The name of every algorithm, and of its parent."""
+
+
+class ReinforceSettings(TypedDict, total=False):
+    """What every descendant of `reinforce` inherits."""
+
+    num_envs: int
+    learning_rate: Scalar
+    anneal_steps: int | None
+    max_grad_norm: Scalar | None
+    adam_eps: Scalar
+    gamma: Scalar
+    entropy_coefficient: Scalar
+    normalize_advantages: bool
+
+
+class CriticSettings(ReinforceSettings, total=False):
+    """What every descendant of `actor_critic_mc` that keeps the critic inherits."""
+
+    value_coefficient: Scalar
+
+
+class A2CSettings(CriticSettings, total=False):
+    """What the children of `a2c` inherit."""
+
+    num_steps: int | None
+    gae_lambda: Scalar
+    reset_pool: int
+
+
+class MinibatchSettings(TypedDict, total=False):
+    """The settings of `ppo` that belong to its epochs of minibatches."""
+
+    epochs: int
+    num_minibatches: int
+    target_kl: Scalar | None
+    chunk_rows: int | None
+
+
+class ClipSettings(TypedDict, total=False):
+    """The settings of `ppo` that belong to its surrogate."""
+
+    clip: Scalar
+    clip_high: Scalar | None
+    dual_clip: Scalar | None
+
+
+class EpisodicPPOSettings(CriticSettings, MinibatchSettings, ClipSettings, total=False):
+    """Those of `ppo` but for the length of a segment: for whole episodes with a critic."""
+
+    gae_lambda: Scalar
+    value_clip: Scalar | None
+
+
+class CriticFreePPOSettings(ReinforceSettings, MinibatchSettings, ClipSettings, total=False):
+    """Those of `ppo` but for the length of a segment and the critic: for whole episodes in groups."""
+
+
+class ReferenceFreeGRPOSettings(CriticFreePPOSettings, total=False):
+    """Those of `grpo` but for the reference policy."""
+
+    group_size: int
+
+
+class GRPOSettings(ReferenceFreeGRPOSettings, total=False):
+    """All of `grpo`."""
+
+    kl: str | None
+    kl_coefficient: Scalar
+    reference_rate: Scalar
+
+
+class ClipFreeDAPOSettings(ReinforceSettings, MinibatchSettings, total=False):
+    """Those of `dapo` but for its clip: for another surrogate."""
+
+    group_size: int
+    max_resample_rounds: int | None
+    overlong_filtering: bool
+
+
+def child_of(
+    parent: Callable[P, PolicyGradient],
+    *_: P.args,
+    **defaults: P.kwargs,
+) -> Callable[[AlgorithmT], AlgorithmT]:
+    """Registers an algorithm under its parent; `defaults` are new defaults of settings that it inherits.
+
+    The algorithm then raises a TypeError for a setting that it does not have. `inspect.signature` lists all settings
+    that it has, with their defaults: configs, `jaxpg list options` and notebooks read it.
+    """
+
+    def register(algorithm: AlgorithmT) -> AlgorithmT:
+        name = algorithm.__name__
+        parameters = _all_parameters(algorithm, parent, defaults)
+
+        @wraps(algorithm)
+        def with_defaults(**settings: Any) -> PolicyGradient:
+            unknown = ", ".join(setting for setting in settings if setting not in parameters)
+            if unknown:
+                raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
+            return algorithm(**(defaults | settings))
+
+        signature = inspect.Signature(list(parameters.values()), return_annotation=PolicyGradient)
+        with_defaults.__signature__ = signature  # type: ignore[attr-defined]
+        PARENT[name] = parent.__name__
+        return cast(AlgorithmT, with_defaults)
+
+    return register
+
+
+def _all_parameters(algorithm: Algorithm, parent: Algorithm, defaults: dict[str, Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of an algorithm, its `**inherited` replaced by the parameters of the parent that it stands for."""
+    own = dict(inspect.signature(algorithm, eval_str=True).parameters)
+    (inherited,) = get_args(own.pop("inherited").annotation)
+    from_parent = {
+        name: parameter.replace(default=defaults.get(name, parameter.default))
+        for name, parameter in inspect.signature(parent, eval_str=True).parameters.items()
+        if name in inherited.__annotations__ or name in own
+    }
+    return from_parent | own

@@ -1,0 +1,69 @@
+"""What mypy knows of the ladder's settings, which `mypy` checks: it fails where one of these lines has no error.
+
+At run time the same calls are refused, except that types are not checked.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import jax.numpy as jnp
+import pytest
+
+from jaxpg import ladder
+from jaxpg.ladder_settings import A2CSettings, ReinforceSettings, child_of
+from jaxpg.policy_gradient import PolicyGradient
+
+
+def test_a_misspelt_setting() -> None:
+    with pytest.raises(TypeError, match="ppo has no setting num_env; it has num_envs, "):
+        ladder.ppo(num_env=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_env'"):
+        ladder.reinforce(num_env=3)  # type: ignore[call-arg]
+
+
+def test_a_setting_of_the_parent_that_is_not_inherited() -> None:
+    with pytest.raises(TypeError, match="grpo has no setting value_clip; it has num_envs, "):
+        ladder.grpo(value_clip=0.1)  # type: ignore[call-arg]
+
+
+def test_a_missing_setting() -> None:
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'max_length'"):
+        ladder.dr_grpo()  # type: ignore[call-arg]
+
+
+def test_a_positional_argument() -> None:
+    with pytest.raises(TypeError, match="takes 0 positional arguments"):
+        ladder.a2c(16)  # type: ignore[call-arg]
+
+
+def test_scalars_may_be_arrays_and_static_settings_may_not() -> None:
+    rate, count = jnp.array(0.5), jnp.array(2)
+    assert ladder.ppo(gamma=rate, entropy_coefficient=rate).gamma is rate  # inherited
+    assert ladder.rlhf(kl_coefficient=rate, reference_rate=rate).reference_rate is rate  # its own
+    ladder.ppo(epochs=count)  # type: ignore[arg-type]
+    ladder.ppo(num_steps=count)  # type: ignore[arg-type]
+
+
+def test_new_defaults_are_checked_against_the_settings_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxpg.ladder_settings.PARENT", {})
+    child_of(ladder.ppo, gamma=0.9, epochs=1)
+    child_of(ladder.ppo, gama=0.9)  # type: ignore[call-arg]
+    child_of(ladder.ppo, gamma="high")  # type: ignore[arg-type]
+
+    @child_of(ladder.a2c, gamma=0.9)
+    def own(*, factor: float = 2.0, **inherited: Unpack[ReinforceSettings]) -> PolicyGradient:
+        parent = ladder.a2c(**inherited)
+        return parent._replace(gamma=factor * parent.gamma)
+
+    assert (own().gamma, own(gamma=0.1).gamma, own(factor=0.5).gamma) == (1.8, 0.2, 0.45)
+    with pytest.raises(TypeError, match="own has no setting num_steps, facto; it has num_envs, "):
+        own(num_steps=3, facto=1)  # type: ignore[call-arg]
+
+
+def test_a_setting_that_the_parent_does_not_have_cannot_be_passed_on() -> None:
+    def wrong(**inherited: Unpack[A2CSettings]) -> PolicyGradient:
+        return ladder.grpo(**inherited)  # type: ignore[misc]
+
+    with pytest.raises(TypeError, match="grpo has no setting num_steps"):
+        wrong(num_steps=3)
