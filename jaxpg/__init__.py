@@ -1,4 +1,4 @@
-"""Policy gradients in JAX, from REINFORCE to R1: algorithms as records of small pure functions."""
+"""Policy gradients in JAX, from REINFORCE to DAPO: algorithms as records of small pure functions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ if TYPE_CHECKING:
     from jaxpg.models import language_model as language
     from jaxpg.models import networks
 
-_MODULES = {
-    "envs": "jaxpg.envs",
-    "ladder": "jaxpg.ladder",
-    "language": "jaxpg.models.language_model",
-    "networks": "jaxpg.models.networks",
-    "policy_gradient": "jaxpg.policy_gradient",
-    "preferences": "jaxpg.preferences",
-}
-
 __all__ = ["envs", "ladder", "language", "networks", "policy_gradient", "preferences"]
+
+_MODULES = {"language": "jaxpg.models.language_model", "networks": "jaxpg.models.networks"}
+"""The modules of the public face that have another name than here."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of the public face when it is first asked for.
+    """Import a module of the public face on first use.
 
-    gymnax computes while it is imported, and the command line has to choose jax's devices before anything computes.
+    gymnax computes when it is imported, and the command line has to choose jax's devices before that.
     """
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(_MODULES[name])
+    return importlib.import_module(_MODULES.get(name, f"{__name__}.{name}"))
+
+
+def __dir__() -> list[str]:
+    """The public face, and the other modules that have been imported so far."""
+    return sorted({*globals(), *__all__})

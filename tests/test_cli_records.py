@@ -132,33 +132,35 @@ def test_dpo_learns_from_the_pairs_of_a_file(chain: Path) -> None:
 def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (chain.parent / "letters.toml").write_text(TASK)  # as tokens, 6 more than those of the tokenizer: the tags
     begin, out = ["--from", "chain/sft"], ["--out", "new"]
-    said = refused(capsys, "train", "task.toml", "sft", "--from", "chain/reward_model", *out)
-    assert "chain/reward_model is a run of reward_model and holds no policy" in said
-    said = refused(capsys, "train", "letters.toml", "sft", *begin, *out)
-    assert "The run in chain/sft has another vocabulary than this one: 6 tokens there, 10 here" in said
+    message = refused(capsys, "train", "task.toml", "sft", "--from", "chain/reward_model", *out)
+    assert "chain/reward_model is a run of reward_model and holds no policy" in message
+    message = refused(capsys, "train", "letters.toml", "sft", *begin, *out)
+    assert "The run in chain/sft has another vocabulary than this one: 6 tokens there, 10 here" in message
     judged = ["--reward", "chain/reward_model"]
-    said = refused(capsys, "train", "letters.toml", "rlhf", *judged, *out, "--set", "initial=none")
-    assert "The run in chain/reward_model has another vocabulary" in said
-    said = refused(capsys, "train", "task.toml", "rlhf", *judged, *out, *begin, "--set", "network.width=16")
-    assert "The reward model of chain/reward_model has another network ({" in said
-    assert "'width': 8" in said
-    assert "'width': 16" in said
-    said = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.sharpnes=1")
-    assert "no setting 'sharpnes' of preference pairs. Did you mean 'sharpness'" in said
+    message = refused(capsys, "train", "letters.toml", "rlhf", *judged, *out, "--set", "initial=none")
+    assert "The run in chain/reward_model has another vocabulary" in message
+    message = refused(capsys, "train", "task.toml", "rlhf", *judged, *out, *begin, "--set", "network.width=16")
+    assert "The reward model of chain/reward_model has another network ({" in message
+    assert "'width': 8" in message
+    assert "'width': 16" in message
+    message = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.sharpnes=1")
+    assert "no setting 'sharpnes' of preference pairs. Did you mean 'sharpness'" in message
     assert "no setting 'held_out' of preference pairs" in refused(
         capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.held_out=0.5"
     )
-    said = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.num_pairs=many")
-    assert "num_pairs must be an integer or none, not 'many'" in said
-    said = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "environment_settings.held_out=0.0001")
-    assert "None of the 27 records of data.jsonl is in the test split" in said
+    message = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.num_pairs=many")
+    assert "num_pairs must be an integer or none, not 'many'" in message
+    message = refused(
+        capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "environment_settings.held_out=0.0001"
+    )
+    assert "None of the 27 records of data.jsonl is in the test split" in message
     assert not Path("new").exists()
 
 
 class Mine(NamedTuple):
     """A run in the directory "mine", fine-tuned on the characters of mine.jsonl.
 
-    judge: the module of its reward function, which fails when it is told to.
+    judge: the module of its reward function, which fails where `fails` is set.
     pages: what was its report, one after the other.
     """
 
@@ -188,22 +190,24 @@ def mine(place: Path) -> Iterator[Mine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, judge.__name__, judge)
         with patch.context() as watching:
-            watching.setattr(completions, "replace_file", watched)
+            watching.setattr(files, "replace_file", watched)
             assert main(["train", "mine.toml", "sft", "--out", "mine", "--quiet"]) == 0
         yield Mine(judge, pages)
 
 
 def test_the_page_of_a_run_goes_with_it(mine: Mine) -> None:
-    kept = completions.format_completions(completions.load_completions(Path("mine")))
-    assert len(mine.pages) == len(kept) - 1 == 2  # there is no page before the first iteration
+    written = completions.format_completions(completions.load_completions(Path("mine")))
+    assert len(mine.pages) == len(written) - 1 == 2  # there is no page before the first iteration
     for number, page in enumerate(mine.pages, start=2):
-        assert [after for after, text in kept.items() if text in unescape(page)] == list(kept)[:number]  # those so far
+        assert [after for after, text in written.items() if text in unescape(page)] == list(written)[
+            :number
+        ]  # those so far
         assert "<svg" in page
         assert not re.search("<script|<link|@import|(src|href)=.http", page)
     assert Path("mine", "report.html").read_text() == mine.pages[-1]
 
 
-def test_a_reward_function_that_fails_is_told_of(
+def test_a_reward_function_that_fails_is_named(
     mine: Mine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = "The reward function judge_of_mine:graded raised ValueError: no more, for the record of mine.jsonl"
@@ -236,8 +240,8 @@ def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[st
         write_lines(Path("mine.jsonl"), records)
         longer, begun = [*train, "mine", "--resume", "--steps", "500"], [*train, "other", "--from", "mine"]
         for command in (["sample", "mine"], ["eval", "mine"], longer, begun):
-            said = refused(capsys, *command)
-            assert "The vocabulary of mine.jsonl has changed since the run in mine began" in said
-            assert cause in said
+            message = refused(capsys, *command)
+            assert "The vocabulary of mine.jsonl has changed since the run in mine began" in message
+            assert cause in message
     write_lines(Path("mine.jsonl"), [*RECORDS, {"prompt": "aaa=", "answer": "a"}])  # says no more than before
     assert main(["sample", "mine", "--number", "1"]) == 0

@@ -40,10 +40,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence with which a command ends, after exit code 2."""
     capsys.readouterr()
     assert main(arguments) == 2, arguments
-    said = capsys.readouterr().err
-    assert said.startswith("jaxpg: ")
-    assert said.count("\n") == 1
-    return said
+    message = capsys.readouterr().err
+    assert message.startswith("jaxpg: ")
+    assert message.count("\n") == 1
+    return message
 
 
 def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,10 +121,10 @@ def test_full_disk(run: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    said = [line for line in ended.stderr.splitlines() if line]
+    message = [line for line in ended.stderr.splitlines() if line]
     assert ended.stderr.count("Traceback") == 0
-    assert said[1::2] == ["exit code 2"] * len(commands), ended.stderr
-    for what, sentence in zip(commands, said[::2], strict=True):
+    assert message[1::2] == ["exit code 2"] * len(commands), ended.stderr
+    for what, sentence in zip(commands, message[::2], strict=True):
         assert what in sentence
         assert "(File too large)" in sentence
     assert (run / "learning_curve.png").read_bytes() == before
@@ -155,9 +155,9 @@ def test_episodes_of_an_evaluation_in_groups(run: Path, capsys: pytest.CaptureFi
     path.write_text(path.read_text().replace("evaluation_samples = 1", "evaluation_samples = 4"))
     for manifest in run.glob("checkpoints/*/manifest.json"):
         manifest.write_text(manifest.read_text().replace('"evaluation_samples": 1', '"evaluation_samples": 4'))
-    said = refused(["eval", str(run), "--episodes", "10"], capsys)
-    assert "--episodes 10 cannot be cut into groups that begin alike, of evaluation_samples = 4" in said
-    assert "such as --episodes 12" in said
+    message = refused(["eval", str(run), "--episodes", "10"], capsys)
+    assert "--episodes 10 cannot be cut into groups that begin alike, of evaluation_samples = 4" in message
+    assert "such as --episodes 12" in message
 
 
 MINE = """
@@ -201,5 +201,20 @@ def test_an_environment_of_ones_own(
     }.items():
         (tmp_path / "other.toml").write_text(f'environment = "{name}"\n')
         assert words in refused(["train", str(tmp_path / "other.toml"), "a2c"], capsys)
-    said = refused([*task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1"], capsys)
-    assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in said
+    message = refused([*task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1"], capsys)
+    assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in message
+
+
+def test_the_public_face_is_imported_on_first_use() -> None:
+    """gymnax computes when it is imported, and the command line has to choose the devices before that."""
+    code = """
+import sys, jaxpg
+assert "jax" not in sys.modules
+assert set(jaxpg.__all__) <= set(dir(jaxpg))
+from jaxpg import *
+assert [ladder.ppo, networks.mlp, language.transformer, preferences.dpo, policy_gradient.policy_gradient, envs.make]
+from jaxpg import nothing
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: cannot import name 'nothing' from 'jaxpg'")

@@ -86,27 +86,27 @@ def test_stopping_and_going_on_is_exact(trained: Path, task: Path, tmp_path: Pat
     )
 
 
-def test_completions_are_kept_as_training_goes(trained: Path) -> None:
-    kept = completions.load_completions(trained)
+def test_completions_are_written_after_every_evaluation(trained: Path) -> None:
+    samples = completions.load_completions(trained)
     metrics = run_directory.load_metrics(trained)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
-    assert sorted(kept) == [0, *metrics["steps"][evaluated][:, 0].astype(int)]
-    for sample in kept[max(kept)]:
-        asked, written = sample.prompt.rstrip("="), sample.completion.removesuffix(" ...")
-        right = written == "".join(sorted(asked)) and not sample.completion.endswith(" ...")
+    assert sorted(samples) == [0, *metrics["steps"][evaluated][:, 0].astype(int)]
+    for sample in samples[max(samples)]:
+        letters, answer = sample.prompt.rstrip("="), sample.completion.removesuffix(" ...")
+        right = answer == "".join(sorted(letters)) and not sample.completion.endswith(" ...")
         assert sample.accuracy == float(right)
 
 
 def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", str(trained), "--number", "3"]) == 0
     assert len(re.findall(r"^ +-?[01]\.\d\d [✓✗] [a-f]{1,3}=.*$", capsys.readouterr().out, re.MULTILINE)) == 3
-    asked = ["sample", str(trained), "--prompt", "cab=", "--number", "4"]
-    assert main([*asked, "--greedy"]) == 0
+    command = ["sample", str(trained), "--prompt", "cab=", "--number", "4"]
+    assert main([*command, "--greedy"]) == 0
     greedy = capsys.readouterr().out.splitlines()
     assert len(greedy) == 4
     assert len(set(greedy)) == 1
     assert greedy[0].startswith("cab=")
-    assert main([*asked, "--top-k", "1"]) == 0
+    assert main([*command, "--top-k", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == greedy
 
 

@@ -1,4 +1,4 @@
-"""Configs: every task with every algorithm, what wins over what, and what is refused with which words."""
+"""Configs: every task with every algorithm, which layer wins, and which sentence refuses what."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from jaxpg import envs, files, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.build import build
+from jaxpg.experiments import config_file
+from jaxpg.experiments.build import KINDS, build
 from jaxpg.experiments.signatures import REQUIRED, check, options
 
 EVERY_TASK = {
@@ -28,7 +29,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_every_task_of_the_issue_has_a_config() -> None:
-    assert set(configs.tasks()) >= EVERY_TASK
+    assert set(config_file.tasks()) >= EVERY_TASK
 
 
 @pytest.mark.parametrize("task", sorted(EVERY_TASK))
@@ -47,20 +48,20 @@ def test_every_algorithm_resolves_on_every_task(task: str, tmp_path: Path, monke
 
 @pytest.mark.parametrize("task", sorted(envs.text.TASKS))
 def test_every_generated_text_has_a_config_for_all_that_it_names(task: str) -> None:
-    named = configs.ALGORITHMS.keys() & tomllib.loads((configs.TASKS / f"{task}.toml").read_text()).keys()
+    named = configs.ALGORITHMS.keys() & tomllib.loads((config_file.TASKS / f"{task}.toml").read_text()).keys()
     assert {"sft"} < named
     for algorithm in named:
         assert configs.resolve_config(task, algorithm).environment == task
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "breakout", "memory_chain"])
-def test_what_is_built_is_what_was_said(task: str) -> None:
+def test_what_is_built_is_what_the_config_says(task: str) -> None:
     resolved = configs.resolve_config(task, "ppo", {"gamma": 0.5, "learning_rate": 1})
-    setup = build(resolved)
-    assert setup.env.name == resolved.environment
+    experiment = build(resolved)
+    assert experiment.env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
-    assert set(setup.learner._fields) == {"init", "step", "actor", "with_policy"}
+    assert set(experiment.learner._fields) == {"init", "step", "actor", "with_policy"}
 
 
 def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_assignments(assignment: str, expected: Any) -> None:
-    assert configs.parse_overrides([assignment]) == {"a": expected}
+    assert config_file.parse_overrides([assignment]) == {"a": expected}
 
 
 REFUSED = [
@@ -180,11 +181,14 @@ REFUSED = [
     ("cartpole", "ppo", {"environment_settings.gravitty": 1.0}, "Did you mean 'gravity'"),
     ("cartpole", "ppo", {"environment_settings.gravity": "low"}, "gravity must be"),
     ("cartpole", "ppo", {"wrappers.sticky": {}}, "no wrapper 'sticky'. Did you mean 'sticky_actions'"),
+    ("parity", "sft", {"environment_settings.thinking": 0.5}, "'thinking'. It is called 'scratchpad_share' now."),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("task", "algorithm", "overrides", "words"), REFUSED, ids=lambda x: str(x)[:40])
-def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused_in_words(
+    task: str, algorithm: str, overrides: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError) as error:
         build(configs.resolve_config(task, algorithm, overrides))
     assert words in str(error.value)
@@ -197,14 +201,41 @@ def test_what_cannot_be_is_refused_in_words(task: str, algorithm: str, overrides
         ("[pppo]\ngamma = 0.9", "'pppo' of a task"),
         ("[trpo]\nclip = 0.9", "no setting 'clip' of trpo"),
         ("[dr_grpo]\n", "dr_grpo needs a value for max_length"),
+        ("ppo = 3", "ppo must be a table, not 3"),
         ("total_steps = ", "is not valid TOML"),
     ],
 )
 def test_mistakes_in_a_file_are_found(tmp_path: Path, text: str, words: str) -> None:
-    """Also in sections of other algorithms than the one that is asked for."""
+    """Also in sections of other algorithms than the one to be trained."""
     with pytest.raises(UserError) as error:
         configs.resolve_config(write(tmp_path, text), "dr_grpo")
     assert words in str(error.value)
+
+
+RENAMED = [
+    ("reinforce_baseline", "average", "baseline_kind"),
+    ("reinforce_baseline", "average_rate", "baseline_rate"),
+    ("dapo", "drop_cut_off", "overlong_filtering"),
+    ("dapo", "max_rounds", "max_resample_rounds"),
+    ("ppo", "start_pool", "reset_pool"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "old", "new"), RENAMED)
+def test_a_renamed_setting_is_answered_with_its_new_name(tmp_path: Path, algorithm: str, old: str, new: str) -> None:
+    """In the section of a file and on the command line, where the new name is a setting of the algorithm."""
+    assert new in configs.algorithm_options(algorithm)
+    sentence = f"no setting '{old}' of {algorithm}.*It is called '{new}' now."
+    with pytest.raises(UserError, match=sentence):
+        configs.resolve_config("cartpole", algorithm, {old: 1})
+    with pytest.raises(UserError, match=sentence):
+        configs.resolve_config(write(tmp_path, f"[{algorithm}]\n{old} = 1"), algorithm)
+
+
+def test_an_old_name_of_another_algorithm_is_not_answered_with_the_new_one() -> None:
+    with pytest.raises(UserError) as error:
+        configs.resolve_config("cartpole", "reinforce", {"max_rounds": 3})
+    assert "is called" not in str(error.value)
 
 
 def test_a_file_must_name_its_environment(tmp_path: Path) -> None:
@@ -234,6 +265,10 @@ def test_every_setting_has_a_meaning_and_a_default() -> None:
     for function in (*configs.NETWORKS.values(), configs.Config):
         for option in options(function).values():
             assert option.meaning, option.name
+
+
+def test_every_algorithm_has_a_kind() -> None:
+    assert KINDS.keys() == configs.ALGORITHMS.keys()
 
 
 def test_settings_of_layers_do_not_collide() -> None:

@@ -70,7 +70,7 @@ def test_numbers_share_a_program_and_shapes_do_not() -> None:
 @pytest.mark.parametrize("algorithm", configs.ALGORITHMS)
 def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     """All at once: the step is traced with them, though for no program's sake."""
-    text = algorithm in configs.SUPERVISED
+    text = "batch_size" in configs.algorithm_options(algorithm)
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
     required = {"max_length": 5} if algorithm == "dr_grpo" else {}
     task = "summarise_toy" if text else "catch"
@@ -100,10 +100,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three step sizes, two seeds and two shapes; stopped in the second program, refused twice, and resumed."""
     out, train_wave = tmp_path_factory.mktemp("sweep") / "all", sweep.train_wave
 
-    def stopped_early(program: grid.CompiledGroup, *arguments: object) -> None:
-        if program.config.settings["num_envs"] == 8:
+    def stopped_early(group: grid.CompiledGroup, *arguments: object) -> None:
+        if group.config.settings["num_envs"] == 8:
             raise KeyboardInterrupt
-        train_wave(program, *arguments)
+        train_wave(group, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "train_wave", stopped_early)
@@ -122,8 +122,8 @@ def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
     assert final.shape == (6, 2)
     assert np.isfinite(final).all()
     assert len(np.unique(final)) > 3
-    told = ["--set", "learning_rate=0.01", "--set", "num_envs=8"]
-    assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *told, "--out", str(tmp_path / "run")]) == 0
+    point = ["--set", "learning_rate=0.01", "--set", "num_envs=8"]
+    assert main(["train", "catch", "a2c", "--seeds", "2", *SMALL, *point, "--out", str(tmp_path / "run")]) == 0
     np.testing.assert_allclose(
         run_directory.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6
     )
@@ -138,13 +138,13 @@ def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None
     assert (swept / "sweep.png").stat().st_size > 10_000
 
 
-def program_of(**grids: list[float]) -> grid.CompiledGroup:
+def group_of(**grids: list[float]) -> grid.CompiledGroup:
     overrides = {"num_envs": 4, "total_steps": 500, "seeds": [0, 1], "evaluations": 1, "evaluation_episodes": 4}
     return grid.plan_grid("catch", "a2c", overrides, grids)[0]
 
 
 def test_waves_fit_the_memory_and_are_all_alike() -> None:
-    learner = sweep.swept_experiment(program_of(gamma=[0.9]), shards=1).learner
+    learner = sweep.swept_experiment(group_of(gamma=[0.9]), shards=1).learner
     mesh = parallel.make_mesh(2, 1, jax.devices()[:2])
     needed = {n: sweep.memory_per_device(learner, n, mesh) for n in (2, 10)}
     assert needed[10] > needed[2] > 1000

@@ -1,40 +1,48 @@
-"""What the commands do. Each takes the parsed arguments and returns an exit code."""
+"""The commands that train: train, compare and sweep. Each takes the parsed arguments and returns an exit code."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from jaxpg import files
-from jaxpg.cli import devices, listing, runs
+from jaxpg.cli import devices, inspection, listing, runs
+from jaxpg.cli.options import RunOptions, config_of_run, read_run_options
 from jaxpg.errors import UserError
-from jaxpg.experiments import config as configs
-from jaxpg.experiments.grid import parse_grid, plan_grid
-from jaxpg.parallel import host_callback, processes
+from jaxpg.experiments.build import KINDS
+from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
+from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, to_dict
+from jaxpg.experiments.grid import CompiledGroup, parse_grid, plan_grid
+from jaxpg.experiments.stages import check_plan, plan_stages
+from jaxpg.experiments.sweep import memory_limit, train_sweep
+from jaxpg.parallel import processes
 from jaxpg.training import provenance, run_directory
 
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Train an algorithm on a task, and draw its learning curve."""
-    config = runs.config_of_run(arguments, arguments.task, arguments.algorithm, arguments.out)
-    out = arguments.out or Path("runs") / f"{config.task}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if not runs.train_with_stages(config, out, out, arguments):
-        return runs.say_interrupted(out, f"train {arguments.task} {arguments.algorithm}")
-    if not processes.is_main_process():
-        return 0
+    options = read_run_options(arguments)
+    config = config_of_run(options, arguments.algorithm, options.out)
+    out = options.out or _new_directory(f"{config.task}-{config.algorithm}")
+    if not runs.train_plan(runs.plan_run(config, out, out, options), options):
+        return runs.report_interrupted(out, f"train {options.task} {arguments.algorithm}")
+    if processes.is_main_process():
+        _show_run(config, out)
+    return 0
+
+
+def _show_run(config: Config, out: Path) -> None:
+    """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
 
     run = runs.run_result(run_directory.load_metrics(out))
@@ -45,245 +53,144 @@ def run_train(arguments: argparse.Namespace) -> int:
     summaries = report.summarize({config.algorithm: run}, config.threshold)
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
-    console.print(f"Learning curve: {curve}", highlight=False, soft_wrap=True)
+    _print_line(console, f"Learning curve: {curve}")
     if (out / runs.PAGE).exists():
-        console.print(f"Report:         {out / runs.PAGE}", highlight=False, soft_wrap=True)
-    if config.algorithm != "reward_model":
-        more = f"jaxpg sample {out}" if (out / "samples").exists() else f"jaxpg play {out} --gif {config.task}.gif"
-        console.print(f"Look at it:     {more}", highlight=False, soft_wrap=True)
-    return 0
+        _print_line(console, f"Report:         {out / runs.PAGE}")
+    if KINDS[config.algorithm].has_policy:
+        look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
+        _print_line(console, f"Look at it:     jaxpg {look}")
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Train several algorithms on a task, and set them side by side."""
-    out = arguments.out or Path("runs") / f"{arguments.task}-compared-{time.strftime('%Y%m%d-%H%M%S')}"
+    options = read_run_options(arguments)
+    out = options.out or _new_directory(f"{options.task}-compared")
     algorithms = list(dict.fromkeys(arguments.algorithms))
-    resolved = {name: runs.config_of_run(arguments, arguments.task, name, out / name) for name in algorithms}
-    for config in resolved.values():
-        runs.check_fits(config)
-    for name, config in resolved.items():
-        if not runs.train_with_stages(config, out / name, out, arguments):
-            return runs.say_interrupted(out, f"compare {arguments.task} {' '.join(algorithms)}")
-    if not processes.is_main_process():
-        return 0
-    from jaxpg import report
-    from jaxpg.experiments import completions
+    resolved = {name: config_of_run(options, name, out / name) for name in algorithms}
+    plans = [
+        plan_stages(config, out / name, out, task=options.task, overrides=options.overrides)
+        for name, config in resolved.items()
+    ]
+    for plan in plans:
+        check_plan(plan)
+    for plan in plans:
+        if not runs.train_plan(plan, options):
+            return runs.report_interrupted(out, f"compare {options.task} {' '.join(algorithms)}")
+    if processes.is_main_process():
+        _show_comparison(resolved, out)
+    return 0
 
-    results = {name: runs.run_result(run_directory.load_metrics(out / name)) for name in algorithms}
-    first = resolved[algorithms[0]]
-    details = {
-        "command": shlex.join(["jaxpg", *sys.argv[1:]]),
-        "machine": provenance.describe_machine(),
-        "configs": {name: files.flatten(configs.to_dict(config)) for name, config in resolved.items()},
-    }
-    if before := _first_stages(out, resolved):
-        details["first stages, last evaluation"] = before
-    written = {name: completions.format_completions(completions.load_completions(out / name)) for name in algorithms}
-    details |= {"completions": kept} if (kept := {name: text for name, text in written.items() if text}) else {}
+
+def _show_comparison(resolved: Mapping[str, Config], out: Path) -> None:
+    """The algorithms side by side, in the terminal and as a page; `resolved` are their configs by name."""
+    from jaxpg import report
+
+    results = {name: runs.run_result(run_directory.load_metrics(out / name)) for name in resolved}
+    first = next(iter(resolved.values()))
+    details = _provenance() | {"configs": {name: files.flatten(to_dict(config)) for name, config in resolved.items()}}
+    if stages := _last_evaluations_of_stages(resolved, out):
+        details["first stages, last evaluation"] = stages
+    texts = {name: format_completions(load_completions(out / name)) for name in resolved}
+    if texts := {name: text for name, text in texts.items() if text}:
+        details["completions"] = texts
     summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
     console = Console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
-    console.print(f"Report: {out / 'comparison.html'}", highlight=False, soft_wrap=True)
-    return 0
+    _print_line(console, f"Report: {out / 'comparison.html'}")
 
 
-def _first_stages(out: Path, resolved: Mapping[str, configs.Config]) -> dict[str, str]:
-    """How far those runs had come that the compared ones began with or were judged by."""
+def _last_evaluations_of_stages(resolved: Mapping[str, Config], out: Path) -> dict[str, str]:
+    """The last evaluation, with its interval, of every stage that the compared runs named."""
     from jaxpg import report
     from jaxpg.report.comparison import interval
 
-    named = [stage for config in resolved.values() for stage in (config.initial, config.reward)]
-    stages = dict.fromkeys(stage for stage in named if stage in configs.ALGORITHMS and stage)
-    finals = {stage: runs.run_result(run_directory.load_metrics(out / stage)).final for stage in stages}
-    return {stage: interval(report.bootstrap(final)) for stage, final in finals.items()}
+    named = [name for config in resolved.values() for name in (config.initial, config.reward)]
+    stages = dict.fromkeys(name for name in named if name is not None and name in ALGORITHMS)
+    finals = {name: runs.run_result(run_directory.load_metrics(out / name)).final for name in stages}
+    return {name: interval(report.bootstrap(final)) for name, final in finals.items()}
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
-    """Train an algorithm with all settings of a grid, several seeds each, and say which did best."""
+    """Train an algorithm with all settings of a grid, several seeds each, and name the best."""
     if arguments.resume and arguments.out is None:
-        raise UserError("--resume needs --out, the directory of the sweep that is to go on.")
+        raise UserError("--resume needs --out, the directory of the sweep to go on with.")
     if arguments.distributed:
         raise UserError("A sweep is one process. On several hosts give each a part of the grid, and no --distributed.")
-    chosen, overrides = parse_grid(arguments.grid), runs.overrides(arguments)
-    programs = plan_grid(arguments.task, arguments.algorithm, overrides, chosen)
-    config, console = programs[0].config, runs.console_of(arguments)
-    out = arguments.out or Path("runs") / f"{config.task}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    points, seeds = math.prod(map(len, chosen.values())), len(config.seeds)
-    console.print(
-        f"[bold]{config.algorithm} on {config.task}[/bold], {points} points x {seeds} seeds, "
-        f"{config.total_steps:,} steps each, {len(programs)} program{'s' if len(programs) > 1 else ''}\n{out}"
-    )
-    again = f"sweep {arguments.task} {arguments.algorithm} --grid {shlex.join(arguments.grid)}"
-    if (ready := runs.train_stages(config, out, arguments)) is None:
-        return runs.say_interrupted(out, again)
-    from jaxpg import report
-    from jaxpg.experiments.sweep import memory_limit
-    from jaxpg.experiments.sweep import train_sweep as run_sweep
-
-    begin: dict[str, Any] = {"initial": ready.initial, "reward": ready.reward}
-    scores = run_sweep(
-        [p._replace(config=dataclasses.replace(p.config, **begin)) for p in programs],
-        out,
-        {"task": arguments.task, "algorithm": arguments.algorithm, "grid": chosen, "settings": overrides},
-        # Waves fit any number of devices.
-        mesh_for=lambda config: devices.make_run_mesh(devices.from_arguments(arguments), 0, config.batch),
-        memory_of=lambda mesh: memory_limit(mesh, arguments.memory),
-        watched=partial(runs.training_hooks, arguments),
-        resume=arguments.resume,
-    )
+    options, grid = read_run_options(arguments), parse_grid(arguments.grid)
+    groups = plan_grid(options.task, arguments.algorithm, options.overrides, grid)
+    config = groups[0].config
+    out = options.out or _new_directory(f"{config.task}-sweep")
+    runs.console_of(options).print(_sweep_header(groups, out))
+    scores = _train_groups(groups, out, options, arguments.algorithm, grid, arguments.memory)
     if scores is None:
-        return runs.say_interrupted(out, again)
-    title = f"{config.algorithm} on {config.task}, {seeds} seeds"
-    details = {"command": shlex.join(["jaxpg", *sys.argv[1:]]), "machine": provenance.describe_machine()}
-    best = report.write_sweep(chosen, scores, out, title=title, details=details)
-    resolved = configs.resolve_config(arguments.task, arguments.algorithm, {**overrides, **best})
-    files.replace_file(out / "best.toml", files.toml_dumps(configs.to_dict(resolved)))
-    shown = Console()
-    shown.print(report.sweep_table(chosen, scores, title=title))
-    shown.print(f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}", highlight=False, soft_wrap=True)
-    shown.print("It was chosen on these seeds: train it on others before you quote it.", highlight=False)
-    return 0
-
-
-def run_eval(arguments: argparse.Namespace) -> int:
-    """Measure a trained policy over many episodes."""
-    if arguments.episodes < 1:
-        raise UserError(f"--episodes must be at least 1, not {arguments.episodes}.")
-    config, setup, state = _load_run(arguments)
-    if rest := arguments.episodes % config.evaluation_samples:
-        raise UserError(
-            f"--episodes {arguments.episodes} cannot be cut into groups that begin alike, of evaluation_samples = "
-            f"{config.evaluation_samples} in this run's config: give a multiple of that, such as --episodes "
-            f"{arguments.episodes - rest + config.evaluation_samples}."
-        )
-    import jax
-
+        command = f"sweep {options.task} {arguments.algorithm} --grid {shlex.join(arguments.grid)}"
+        return runs.report_interrupted(out, command)
     from jaxpg import report
-    from jaxpg.rollout.evaluation import evaluate as whole_episodes
 
-    def one_seed(state: Any, key: Any) -> Any:
-        actor = setup.learner.actor(state)
-        return whole_episodes(
-            setup.held_out,
-            actor,
-            key,
-            episodes=arguments.episodes,
-            greedy=arguments.greedy,
-            group_size=config.evaluation_samples,
-        )
-
-    keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
-    result = jax.device_get(jax.jit(jax.vmap(one_seed))(state.learner, keys))
-    host_callback.raise_failure()
-    returns, lengths = result.returns.mean(1), result.lengths.mean(1)
-    how = "greedy" if arguments.greedy else "sampled"
-    table = Table("seed", "return", "length", box=box.SIMPLE_HEAD)
-    table.title = f"{config.algorithm} on {config.task}, {arguments.episodes} {how} episodes per seed"
-    for seed, value, length in zip(config.seeds, returns, lengths, strict=True):
-        table.add_row(str(seed), f"{value:.4g}", f"{length:.4g}")
+    title = f"{config.algorithm} on {config.task}, {len(config.seeds)} seeds"
+    best = report.write_sweep(grid, scores, out, title=title, details=_provenance())
+    resolved = resolve_config(options.task, arguments.algorithm, {**options.overrides, **best})
+    files.replace_file(out / "best.toml", files.toml_dumps(to_dict(resolved)))
     console = Console()
-    console.print(table)
-    for word, statistic in (("mean", report.mean), ("interquartile mean", report.interquartile_mean)):
-        value, low, high = report.bootstrap(returns, statistic=statistic)
-        interval = f", 95% interval [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
-        console.print(f"{word} {value:.4g}{interval}", highlight=False, markup=False)
-    for name, values in sorted(result.metrics.items()):
-        console.print(f"{name} {np.nanmean(values) if np.isfinite(values).any() else math.nan:.4g}", highlight=False)
+    console.print(report.sweep_table(grid, scores, title=title))
+    _print_line(console, f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}")
+    console.print("It was chosen on these seeds: train it on others before you quote it.", highlight=False)
     return 0
 
 
-def run_play(arguments: argparse.Namespace) -> int:
-    """Draw one episode of the seed that was best when the checkpoint was written."""
-    if arguments.gif.suffix != ".gif":
-        raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
-    config, setup, state = _load_run(arguments)
-    if setup.env.context:
-        raise UserError(f"{config.task} is a text. Look at what is written there with: jaxpg sample {arguments.run}")
-    import jax
-
-    from jaxpg import report
-    from jaxpg.rollout.evaluation import record_episode as one_episode
-
-    metrics = run_directory.load_metrics(arguments.run)
-    before = (metrics["steps"] <= np.asarray(state.steps)).all(1)
-    scores = runs.last_evaluation(
-        {name: x[before] for name, x in metrics.items()}.get("evaluation_return"), len(config.seeds)
+def _train_groups(
+    groups: Sequence[CompiledGroup],
+    out: Path,
+    options: RunOptions,
+    algorithm: str,
+    grid: Mapping[str, Sequence[Any]],
+    gibibytes: float | None,
+) -> np.ndarray | None:
+    """The scores of a sweep, `[P, S]`, after the stages that its runs begin with; None if it was interrupted."""
+    *stages, last = runs.plan_run(groups[0].config, out, out, options)
+    if not runs.train_stages(stages, options):
+        return None
+    trained: dict[str, Any] = {"initial": last.config.initial, "reward": last.config.reward}
+    return train_sweep(
+        [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups],
+        out,
+        {"task": options.task, "algorithm": algorithm, "grid": grid, "settings": options.overrides},
+        # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
+        mesh_for=lambda config: devices.make_run_mesh(options.devices, 0, config.batch),
+        memory_of=lambda mesh: memory_limit(mesh, gibibytes),
+        hooks_for=partial(runs.training_hooks, options),
+        resume=options.resume,
     )
-    best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-    one = jax.tree.map(lambda x: x[best], state.learner)
-    actor = setup.learner.actor(one)
-    playing = jax.jit(lambda key: one_episode(setup.env, actor, key, greedy=arguments.greedy))
-    episode = jax.device_get(playing(jax.random.key(arguments.seed)))
-    report.render_gif(setup.env, episode, arguments.gif)
-    gained = float(episode.rewards[: int(episode.length)].sum())
-    print(f"{arguments.gif}: seed {config.seeds[best]}, {int(episode.length)} steps, return {gained:.4g}")
-    return 0
 
 
-def run_sample(arguments: argparse.Namespace) -> int:
-    """Completions of a trained language model, of a prompt that is given or of held-out ones."""
-    if arguments.number < 1 or arguments.temperature <= 0 or arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
-        raise UserError(
-            "--number is at least 1, --temperature above 0, --top-k at least 0 and --top-p above 0 and at most 1; not "
-            f"{arguments.number}, {arguments.temperature}, {arguments.top_k} and {arguments.top_p}."
-        )
-    config, setup, state = _load_run(arguments)
-    import jax
-
-    from jaxpg.experiments import completions
-
-    if setup.env.context is None or config.algorithm == "reward_model":
-        raise UserError(f"{arguments.run} is a run of {config.algorithm} on {config.task}, which writes no text.")
-    params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
-    key = jax.random.key(arguments.seed)
-    how = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
-    if arguments.prompt is None:
-        for line in completions.completion_sampler(config, setup, **how)(params, key):
-            Console().print(line.line())
-    else:
-        for text in completions.complete_prompt(config, setup, params, arguments.prompt, key, **how):
-            print(text)
-    return 0
+def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> str:
+    config, points = groups[0].config, sum(len(group.points) for group in groups)
+    return (
+        f"[bold]{config.algorithm} on {config.task}[/bold], {points} points x {len(config.seeds)} seeds, "
+        f"{config.total_steps:,} steps each, {len(groups)} program{'s' if len(groups) > 1 else ''}\n{out}"
+    )
 
 
-def run_plot(arguments: argparse.Namespace) -> int:
-    """Draw the learning curves of runs into one figure."""
-    from jaxpg import report
+def _new_directory(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
-    resolved = {run: configs.load_config(run) for run in arguments.runs}
-    tasks = {config.task for config in resolved.values()}
-    curves: dict[str, Any] = {}
-    for run, config in resolved.items():
-        label = config.algorithm if len(tasks) == 1 else f"{config.algorithm}, {config.task}"
-        metrics = run_directory.load_metrics(run)
-        curves[label if label not in curves else f"{label}, {run.name}"] = metrics["steps"], metrics["return"]
-    thresholds = {config.threshold for config in resolved.values()}
-    threshold = thresholds.pop() if len(thresholds) == 1 else None
-    report.learning_curve(curves, arguments.out, title=", ".join(sorted(tasks)), threshold=threshold)
-    print(arguments.out)
-    return 0
+
+def _provenance() -> dict[str, Any]:
+    return {"command": shlex.join(["jaxpg", *sys.argv[1:]]), "machine": provenance.describe_machine()}
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Without colours and line breaks, so that a path can be copied."""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": run_train,
     "compare": run_compare,
     "sweep": run_sweep,
-    "eval": run_eval,
-    "play": run_play,
-    "sample": run_sample,
-    "plot": run_plot,
+    "eval": inspection.run_eval,
+    "play": inspection.run_play,
+    "sample": inspection.run_sample,
+    "plot": inspection.run_plot,
     "list": listing.run_list,
 }
-
-
-def _load_run(arguments: argparse.Namespace) -> tuple[configs.Config, Any, Any]:
-    """Config, setup and state of a run."""
-    configs.check_seeds([arguments.seed])
-    config = configs.load_config(arguments.run)
-    from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
-    from jaxpg.training.loop import restore
-
-    check_vocabulary(config, arguments.run)
-    setup = build_experiment(config)
-    host_callback.clear_failures()
-    return config, setup, restore(setup.learner, arguments.run, config.seeds, arguments.checkpoint)

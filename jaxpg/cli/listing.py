@@ -1,4 +1,4 @@
-"""`jaxpg list`: tables of what there is, read off the configs, the ladder and its docstrings."""
+"""`jaxpg list`: tables of tasks, algorithms and settings, read off the configs, signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.table import Table
 from jaxpg import envs, ladder, preferences
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments import signatures
+from jaxpg.experiments import config_file, signatures
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """List what there is."""
+    """Print the tables that were named, or those of tasks and algorithms."""
     if arguments.what == "options" and not arguments.algorithm:
-        raise UserError("Whose options? Say for instance: jaxpg list options ppo.")
+        raise UserError("Whose options? Name an algorithm: jaxpg list options ppo.")
     listings: dict[str, Callable[[], Table]] = {
-        "tasks": _tasks,
-        "algorithms": _algorithms,
-        "options": lambda: _options(arguments.algorithm),
-        "environments": _environments,
-        "wrappers": _wrappers,
-        "pairs": _pairs,
+        "tasks": _task_table,
+        "algorithms": _algorithm_table,
+        "options": lambda: _option_table(arguments.algorithm),
+        "environments": _environment_table,
+        "wrappers": _wrapper_table,
+        "pairs": _pair_table,
     }
     console = Console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
@@ -35,23 +35,23 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tasks() -> Table:
+def _task_table() -> Table:
     table = Table("task", "environment", "steps", "solved at", title="tasks", box=box.SIMPLE_HEAD)
-    for name in configs.tasks():
+    for name in config_file.tasks():
         config = configs.resolve_config(name, "ppo")
         solved = "" if config.threshold is None else f"{config.threshold:g}"
         table.add_row(name, config.environment, f"{config.total_steps:,}", solved)
     return table
 
 
-def _algorithms() -> Table:
+def _algorithm_table() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
     for name, algorithm in configs.ALGORITHMS.items():
         table.add_row(name, ladder.PARENT.get(name) or "", _first_line(algorithm))
     return table
 
 
-def _environments() -> Table:
+def _environment_table() -> Table:
     table = Table("environment", "its settings and their defaults", title="environments", box=box.SIMPLE_HEAD)
     for name in envs.names():
         table.add_row(name, _defaults(name))
@@ -60,13 +60,13 @@ def _environments() -> Table:
 
 def _defaults(environment: str) -> str:
     try:
-        known = envs.default_settings(environment)
-    except UserError as error:  # it lacks its data
+        settings = envs.default_settings(environment)
+    except UserError as error:  # an environment without its data
         return str(error)
-    return ", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in known.items())
+    return ", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items())
 
 
-def _wrappers() -> Table:
+def _wrapper_table() -> Table:
     table = Table("wrapper", "setting", "default", "meaning", title="wrappers", box=box.SIMPLE_HEAD)
     for name, wrapper in envs.WRAPPERS.items():
         table.add_row(name, "", "", _first_line(wrapper))
@@ -75,21 +75,21 @@ def _wrappers() -> Table:
     return table
 
 
-def _pairs() -> Table:
-    return _settings("settings of preference pairs", [("pairs.", signatures.options(preferences.make_pairs))])
+def _pair_table() -> Table:
+    return _setting_table("settings of preference pairs", [("pairs.", signatures.options(preferences.make_pairs))])
 
 
-def _options(algorithm: str) -> Table:
+def _option_table(algorithm: str) -> Table:
     groups = [
         ("", configs.algorithm_options(algorithm)),
         ("", configs.task_options()),
         *((f"network.{{{kind}}}.", signatures.options(network)) for kind, network in configs.NETWORKS.items()),
     ]
-    return _settings(f"settings of {algorithm}", groups)
+    return _setting_table(f"settings of {algorithm}", groups)
 
 
-def _settings(title: str, groups: Sequence[tuple[str, Mapping[str, signatures.Option]]]) -> Table:
-    """Settings in groups, each with the prefix under which a config has it."""
+def _setting_table(title: str, groups: Sequence[tuple[str, Mapping[str, signatures.Option]]]) -> Table:
+    """Settings in groups; the prefix of a group is the path to its table in a config."""
     table = Table("setting", "default", "meaning", title=title, box=box.SIMPLE_HEAD)
     for prefix, group in groups:
         for option in group.values():

@@ -1,4 +1,4 @@
-"""The entry point: one command, its exit code, and a sentence for every mistake."""
+"""The entry point: one command, its exit code, and a sentence for every error caused by user input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 if all went well, 2 after a mistake that a sentence explains, 130 if interrupted."""
+    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
     arguments = make_parser().parse_args(argv)
     from jaxpg.cli import devices
     from jaxpg.parallel import process_exit
@@ -32,17 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxpg: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `jaxpg list | head`
+    except BrokenPipeError:  # the reader of the output has ended, as in `jaxpg list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         reason = error.strerror or str(error)
-        told = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
-        print(f"jaxpg: {told}.", file=sys.stderr)
+        message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
+        print(f"jaxpg: {message}.", file=sys.stderr)
         return 2
 
 
 def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
+    """Run a command; its modules are imported when the devices have been chosen, since gymnax computes on import."""
     from jaxpg.cli import devices
 
     devices.start_jax(options)

@@ -1,4 +1,4 @@
-"""The command line. Only what reading the arguments needs is imported here, so that `--help` is instant."""
+"""The arguments of the command line. Only what reading them needs is imported here, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that names the nearest valid word where it refuses one."""
+    """A parser that names the nearest valid word when it refuses one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Each command refuses what it does not know by itself, since only it knows what there is."""
+        """Refuse unknown arguments in the parser of each command, which alone knows the valid ones."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -35,36 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The commands and their arguments."""
     main = ArgumentParser(prog="jaxpg", description="Policy gradients in JAX, from REINFORCE to DAPO.")
     commands = main.add_subparsers(dest="command", required=True, metavar="command")
-
-    training = ArgumentParser(add_help=False)
-    training.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
-    training.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
-    training.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
-    training.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
-    training.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
-    training.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
-    training.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
-    training.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    training.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
-    training.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
-    training.add_argument("--quiet", action="store_true", help="no progress")
-
-    several = training.add_argument_group(
-        "several hosts", "The same command in one process per host, with an --out that all of them see."
-    )
-    several.add_argument("--distributed", action="store_true", help="this is one process of several")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (default: as the cluster says)")
-    several.add_argument("--processes", type=int, metavar="N", help="how many there are (default: as above)")
-    several.add_argument("--process", type=int, metavar="I", help="which one this is, from 0 (default: as above)")
-    several.add_argument(
-        "--join-seconds", type=int, default=300, metavar="N", help="how long to wait for all of them (default 300)"
-    )
-
-    trained = ArgumentParser(add_help=False)
-    trained.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
-    trained.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
-    trained.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
-    trained.add_argument("--seed", type=int, default=0, metavar="N", help="of the episodes (default 0)")
+    training, trained = _training_arguments(), _trained_arguments()
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
     train.add_argument("task", metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
@@ -77,22 +48,15 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
     sweep.add_argument("task", metavar="TASK")
     sweep.add_argument("algorithm", metavar="ALGO")
-    sweep.add_argument(
-        "--grid", nargs="+", required=True, metavar="K=V,V", help="values of a setting, or low:high:log:n"
-    )
-    sweep.add_argument("--memory", type=float, metavar="GIB", help="what all devices may use together (default: all)")
+    grid = "values of a setting, or low:high:log:n"
+    sweep.add_argument("--grid", nargs="+", required=True, metavar="K=V,V", help=grid)
+    sweep.add_argument("--memory", type=float, metavar="GIB", help="limit for all devices together (default: all)")
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
-    sample.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
-    sample.add_argument("--number", type=int, default=8, metavar="N", help="of completions (default 8)")
-    sample.add_argument("--temperature", type=float, default=1.0, metavar="X", help="below 1 for likelier tokens")
-    sample.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens (0: all)")
-    sample.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="among the likeliest, of this probability"
-    )
+    _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
     play.add_argument("--gif", type=Path, required=True, metavar="FILE", help="where to write")
@@ -101,7 +65,53 @@ def make_parser() -> argparse.ArgumentParser:
     plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
 
-    show = commands.add_parser("list", help="what there is, with defaults and meanings")
-    show.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
-    show.add_argument("algorithm", nargs="?", metavar="ALGO", help="whose options")
+    listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
+    listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
+    listing.add_argument("algorithm", nargs="?", metavar="ALGO", help="the algorithm of list options")
     return main
+
+
+def _training_arguments() -> ArgumentParser:
+    """Those of train, compare and sweep."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
+    parser.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
+    parser.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
+    parser.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
+    parser.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+    several = parser.add_argument_group(
+        "several hosts", "The same command in one process per host, with an --out that all of them see."
+    )
+    several.add_argument("--distributed", action="store_true", help="this is one process of several")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (default: the cluster's)")
+    several.add_argument("--processes", type=int, metavar="N", help="number of processes (default: the cluster's)")
+    several.add_argument("--process", type=int, metavar="I", help="number of this one, from 0 (default: the cluster's)")
+    seconds = "how long to wait for all of them (default 300)"
+    several.add_argument("--join-seconds", type=int, default=300, metavar="N", help=seconds)
+    return parser
+
+
+def _trained_arguments() -> ArgumentParser:
+    """Those of eval, sample and play."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes (default 0)")
+    return parser
+
+
+def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
+    parser.add_argument("--number", type=int, default=8, metavar="N", help="number of completions (default 8)")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="below 1 for likelier tokens")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens (0: all)")
+    probability = "among the likeliest tokens, up to this probability"
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help=probability)

@@ -1,4 +1,4 @@
-"""What a person sees while training goes on, and how they stop it."""
+"""Progress on the terminal during training, and Ctrl-C to stop it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpg.training.metrics_writer import Row
 
 
 class Reporter:
-    """Shows each row of metrics: a bar that moves in a terminal, a plain line otherwise; a context manager.
+    """Shows each row of metrics: a progress bar in a terminal, a plain line otherwise; a context manager.
 
     Args:
         console: where to show it.
@@ -28,7 +28,7 @@ class Reporter:
     def __init__(self, console: Console, total_steps: int) -> None:
         self._console, self._total = console, total_steps
         self._first: Row | None = None
-        self._busy = 0.0  # seconds spent on training proper since then
+        self._training_seconds = 0.0  # since the first row, without evaluations and checkpoints
         self._latest: dict[str, float] = {}
         self._bar = Progress(
             TextColumn("{task.fields[steps]}"), BarColumn(20), TextColumn("{task.fields[rest]}"), console=console
@@ -45,23 +45,26 @@ class Reporter:
 
     def __call__(self, row: Row) -> None:
         steps = int(np.min(row["steps"]))
-        counted = f"{min(steps, self._total):,} / {self._total:,} steps"
+        progress = f"{min(steps, self._total):,} / {self._total:,} steps"
         rest = ", ".join([*self._pace(row), *self._returns(row)])
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=steps, steps=counted, rest=rest)
+            self._bar.update(self._task, completed=steps, steps=progress, rest=rest)
         else:
-            print(f"{counted}, {rest}", file=self._console.file, flush=True)
+            print(f"{progress}, {rest}", file=self._console.file, flush=True)
 
     def _pace(self, row: Row) -> list[str]:
-        """Steps per second of all seeds and the time left, from all rows but the first, which had to be compiled."""
+        """Steps per second of all seeds and the time left, from all rows but the first, which includes compiling."""
         if self._first is None:
             self._first = row
             return [f"compiled in {row['chunk_seconds']:.1f} s"]
-        self._busy += row["chunk_seconds"]
+        self._training_seconds += row["chunk_seconds"]
         done = float(np.mean(row["steps"]) - np.mean(self._first["steps"]))
         seconds_per_step = (row["seconds"] - self._first["seconds"]) / max(done, 1.0)
         left = round(max(0.0, self._total - float(np.min(row["steps"]))) * seconds_per_step)
-        return [f"{done * len(row['steps']) / self._busy:,.0f} steps/s", f"{left // 60}:{left % 60:02d} left"]
+        return [
+            f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s",
+            f"{left // 60}:{left % 60:02d} left",
+        ]
 
     def _returns(self, row: Row) -> list[str]:
         """The latest mean over seeds of the returns in training and in evaluation."""
@@ -73,10 +76,10 @@ class Reporter:
 
 @contextlib.contextmanager
 def interruptible(console: Console) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C once asks to stop, which the yielded function then tells; twice ends the process at once.
+    """After one Ctrl-C the yielded function returns true; a second Ctrl-C ends the process at once, with code 130.
 
-    A thread of its own learns of the signal, because the main one does not run Python while XLA computes. Exit code
-    130 says so to the shell. Outside the main thread signals are left alone.
+    A thread waits for the signal, because the main thread does not run Python while XLA computes. Outside the main
+    thread signals are left alone.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -87,7 +90,7 @@ def interruptible(console: Console) -> Iterator[Callable[[], bool]]:
         while os.read(receiver, 1) == bytes([signal.SIGINT]):
             if stop.is_set():
                 console.show_cursor()
-                _say("stopped at once; the last checkpoint is as it was")
+                _say("stopped at once; the last checkpoint is unchanged")
                 os._exit(130)
             stop.set()
             _say("finishing this chunk, then saving; press Ctrl-C again to stop at once")

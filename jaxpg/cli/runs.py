@@ -1,162 +1,107 @@
-"""Runs of the command line: from its arguments to a config, the stages that come first, and training under watch."""
+"""Training on the command line: the stages of a run, one after the other, each with progress, Ctrl-C and a report."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
-from jaxpg import files
+from jaxpg import files, parallel
 from jaxpg.cli import devices
+from jaxpg.cli.options import RunOptions
 from jaxpg.cli.progress import Reporter, interruptible
-from jaxpg.errors import UserError
-from jaxpg.experiments import config as configs
+from jaxpg.experiments import completions
+from jaxpg.experiments.build import Experiment
+from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
+from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import process_exit, processes
-from jaxpg.training import provenance, run_directory
-from jaxpg.training.loop import TrainingHooks
+from jaxpg.training import checkpoint, provenance, run_directory
+from jaxpg.training.loop import TrainingHooks, train
 
 INTERRUPTED = 130
 PAGE = "report.html"
-SHARED = ("environment", "environment_settings", "network", "pairs")
-"""What a run has in common with what it begins with."""
 
 
-def config_of_run(arguments: argparse.Namespace, task: str, algorithm: str, out: Path | None) -> configs.Config:
-    """The config that the arguments ask for; of a run that goes on, its own, with what the arguments say on top."""
-    given = overrides(arguments)
-    if not arguments.resume:
-        return configs.resolve_config(task, algorithm, given)
-    if out is None:
-        raise UserError("--resume needs --out, the directory of the run that is to go on.")
-    if not (out / run_directory.CONFIG).exists():
-        return configs.resolve_config(task, algorithm, given)
-    begun = configs.load_config(out)
-    asked = configs.resolve_config(task, algorithm)
-    if (begun.task, begun.algorithm) != (asked.task, asked.algorithm):
-        raise UserError(f"The run in {out} is of {begun.algorithm} on {begun.task}, not {algorithm} on {asked.task}.")
-    return configs.resolve_config(out / run_directory.CONFIG, algorithm, given)
+def plan_run(config: Config, directory: Path, shared_dir: Path, options: RunOptions) -> list[Stage]:
+    """The stages of a config, checked if anything is to be trained before the config itself."""
+    plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides)
+    if len(plan) > 1:
+        check_plan(plan)
+    return plan
 
 
-def overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the arguments say on top of a task's config."""
-    given = configs.parse_overrides(arguments.set)
-    if arguments.steps is not None:
-        given["total_steps"] = arguments.steps
-    if arguments.seeds is not None or arguments.seed:
-        seeds = 1 if arguments.seeds is None else arguments.seeds
-        if seeds < 1 or arguments.seed < 0:
-            raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {seeds} and {arguments.seed}.")
-        given["seeds"] = list(range(arguments.seed, arguments.seed + seeds))
-    return given | {n: x for n in ("initial", "reward") if (x := getattr(arguments, n)) is not None}
+def train_plan(plan: Sequence[Stage], options: RunOptions) -> bool:
+    """Train the stages that are not finished, and then the last one; whether its end was reached."""
+    *before, last = plan
+    return train_stages(before, options) and train_stage(last, options, resume=options.resume)
 
 
-def train_with_stages(config: configs.Config, out: Path, shared: Path, arguments: argparse.Namespace) -> bool:
-    """Train as the config says, after what it begins with or is judged by; whether the end was reached."""
-    ready = train_stages(config, shared, arguments)
-    return ready is not None and _train_run(ready, out, arguments)
-
-
-def train_stages(config: configs.Config, shared: Path, arguments: argparse.Namespace) -> configs.Config | None:
-    """The config with the runs that it begins with or is judged by, where it names these as algorithms; None if one
-    of them was interrupted.
-
-    They go to directories of their own in `shared`, and are not trained again where they are finished.
-    """
-    if configs.ALGORITHMS.keys() & {config.reward, config.initial}:
-        check_fits(config)
-    for stage in ("reward", "initial"):
-        name = getattr(config, stage)
-        if name not in configs.ALGORITHMS:
+def train_stages(stages: Sequence[Stage], options: RunOptions) -> bool:
+    """Train the stages that are not finished, and resume those that were interrupted; whether all are finished now."""
+    for stage in stages:
+        if is_finished(stage):
             continue
-        directory = shared / name
-        said = configs.parse_overrides(arguments.set)
-        shared_settings = {key: x for key, x in said.items() if key.split(".")[0] in SHARED}
-        earlier = configs.resolve_config(arguments.task, name, {**shared_settings, "seeds": list(config.seeds)})
-        if not _is_finished(directory, earlier):
-            begun = argparse.Namespace(**{**vars(arguments), "resume": (directory / run_directory.CONFIG).exists()})
-            if not train_with_stages(earlier, directory, shared, begun):
-                return None
-        changed: dict[str, Any] = {stage: str(directory)}
-        config = dataclasses.replace(config, **changed)
-    return config
+        begun = (stage.directory / run_directory.CONFIG).exists()
+        if not train_stage(stage, options, resume=begun):
+            return False
+    return True
 
 
-def check_fits(config: configs.Config) -> None:
-    """Raise the UserError that the training of a config would raise, before something else trains."""
-    from jaxpg.experiments.build import build
-    from jaxpg.experiments.warm_start import build_experiment
-
-    with_what_there_is = (
-        build if config.reward in configs.ALGORITHMS else build_experiment
-    )  # yet to be trained, or there
-    with_what_there_is(config)
-
-
-def _is_finished(directory: Path, config: configs.Config) -> bool:
-    """Whether a run of this config has come to its end there."""
-    if not (directory / run_directory.METRICS).exists():
-        return False
-    steps = run_directory.load_metrics(directory)["steps"]
-    return bool(steps[-1].min() >= config.total_steps)
-
-
-def _train_run(config: configs.Config, out: Path, arguments: argparse.Namespace) -> bool:
-    """Train as the config says; whether the end was reached."""
-    console = console_of(arguments)
-    process_exit.set_lost_message(lambda: _lost_message(out))
-    import jax
-
-    from jaxpg import parallel
-    from jaxpg.experiments.completions import CompletionLogger
-    from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
-    from jaxpg.training.loop import train
-
-    mesh = devices.make_run_mesh(devices.from_arguments(arguments), len(config.seeds), config.batch)
-    setup = build_experiment(config, shards=parallel.batch_shards(mesh))
-    initial = initial_policies(config, setup)
+def train_stage(stage: Stage, options: RunOptions, *, resume: bool) -> bool:
+    """Train one run; whether its end was reached."""
+    config, out = stage.config, stage.directory
+    process_exit.set_lost_message(partial(_lost_message, out))
+    mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch)
+    experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
+    initial = initial_policies(config, experiment)
     save_vocabulary(config, out)
-    shown = CompletionLogger(config, setup, out, console)
-
-    def on_evaluation(state: Any) -> None:
-        shown(state)
-        if setup.env.context and np.any(state.iteration):  # before the first one there is no curve
-            _write_page(config, out)
-
-    with training_hooks(arguments, _header(config, out, mesh), config.total_steps) as hooks:
+    on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
+    with training_hooks(options, _header(config, out, mesh), config.total_steps) as hooks:
         state = train(
-            setup.learner,
+            experiment.learner,
             seeds=config.seeds,
             total_steps=config.total_steps,
             run_dir=out,
             mesh=mesh,
-            evaluate=setup.evaluate,
+            evaluate=experiment.evaluate,
             evaluate_every=max(1, config.total_steps // config.evaluations),
-            config=configs.to_dict(config),
-            resume=arguments.resume,
+            config=to_dict(config),
+            resume=resume,
             initial=initial,
-            hooks=hooks._replace(on_evaluation=on_evaluation) if processes.is_main_process() else hooks,
+            hooks=hooks._replace(on_evaluation=on_evaluation),
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 
 
-def _write_page(config: configs.Config, out: Path) -> None:
-    """The page of a run on a text, as far as it has come: learning curve, and completions with their rewards."""
-    from jaxpg import report
-    from jaxpg.experiments import completions
+def _evaluation_hook(config: Config, experiment: Experiment, out: Path, console: Console) -> Callable[[Any], None]:
+    """What happens after every evaluation of a text task, in the main process: completions and the report."""
+    log_completions = completions.CompletionLogger(config, experiment, out, console)
 
-    run, written = (
-        run_result(run_directory.load_metrics(out)),
-        completions.format_completions(completions.load_completions(out)),
-    )
-    details = {"completions": written} if written else {}
-    details |= {"config": files.flatten(configs.to_dict(config)), "machine": provenance.describe_machine()}
+    def on_evaluation(state: Any) -> None:
+        log_completions(state)
+        if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
+            _write_page(config, out)
+
+    return on_evaluation if processes.is_main_process() else lambda state: None
+
+
+def _write_page(config: Config, out: Path) -> None:
+    """The report of a run on a text task so far: learning curve, and completions with their rewards."""
+    from jaxpg import report
+
+    written = completions.format_completions(completions.load_completions(out))
+    details: dict[str, Any] = {"completions": written} if written else {}
+    details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
+    run = run_result(run_directory.load_metrics(out))
     page = report.comparison_page(
         {config.algorithm: run}, title=config.task, threshold=config.threshold, details=details
     )
@@ -164,23 +109,28 @@ def _write_page(config: configs.Config, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def training_hooks(arguments: argparse.Namespace, header: str, total_steps: int) -> Iterator[TrainingHooks]:
-    """Show progress under a header, unless it is to be quiet, and let Ctrl-C stop the training."""
-    console = console_of(arguments)
+def training_hooks(options: RunOptions, header: str, total_steps: int) -> Iterator[TrainingHooks]:
+    """Show progress under a header, unless `quiet`, and let Ctrl-C stop the training."""
+    console = console_of(options)
     console.print(header)
     with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
         hooks = TrainingHooks(should_stop=should_stop)
         yield hooks if console.quiet else hooks._replace(on_row=reporter)
 
 
-def console_of(arguments: argparse.Namespace) -> Console:
-    """Where progress is shown: of several processes the first alone has something to say."""
-    return Console(quiet=arguments.quiet or not processes.is_main_process(), highlight=False, soft_wrap=True)
+def console_of(options: RunOptions) -> Console:
+    """Where progress is shown; of several processes only the main one shows any."""
+    return Console(quiet=options.quiet or not processes.is_main_process(), highlight=False, soft_wrap=True)
 
 
-def _header(config: configs.Config, out: Path, mesh: Any) -> str:
-    import jax
+def report_interrupted(out: Path, command: str) -> int:
+    """Print how to go on with a command that was stopped; its exit code."""
+    if processes.is_main_process():
+        print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
+    return INTERRUPTED
 
+
+def _header(config: Config, out: Path, mesh: Mesh) -> str:
     seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
     return (
         f"[bold]{config.algorithm} on {config.task}[/bold], {seeds}, {config.total_steps:,} steps each; "
@@ -189,36 +139,32 @@ def _header(config: configs.Config, out: Path, mesh: Any) -> str:
 
 
 def _lost_message(out: Path) -> str:
-    """What to say of a run that ends because one of its processes has."""
-    from jaxpg.training.checkpoint import CHECKPOINTS, find
-
-    found = find(out / CHECKPOINTS)
+    """The message of a run that ends because another of its processes has ended."""
+    found = checkpoint.find(out / checkpoint.CHECKPOINTS)
     last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
     return f"another process of this run has gone; {last}. Start all of them again with --resume to go on."
 
 
-def say_interrupted(out: Path, command: str) -> int:
-    """Say how to go on with a command that was stopped; its exit code."""
-    if processes.is_main_process():
-        print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
-    return INTERRUPTED
-
-
 def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
-    """What a report wants to know of a run."""
+    """The metrics of a run as a `report.RunResult`."""
     from jaxpg.report import RunResult
 
     new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
     return RunResult(
         steps=metrics["steps"],
-        returns=metrics["return"] if "return" in metrics else metrics["evaluation_return"],
+        returns=training_returns(metrics),
         final=last_evaluation(metrics.get("evaluation_return"), metrics["steps"].shape[1]),
         seconds=float(metrics["seconds"][-1]),
         steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"])),
     )
 
 
+def training_returns(metrics: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The learning curve of a run, `[N, S]`: evaluations where training has no return, as in fine-tuning."""
+    return metrics["return"] if "return" in metrics else metrics["evaluation_return"]
+
+
 def last_evaluation(values: np.ndarray | None, num_seeds: int) -> np.ndarray:
-    """The last evaluation, [S]; NaN if there was none."""
+    """The last evaluation, `[S]`; NaN if there was none."""
     done = [] if values is None else values[np.isfinite(values).all(1)]
     return done[-1] if len(done) else np.full(num_seeds, np.nan)

@@ -1,4 +1,4 @@
-"""From a config to what trains: the environment, the networks, and the learner around them."""
+"""From a config to an experiment: the environments, the networks, the learner, and how it is evaluated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxpg import envs, ladder, preferences
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, SUPERVISED, Config, make_env
+from jaxpg.experiments.config import NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -15,26 +15,42 @@ from jaxpg.rollout.evaluation import evaluation_metrics
 from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
-"""The environments that are texts."""
+"""The environments that are text tasks."""
+
+Evaluate = Callable[[Any, Key], Metrics]
+"""The learner's state, key -> scalars by name."""
 
 
 class Experiment(NamedTuple):
     """What a config describes.
 
-    learner: what learns.
-    env: where it learns.
-    held_out: where it is evaluated: the same, but for what was kept from training.
-    evaluate(state, key): what an evaluation of the learner's state measures, `return` first of all.
+    learner: what is trained.
+    env: the environment that it is trained on.
+    held_out: the environment that it is evaluated on: the same, but with the held-out problems of a text task.
+    evaluate(state, key): metrics of the learner's state; checkpoints are ranked by `return`.
     """
 
     learner: Learner
     env: Env
     held_out: Env
-    evaluate: Callable[[Any, Key], Metrics]
+    evaluate: Evaluate
+
+
+class AlgorithmKind(NamedTuple):
+    """What depends on the kind of an algorithm.
+
+    build(config, env, held_out, shards): its learner, and what an evaluation of the learner measures.
+    score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
+    has_policy: whether it learns a policy, which can act and write; else it learns a reward model.
+    """
+
+    build: Callable[[Config, Env, Env, int], tuple[Learner, Evaluate]]
+    score: str = "return"
+    has_policy: bool = True
 
 
 def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
-    """The learner and the environments of a config.
+    """The experiment of a config.
 
     Args:
         config: what to build.
@@ -47,22 +63,98 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
     env, held_out = (make_env(config, split) for split in ("train", "test"))
     if config.reward:
         env, held_out = (_rlhf_env(config, split, reward) for split in ("train", "test"))
-    if config.algorithm == "reward_model":
-        return _reward_model(config, env, held_out)
-    if config.algorithm in SUPERVISED:
-        learner = _supervised(config, env)
-    else:
-        policy, critic = networks(config, env)
-        _check_division(config, env.time_limit, policy.needs_trajectories, shards)
-        algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
-        learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+    kind = KINDS[config.algorithm]
+    learner, measure = kind.build(config, env, held_out, shards)
+
+    def evaluate(state: Any, key: Key) -> Metrics:
+        metrics = measure(state, key)
+        return {"return": metrics[kind.score], **metrics}
+
+    return Experiment(learner, env, held_out, evaluate)
+
+
+def writes_text(config: Config, env: Env) -> bool:
+    """Whether what is trained on `env` writes completions."""
+    return KINDS[config.algorithm].has_policy and env.context is not None
+
+
+def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
+    """The policy and the critic of a config."""
+    settings = dict(config.network)
+    return NETWORKS[settings.pop("kind")](env, **settings)
+
+
+def reward_network(config: Config, env: Env) -> language_model.RewardModel:
+    """A reward model of the policy's size."""
+    sizes = {name: x for name, x in config.network.items() if name in options(language_model.transformer_reward_model)}
+    return language_model.transformer_reward_model(env, **sizes)
+
+
+def text_task(config: Config, split: str) -> envs.text.Task:
+    """The text task of a config.
+
+    Raises:
+        UserError: its environment is not a text task.
+    """
+    if config.environment not in TEXT_TASKS:
+        raise UserError(
+            f"{config.algorithm} learns from texts, and {config.environment} is not a text task. "
+            f"There are: {', '.join(TEXT_TASKS)}."
+        )
+    of_the_env = options(envs.text.text_env)
+    settings = {name: x for name, x in config.environment_settings.items() if name not in of_the_env}
+    return TEXT_TASKS[config.environment](**{**settings, "split": split})
+
+
+def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    policy, critic = networks(config, env)
+    _check_division(config, env.time_limit, policy.needs_trajectories, shards)
+    algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
+    learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+    return learner, _episode_metrics(config, held_out, learner)
+
+
+def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    policy, _ = networks(config, env)
+    learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
+    return learner, _episode_metrics(config, held_out, learner)
+
+
+def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    policy, _ = networks(config, env)
+    learner = preferences.dpo(_pairs(config), policy, **config.settings)
+    return learner, _episode_metrics(config, held_out, learner)
+
+
+def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
+    pairs, model = _pairs(config), reward_network(config, env)
+
+    def measure(state: Any, key: Key) -> Metrics:
+        params, number = state.params.critic, config.evaluation_episodes
+        return {"accuracy": preferences.held_out_accuracy(pairs, model, params, key, num_pairs=number)}
+
+    return preferences.reward_model(pairs, model, **config.settings), measure
+
+
+KINDS: dict[str, AlgorithmKind] = {
+    **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
+    "sft": AlgorithmKind(_sft),
+    "dpo": AlgorithmKind(_dpo),
+    "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
+}
+"""The kind of every algorithm, by the algorithm's name."""
+
+
+def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluate:
+    """What whole episodes of the learner's actor in `held_out` measure."""
     if config.evaluation_episodes % config.evaluation_samples:
         raise UserError(
             f"evaluation_samples = {config.evaluation_samples} does not divide evaluation_episodes = "
-            f"{config.evaluation_episodes}: so many episodes of an evaluation begin alike."
+            f"{config.evaluation_episodes}: this many episodes of an evaluation begin alike."
         )
 
-    def evaluate(state: Any, key: Key) -> Metrics:
+    def measure(state: Any, key: Key) -> Metrics:
         return evaluation_metrics(
             held_out,
             learner.actor(state),
@@ -72,49 +164,7 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
             group_size=config.evaluation_samples,
         )
 
-    return Experiment(learner, env, held_out, evaluate)
-
-
-def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
-    """The policy and the critic of a config."""
-    arguments = dict(config.network)
-    return NETWORKS[arguments.pop("kind")](env, **arguments)
-
-
-def text_task(config: Config, split: str) -> envs.text.Task:
-    """The text task of a config.
-
-    Raises:
-        UserError: its environment is none.
-    """
-    if config.environment not in TEXT_TASKS:
-        raise UserError(
-            f"{config.algorithm} learns from texts, and {config.environment} is none. "
-            f"There are: {', '.join(TEXT_TASKS)}."
-        )
-    payment = options(envs.text.text_env)
-    settings = {name: x for name, x in config.environment_settings.items() if name not in payment}
-    return TEXT_TASKS[config.environment](**{**settings, "split": split})
-
-
-def _supervised(config: Config, env: Env) -> Learner:
-    """The learner of a policy that learns from texts rather than from playing."""
-    policy, _ = networks(config, env)
-    if config.algorithm == "sft":
-        return preferences.sft(text_task(config, "train"), policy, **config.settings)
-    return preferences.dpo(_pairs(config), policy, **config.settings)
-
-
-def _reward_model(config: Config, env: Env, held_out: Env) -> Experiment:
-    """A reward model, whose evaluation is how often it agrees with the judge on pairs it has not seen."""
-    pairs, model = _pairs(config), reward_network(config, env)
-
-    def evaluate(state: Any, key: Key) -> Metrics:
-        params, number = state.params.critic, config.evaluation_episodes
-        accuracy = preferences.held_out_accuracy(pairs, model, params, key, num_pairs=number)
-        return {"return": accuracy, "accuracy": accuracy}
-
-    return Experiment(preferences.reward_model(pairs, model, **config.settings), env, held_out, evaluate)
+    return measure
 
 
 def _pairs(config: Config) -> preferences.Pairs:
@@ -122,31 +172,24 @@ def _pairs(config: Config) -> preferences.Pairs:
 
 
 def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
-    """The environment of RLHF: completions are worth what the reward model says."""
-    plain = make_env(config, split)
-    return preferences.rlhf_env(text_task(config, split), reward_network(config, plain), reward)
-
-
-def reward_network(config: Config, env: Env) -> language_model.RewardModel:
-    """A reward model as large as the policy."""
-    sizes = {name: x for name, x in config.network.items() if name in options(language_model.transformer_reward_model)}
-    return language_model.transformer_reward_model(env, **sizes)
+    """The text task of a config, in which the reward of a completion is the score of the reward model."""
+    env = make_env(config, split)
+    return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
 
 
 def _check_division(config: Config, time_limit: int, needs_trajectories: bool, shards: int) -> None:
     """Refuse batches that cannot be cut into equal parts over groups, devices and minibatches."""
     settings = config.settings
-    envs = settings["num_envs"]
-    group = settings.get("group_size", 1)
-    if envs % shards:
-        raise UserError(f"num_envs = {envs} cannot be split evenly over {shards} devices.")
-    local = envs // shards
-    if local % group:
+    num_envs, group_size = settings["num_envs"], settings.get("group_size", 1)
+    if num_envs % shards:
+        raise UserError(f"num_envs = {num_envs} cannot be split evenly over {shards} devices.")
+    local = num_envs // shards
+    if local % group_size:
         where = f" on each of {shards} devices" if shards > 1 else ""
-        raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group}.")
+        raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}.")
     steps = settings.get("num_steps") or time_limit
     rows = local if needs_trajectories else local * steps
-    what = f"{local} environments" if needs_trajectories else f"{local} environments x {steps} steps = {rows} rows"
+    batch = f"{local} environments" if needs_trajectories else f"{local} environments x {steps} steps = {rows} rows"
     for name in ("num_minibatches", "value_minibatches"):
         if rows % settings.get(name, 1):
-            raise UserError(f"{name} = {settings[name]} does not divide the batch of {what}.")
+            raise UserError(f"{name} = {settings[name]} does not divide the batch of {batch}.")

@@ -1,4 +1,4 @@
-"""Completions to look at: of a trained model, and as training goes."""
+"""Completions to look at: of a trained model, and during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from jaxpg.envs.text import PAD, TextState, Tokenizer
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import Experiment, networks, text_task
+from jaxpg.experiments.build import Experiment, networks, text_task, writes_text
 from jaxpg.experiments.config import Config
 from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
@@ -24,11 +24,11 @@ from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
-NUMBER = 4  # per evaluation
+SAMPLES_PER_EVALUATION = 4
 
 
 class Sample(NamedTuple):
-    """A prompt, what a model made of it, and what that is worth."""
+    """A prompt, a completion of it, and the completion's reward and accuracy."""
 
     prompt: str
     completion: str
@@ -38,40 +38,40 @@ class Sample(NamedTuple):
     def line(self) -> Text:
         """For a terminal."""
         mark = ("✓", "green") if self.accuracy > 0 else ("✗", "red")
-        quiet = (f"  {self.reward:.2f} ", "dim")
-        return Text.assemble(quiet, mark, " ", self.prompt, (self.completion, "bold"))
+        reward = (f"  {self.reward:.2f} ", "dim")
+        return Text.assemble(reward, mark, " ", self.prompt, (self.completion, "bold"))
 
 
 def sample_completion(
-    env: Env, policy: Policy, params: Tree, key: Key, *, end: int, **how: Any
+    env: Env, policy: Policy, params: Tree, key: Key, *, end: int, **settings: Any
 ) -> tuple[Prompt, Array, Outcome]:
-    """A prompt that `env` draws, its completion `[T]`, and its outcome; `how` are settings of `language.generate`."""
+    """A prompt that `env` draws, its completion `[T]`, and its outcome; `settings` are those of `generate`."""
     assert env.context
     assert env.outcome
     reset_key, write_key = jax.random.split(key)
     state, _ = env.reset(reset_key)
     prompt = env.context(state)
-    tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **how)
+    tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **settings)
     ended = tokens == end
     length = jnp.where(ended.any(), ended.argmax() + 1, len(tokens)).astype(jnp.int32)
-    written = jnp.where(jnp.arange(len(tokens)) < length, tokens, PAD)
-    return prompt, written, env.outcome(TextState(state.problem, written, length))
+    completion = jnp.where(jnp.arange(len(tokens)) < length, tokens, PAD)
+    return prompt, completion, env.outcome(TextState(state.problem, completion, length))
 
 
 def completion_sampler(
-    config: Config, setup: Experiment, *, number: int, **how: Any
+    config: Config, experiment: Experiment, *, number: int, **settings: Any
 ) -> Callable[[Tree, Key], list[Sample]]:
-    """A program that writes so many completions of held-out prompts: (parameters of the policy, key) -> samples.
+    """A function that completes held-out prompts, `number` at a time: (parameters of the policy, key) -> samples.
 
-    It raises what a reward function on the host raised.
+    It raises what a reward function on the host raised. `settings` are those of `generate`.
     """
-    policy, _ = networks(config, setup.held_out)
+    policy, _ = networks(config, experiment.held_out)
     vocabulary = text_task(config, "test").vocabulary
 
     @jax.jit
     def write(params: Tree, key: Key) -> tuple[Prompt, Array, Outcome]:
         def one(key: Key) -> tuple[Prompt, Array, Outcome]:
-            return sample_completion(setup.held_out, policy, params, key, end=vocabulary.end, **how)
+            return sample_completion(experiment.held_out, policy, params, key, end=vocabulary.end, **settings)
 
         return jax.vmap(one)(jax.random.split(key, number))
 
@@ -92,44 +92,44 @@ def completion_sampler(
 
 
 def complete_prompt(
-    config: Config, setup: Experiment, params: Tree, text: str, key: Key, *, number: int, **how: Any
+    config: Config, experiment: Experiment, params: Tree, text: str, key: Key, *, number: int, **settings: Any
 ) -> list[str]:
-    """So many completions of one prompt.
+    """`number` completions of one prompt; `settings` are those of `generate`.
 
     Raises:
-        UserError: the prompt holds what the vocabulary lacks, padding or an end, nothing at all, or more than the
-            model was made for.
+        UserError: a prompt with a token that the vocabulary lacks, with padding or an end, or with no token or more
+            tokens than the prompts of the task.
     """
-    policy, _ = networks(config, setup.held_out)
-    about = text_task(config, "test")
-    ids = about.vocabulary.encode(text)
-    if not 1 <= len(ids) <= about.prompt_length:
-        raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {about.prompt_length}.")
-    if PAD in ids or about.vocabulary.end in ids:
-        raise UserError(f"The prompt {text!r} holds padding or an end, which no text can.")
+    policy, _ = networks(config, experiment.held_out)
+    task = text_task(config, "test")
+    ids, end = task.vocabulary.encode(text), task.vocabulary.end
+    if not 1 <= len(ids) <= task.prompt_length:
+        raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
+    if PAD in ids or end in ids:
+        raise UserError(f"The prompt {text!r} holds padding or an end, which are not text.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
 
-    write = partial(generate, policy, params, prompt, end=about.vocabulary.end, max_tokens=about.max_tokens, **how)
+    write = partial(generate, policy, params, prompt, end=end, max_tokens=task.max_tokens, **settings)
     tokens = jax.device_get(jax.jit(jax.vmap(write))(jax.random.split(key, number)))
-    return [text + decode_completion(about.vocabulary, row) for row in tokens]
+    return [text + decode_completion(task.vocabulary, row) for row in tokens]
 
 
 def decode_completion(vocabulary: Tokenizer, tokens: np.ndarray) -> str:
-    """A completion as text; one that was cut off says so."""
-    cut_off = vocabulary.end not in tokens
-    return vocabulary.decode(tokens[tokens != PAD].tolist()) + (" ..." if cut_off else "")
+    """A completion as text; three dots mark one without an end."""
+    truncated = vocabulary.end not in tokens
+    return vocabulary.decode(tokens[tokens != PAD].tolist()) + (" ..." if truncated else "")
 
 
 class CompletionLogger:
-    """Shows some completions of the first seed after every evaluation, and keeps them in the run's directory.
+    """Shows completions of the first seed after every evaluation, and writes them into the run's directory.
 
     Does nothing where no text is written: in control, and for a reward model.
     """
 
-    def __init__(self, config: Config, setup: Experiment, run_dir: Path, console: Console) -> None:
+    def __init__(self, config: Config, experiment: Experiment, run_dir: Path, console: Console) -> None:
         self._console, self._directory = console, run_dir / SAMPLES
-        writes = setup.env.context is not None and config.algorithm != "reward_model"
-        self._draw = completion_sampler(config, setup, number=NUMBER) if writes else None
+        writes = writes_text(config, experiment.env)
+        self._draw = completion_sampler(config, experiment, number=SAMPLES_PER_EVALUATION) if writes else None
 
     def __call__(self, state: Any) -> None:
         if self._draw is None:
@@ -138,15 +138,14 @@ class CompletionLogger:
         steps = int(np.asarray(state.steps)[0])
         samples = self._draw(params, jax.random.key(steps))
         self._directory.mkdir(exist_ok=True)
-        path = self._directory / f"{steps:012d}.json"
         rows = [sample._asdict() for sample in samples]
-        replace_file(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        replace_file(self._directory / f"{steps:012d}.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
         for sample in samples:
             self._console.print(sample.line())
 
 
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:
-    """The completions that a run kept, by the steps after which they were written."""
+    """The completions in the directory of a run, by the steps after which they were written."""
     files = sorted((run_dir / SAMPLES).glob("*.json"))
     return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text())] for path in files}
 

@@ -1,7 +1,7 @@
-"""Sweeps: many settings of one algorithm, several seeds each, as few compiled programs as possible.
+"""Sweeps: many settings of one algorithm, several seeds each, in as few compiled programs as possible.
 
-A run is one point of the grid with one seed. All runs of a program (grid.py) are trained side by side as if they were
-seeds, in waves that fit the memory; a wave is the directory of an ordinary run, and goes on where it was stopped.
+A run is one point of the grid with one seed. All runs of a group (grid.py) are trained side by side as if they were
+seeds, in waves that fit the memory. The directory of a wave is that of an ordinary run, and resumes like one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from jax.sharding import Mesh
 
 from jaxpg import files, parallel
 from jaxpg.errors import UserError
-from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import Experiment, build
-from jaxpg.experiments.config import Config
+from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
 from jaxpg.training import run_directory
@@ -36,25 +35,25 @@ PLAN = "plan.json"
 
 
 class SweptState(NamedTuple):
-    """The state of a learner, and the numbers that it learns with."""
+    """The state of a learner, and the settings `[]` that it learns with, by name."""
 
     learner: Tree
     settings: dict[str, Array]
 
 
 class InitialState(NamedTuple):
-    """What a swept learner adopts: its numbers, and the parameters of a policy, `()` for its own."""
+    """What a swept learner begins with: its settings, and the parameters of a policy, `()` for its own."""
 
     settings: dict[str, Array]
     policy: Tree
 
 
 def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Mapping[str, float]) -> Experiment:
-    """One learner for all values of some settings: they are part of its state.
+    """One learner for all values of some settings, which are part of its state.
 
     Args:
-        build_at: what learns with given values, which may be traced.
-        defaults: the values until others are adopted.
+        build_at: values of the settings, which may be traced -> the experiment with these values.
+        defaults: the values that `init` puts into the state.
     """
 
     def init(key: Key) -> SweptState:
@@ -68,10 +67,11 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     def actor(state: SweptState) -> Actor:
         return build_at(state.settings).learner.actor(state.learner)
 
-    def with_policy(state: SweptState, begin: InitialState) -> SweptState:
-        if begin.policy != ():
-            state = state._replace(learner=build_at(begin.settings).learner.with_policy(state.learner, begin.policy))
-        return state._replace(settings=begin.settings)
+    def with_policy(state: SweptState, initial: InitialState) -> SweptState:
+        if initial.policy != ():
+            learner = build_at(initial.settings).learner
+            state = state._replace(learner=learner.with_policy(state.learner, initial.policy))
+        return state._replace(settings=initial.settings)
 
     def evaluate(state: SweptState, key: Key) -> Metrics:
         return build_at(state.settings).evaluate(state.learner, key)
@@ -79,32 +79,42 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate)
 
 
+def swept_experiment(group: CompiledGroup, shards: int) -> Experiment:
+    """The experiment that trains all points of a group: its learner's state holds the traced settings."""
+    config, reward = group.config, reward_params(group.config)
+
+    def build_at(values: Mapping[str, Any]) -> Experiment:
+        return build(dataclasses.replace(config, settings=config.settings | dict(values)), shards, reward)
+
+    return make_swept(build_at, {name: config.settings[name] for name in group.traced})
+
+
 class SweepRun(NamedTuple):
-    """A point of a program, by its number there, and the place of a seed in the list of seeds."""
+    """A run of a group: the index of its point in the group, and the index of its seed in the config's seeds."""
 
     point: int
     seed: int
 
 
-def runs_of_group(program: CompiledGroup) -> list[SweepRun]:
-    """All runs of a program."""
-    return [SweepRun(point, seed) for point in range(len(program.points)) for seed in range(len(program.config.seeds))]
+def runs_of_group(group: CompiledGroup) -> list[SweepRun]:
+    """All runs of a group."""
+    return [SweepRun(point, seed) for point in range(len(group.points)) for seed in range(len(group.config.seeds))]
 
 
 def split_waves(runs: Sequence[SweepRun], size: int) -> list[list[SweepRun]]:
-    """Runs in waves of one size, so that all waves are one program; the last run is repeated to fill the last wave."""
+    """Runs in waves of one size, so that one program trains all waves; the last run is repeated to fill the last."""
     filled = [*runs, *[runs[-1]] * (-len(runs) % size)]
     return [filled[i : i + size] for i in range(0, len(filled), size)]
 
 
 def wave_size(learner: Learner, runs: int, mesh: Mesh, limit: float) -> int:
-    """How many runs fit the memory at once: the fewest waves, all alike, evenly split over the mesh.
+    """How many runs fit the memory at once: the fewest waves of one size, a multiple of the mesh's seed axis.
 
     Args:
-        learner: what learns.
-        runs: how many runs there are.
-        mesh: what they are split over.
-        limit: bytes that there are on each device.
+        learner: what is trained.
+        runs: the number of runs.
+        mesh: the devices that the runs are split over.
+        limit: bytes that may be used on each device.
 
     Raises:
         UserError: not even one run per device fits.
@@ -123,9 +133,9 @@ def wave_size(learner: Learner, runs: int, mesh: Mesh, limit: float) -> int:
 
 
 def memory_limit(mesh: Mesh, gibibytes: float | None) -> float:
-    """Bytes that each device may use: what it has, on a CPU its share of the machine's, or of `gibibytes` if given.
+    """Bytes that each device may use: nine tenths of its memory, or its equal part of `gibibytes` if given.
 
-    A tenth is left to what else there is.
+    CPU devices have equal parts of the machine's memory.
     """
     if gibibytes is not None:
         return gibibytes * 2**30 / mesh.size
@@ -136,34 +146,34 @@ def memory_limit(mesh: Mesh, gibibytes: float | None) -> float:
 
 
 def train_wave(
-    program: CompiledGroup, setup: Experiment, wave: Sequence[SweepRun], out: Path, mesh: Mesh, hooks: TrainingHooks
+    group: CompiledGroup, experiment: Experiment, wave: Sequence[SweepRun], out: Path, mesh: Mesh, hooks: TrainingHooks
 ) -> None:
-    """Train a wave, from where it stands; runs that diverge are left out, NaN from then on.
+    """Train a wave, or resume it; a run that diverges is NaN from then on, and the others go on.
 
     Args:
-        program: what the runs have in common.
-        setup: of `swept_experiment`.
+        group: the group that the runs belong to.
+        experiment: its `swept_experiment`.
         wave: the runs.
         out: the directory of this wave.
-        mesh: what the runs are split over, evenly.
+        mesh: the devices that the runs are split over, evenly.
         hooks: called between chunks, see `train`.
     """
-    config, seed = program.config, np.asarray([run.seed for run in wave])
-    values = {name: [program.points[run.point][name] for run in wave] for name in program.traced}
+    config, seeds = group.config, np.asarray([run.seed for run in wave])
+    values = {name: [group.points[run.point][name] for run in wave] for name in group.traced}
     policies = initial_policies(config, build(config, reward=reward_params(config))) if config.initial else ()
     train(
-        setup.learner,
-        seeds=[config.seeds[i] for i in seed],
+        experiment.learner,
+        seeds=[config.seeds[i] for i in seeds],
         total_steps=config.total_steps,
         run_dir=out,
         mesh=mesh,
-        evaluate=setup.evaluate,
+        evaluate=experiment.evaluate,
         evaluate_every=max(1, config.total_steps // config.evaluations),
-        config=configs.to_dict(config) | {"sweep": values},
+        config=to_dict(config) | {"sweep": values},
         resume=True,
         initial=InitialState(
             {name: jnp.asarray(x, jnp.float32) for name, x in values.items()},
-            jax.tree.map(lambda x: x[seed], policies),
+            jax.tree.map(lambda x: x[seeds], policies),
         ),
         skip_diverged=True,
         hooks=hooks,
@@ -171,68 +181,56 @@ def train_wave(
 
 
 def train_sweep(
-    programs: Sequence[CompiledGroup],
+    groups: Sequence[CompiledGroup],
     out: Path,
     plan: Mapping[str, Any],
     *,
     mesh_for: Callable[[Config], Mesh],
     memory_of: Callable[[Mesh], float],
-    watched: Callable[[str, int], AbstractContextManager[TrainingHooks]],
+    hooks_for: Callable[[str, int], AbstractContextManager[TrainingHooks]],
     resume: bool,
 ) -> np.ndarray | None:
-    """Train all runs of all programs, or go on with that.
+    """Train all runs of all groups, or resume that.
 
     Args:
-        programs: of `grid.plan`.
-        out: where; a directory for each wave.
-        plan: what tells this sweep from others, as JSON.
-        mesh_for: what the runs of a config are split over.
+        groups: of `plan_grid`.
+        out: the directory of the sweep, with one for each wave.
+        plan: what identifies this sweep when it is resumed, as JSON.
+        mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
-        watched: a description of a wave, its steps -> a context that yields the hooks of its training.
+        hooks_for: header, total steps -> a context with the hooks of a wave.
         resume: go on with the sweep in `out`, or start if there is none.
 
     Returns:
-        The last evaluation of every point of the grid and every seed, `[P, S]`, NaN where a run diverged; None if
-        it was stopped.
+        The last evaluation of every point and seed, `[P, S]`, NaN where a run diverged; None if it was stopped.
 
     Raises:
-        UserError: `out` holds a sweep that is not to be resumed, or another one; a run does not fit the memory.
+        UserError: `out` holds another sweep, or one that is not to be resumed; a run does not fit the memory.
     """
     sizes = _open_sweep(out, plan, resume)
-    scores = np.full((sum(len(p.points) for p in programs), len(programs[0].config.seeds)), np.nan)
-    for i, program in enumerate(programs):
-        mesh = mesh_for(program.config)
-        setup = swept_experiment(program, shards=parallel.batch_shards(mesh))
-        runs = runs_of_group(program)
-        if i == len(sizes):  # as planned before it was stopped, whatever memory there is now
-            sizes.append(wave_size(setup.learner, len(runs), mesh, memory_of(mesh)))
+    scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
+    for i, group in enumerate(groups):
+        mesh = mesh_for(group.config)
+        experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
+        if i == len(sizes):  # a resumed sweep keeps its sizes, whatever memory there is now
+            sizes.append(wave_size(experiment.learner, len(runs_of_group(group)), mesh, memory_of(mesh)))
             files.replace_file(out / PLAN, json.dumps({**plan, "waves": sizes}, indent=1) + "\n")
-        waves = split_waves(runs, sizes[i])
+        waves = split_waves(runs_of_group(group), sizes[i])
         for j, wave in enumerate(waves):
-            where = f"program {i + 1} of {len(programs)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
+            header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
-            with watched(where, program.config.total_steps) as hooks:
-                train_wave(program, setup, wave, directory, mesh, hooks)
+            with hooks_for(header, group.config.total_steps) as hooks:
+                train_wave(group, experiment, wave, directory, mesh, hooks)
                 if hooks.should_stop():
                     return None
             last = run_directory.load_metrics(directory)["evaluation_return"][-1]
             for run, score in zip(wave, last, strict=True):
-                scores[program.places[run.point], run.seed] = score
+                scores[group.places[run.point], run.seed] = score
     return scores
 
 
-def swept_experiment(program: CompiledGroup, shards: int) -> Experiment:
-    """What trains the points of a program: a learner whose state holds the traced settings."""
-    config, reward = program.config, reward_params(program.config)
-
-    def build_at(values: Mapping[str, Any]) -> Experiment:
-        return build(dataclasses.replace(config, settings=config.settings | dict(values)), shards, reward)
-
-    return make_swept(build_at, {name: config.settings[name] for name in program.traced})
-
-
 def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
-    """The sizes of the waves that were planned before, by program."""
+    """The wave sizes of the groups that were begun before; empty for a new sweep."""
     path = out / PLAN
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run that begins with what another one learned: its policy, or its reward model; and whether that fits."""
+"""What a run takes from an earlier one: a policy to begin with, or a reward model; and whether that fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxpg import files
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.build import TEXT_TASKS, Experiment, build, reward_network, text_task
+from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
 from jaxpg.experiments.config import Config, make_env
 from jaxpg.parallel import processes
 from jaxpg.training import run_directory
@@ -23,59 +23,59 @@ VOCABULARY = "vocabulary.json"
 
 
 def build_experiment(config: Config, shards: int = 1) -> Experiment:
-    """`build`, with the reward model that the config names.
+    """`build`, with the parameters of the reward model that the config names.
 
     Raises:
-        UserError: there is no such run, or it is of another kind.
+        UserError: as `build` and `reward_params`.
     """
     return build(config, shards, reward_params(config))
 
 
-def initial_policies(config: Config, setup: Experiment) -> Tree:
-    """The policies to begin with, one for each seed, `[S, ...]`; None where the config names none.
+def initial_policies(config: Config, experiment: Experiment) -> Tree:
+    """The policies to begin with, one for each seed, `[S, ...]`; None where the config names no run.
 
-    A run of one seed gives its policy to all; else every seed takes that of the same number.
+    Every seed takes the policy of the same seed; the policy of a run of one seed goes to all.
 
     Raises:
-        UserError: there is no such run, it holds no policy, lacks a seed, or its vocabulary or network is another one.
+        UserError: there is no such run, it holds no policy or lacks a seed, or has another vocabulary or network.
     """
     if config.initial is None:
         return None
-    earlier, params = _params(config.initial, config)
-    if earlier.algorithm == "reward_model":
-        raise UserError(f"{config.initial} is a run of reward_model and holds no policy: take one of sft.")
+    earlier, params = _load_params(config.initial, config)
+    if not KINDS[earlier.algorithm].has_policy:
+        raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
-    state = jax.eval_shape(setup.learner.init, jax.random.key(0))
-    mine = jax.eval_shape(setup.learner.with_policy, state, jax.tree.map(lambda x: x[0], policies)).params
-    expected = jax.tree.map(jnp.shape, jax.eval_shape(setup.learner.init, jax.random.key(0)).params)
-    if jax.tree.map(jnp.shape, mine) != expected:
-        raise _another_network(f"The policy of {config.initial}", earlier, config)
+    learner = experiment.learner
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    begun = jax.eval_shape(learner.with_policy, state, jax.tree.map(lambda x: x[0], policies))
+    if jax.tree.map(jnp.shape, begun.params) != jax.tree.map(jnp.shape, state.params):
+        raise _different_network(f"The policy of {config.initial}", earlier, config)
     return policies
 
 
 def reward_params(config: Config) -> Tree:
-    """Parameters of the reward model that the config names: those of its run's first seed; None where it names none.
+    """Parameters of the reward model that the config names, of its run's first seed; None where it names no run.
 
     Raises:
-        UserError: there is no such run, it is of another kind, or its vocabulary or network is another one.
+        UserError: there is no such run, it holds no reward model, or has another vocabulary or network.
     """
     if config.reward is None:
         return None
-    earlier, params = _params(config.reward, config)
-    if earlier.algorithm != "reward_model":
+    earlier, params = _load_params(config.reward, config)
+    if KINDS[earlier.algorithm].has_policy:
         raise UserError(f"{config.reward} is a run of {earlier.algorithm}; reward takes one of reward_model.")
     model = jax.tree.map(lambda x: x[0], params.critic)
     expected = jax.eval_shape(reward_network(config, make_env(config)).init, jax.random.key(0))
     if jax.tree.map(jnp.shape, model) != jax.tree.map(jnp.shape, expected):
-        raise _another_network(f"The reward model of {config.reward}", earlier, config)
+        raise _different_network(f"The reward model of {config.reward}", earlier, config)
     return model
 
 
 def save_vocabulary(config: Config, run_dir: Path) -> None:
-    """Write down what the tokens of a run that begins stand for; of one that goes on, see that it is so still.
+    """Write the meaning of the tokens into the directory of a new run; compare it with that of a run that goes on.
 
     Raises:
-        UserError: they stand for something else by now.
+        UserError: as `check_vocabulary`.
     """
     if (run_dir / run_directory.CONFIG).exists():
         check_vocabulary(config, run_dir)
@@ -85,19 +85,19 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
 
 
 def check_vocabulary(config: Config, run_dir: Path) -> None:
-    """Raise a UserError if the tokens of a run on a text stand for something else than when it began."""
+    """Raise a UserError if a token of a text task has another meaning than when the run in `run_dir` began."""
     path = run_dir / VOCABULARY
     if path.exists() and (changed := _difference(json.loads(path.read_text()), _vocabulary(config))):
         source = {"tokenizer": "characters", "path": config.environment} | config.environment_settings
         file = source["path"] if source["tokenizer"] == "characters" else source["tokenizer"]
         raise UserError(
-            f"The vocabulary of {file} has changed since the run in {run_dir} began ({changed}), so what that learned "
-            "no longer means anything. Bring the file back as it was, or train anew."
+            f"The vocabulary of {file} has changed since the run in {run_dir} began ({changed}), so its parameters "
+            "are of no use. Restore the earlier file, or train a new run."
         )
 
 
 def _vocabulary(config: Config) -> list[str]:
-    """What each token of a text task stands for; nothing where there are no texts."""
+    """The text of each token of a text task; empty where the environment is not a text task."""
     if config.environment not in TEXT_TASKS:
         return []
     vocabulary = text_task(config, "train").vocabulary
@@ -105,14 +105,15 @@ def _vocabulary(config: Config) -> list[str]:
 
 
 def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
-    """Where two vocabularies differ, None if they do not."""
+    """The first difference between two vocabularies, None if they are the same."""
     if len(theirs) != len(ours):
         return f"{len(theirs)} tokens there, {len(ours)} here"
     different = [i for i in range(len(ours)) if theirs[i] != ours[i]]
     return f"token {different[0]} is {theirs[different[0]]!r} there, {ours[different[0]]!r} here" if different else None
 
 
-def _another_network(what: str, earlier: Config, config: Config) -> UserError:
+def _different_network(what: str, earlier: Config, config: Config) -> UserError:
+    """The error for parameters of another shape, with its cause: the network, or the environment."""
     if earlier.network == config.network:
         return UserError(
             f"{what} is for other observations or actions ({earlier.environment}, {earlier.environment_settings}) than "
@@ -123,17 +124,18 @@ def _another_network(what: str, earlier: Config, config: Config) -> UserError:
     )
 
 
-def _params(directory: str, config: Config) -> tuple[Config, Params]:
-    """The config of a run, and what it learned, `[S, ...]`; its vocabulary must be that of `config`."""
-    earlier = configs.load_config(Path(directory))
-    check_vocabulary(earlier, Path(directory))
+def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
+    """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
+    earlier = configs.load_config(Path(run_dir))
+    check_vocabulary(earlier, Path(run_dir))
     if difference := _difference(_vocabulary(earlier), _vocabulary(config)):
-        raise UserError(f"The run in {directory} has another vocabulary than this one: {difference}.")
+        raise UserError(f"The run in {run_dir} has another vocabulary than this one: {difference}.")
     learner = build_experiment(earlier).learner
-    return earlier, restore(learner, Path(directory), earlier.seeds, "last").learner.params
+    return earlier, restore(learner, Path(run_dir), earlier.seeds, "last").learner.params
 
 
 def _for_seeds(policies: Tree, seeds: Sequence[int], config: Config) -> Tree:
+    """The policies of a run with these seeds, rearranged for the seeds of `config`."""
     if len(seeds) == 1:
         return jax.tree.map(lambda x: jnp.repeat(x, len(config.seeds), 0), policies)
     missing = set(config.seeds) - set(seeds)
@@ -142,5 +144,5 @@ def _for_seeds(policies: Tree, seeds: Sequence[int], config: Config) -> Tree:
             f"{config.initial} has the seeds {list(seeds)}, this run also {sorted(missing)}: choose from those, or "
             "begin with a run of one seed."
         )
-    places = jnp.asarray([list(seeds).index(seed) for seed in config.seeds])
-    return jax.tree.map(lambda x: x[places], policies)
+    index = jnp.asarray([list(seeds).index(seed) for seed in config.seeds])
+    return jax.tree.map(lambda x: x[index], policies)

@@ -1,0 +1,89 @@
+"""The text of a config: TOML files and `--set` assignments, and how their tables are merged.
+
+Nothing here knows which settings exist; config.py checks names and values.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpg.errors import UserError, refuse_unknown
+
+_PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
+TASKS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
+
+
+def tasks() -> list[str]:
+    """The tasks that have a config."""
+    return sorted(path.stem for path in TASKS.glob("*.toml"))
+
+
+def find_task(task: str | Path) -> Path:
+    """The file of a task: a path that ends in .toml, or one of `tasks()`.
+
+    Raises:
+        UserError: there is no such file or task.
+    """
+    if str(task).endswith(".toml"):
+        if not Path(task).exists():
+            raise UserError(f"There is no file {task}.")
+        return Path(task)
+    path = TASKS / f"{task}.toml"
+    if not path.exists():
+        refuse_unknown("task", str(task), tasks())
+    return path
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        UserError: it is not valid TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from None
+
+
+def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+    """`["learning_rate=3e-4", "network.hidden=[64, 64]"]` as settings; a value that is not TOML is a string.
+
+    Raises:
+        UserError: an assignment without a key or an equals sign.
+    """
+    overrides: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set takes key=value, such as learning_rate=3e-4, not {assignment!r}.")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        overrides[key.strip()] = value
+    return overrides
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two layers of settings, the second of which wins; tables are merged key by key, unless one has a new `kind`."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and "kind" not in value:
+            value = merge(old, value)
+        merged[key] = value
+    return merged
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"network.hidden": [64]}` as `{"network": {"hidden": [64]}}`."""
+    tree: dict[str, Any] = {}
+    for name, value in dotted.items():
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        tree = merge(tree, value)
+    return tree

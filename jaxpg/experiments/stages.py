@@ -1,0 +1,104 @@
+"""The stages of a run: the runs that it begins with or is judged by, planned as a list before anything is trained.
+
+A config may name an algorithm as its `reward` or as its `initial` policy. That algorithm is then a stage: a run of its
+own on the same task, with the settings of its own section, which may name further stages in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxpg.errors import UserError
+from jaxpg.experiments.build import build
+from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config
+from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.training import run_directory
+
+ROLES = ("reward", "initial")
+"""The settings that may name a stage, in the order in which the stages are trained."""
+INHERITED = ("environment", "environment_settings", "network", "pairs")
+"""The settings in which a stage follows the overrides of the run that needs it."""
+
+
+class Stage(NamedTuple):
+    """One run of a plan.
+
+    name: the algorithm.
+    config: its config, in which `reward` and `initial` are directories.
+    directory: the directory of the run.
+    """
+
+    name: str
+    config: Config
+    directory: Path
+
+
+def is_finished(stage: Stage) -> bool:
+    """Whether the directory of a stage holds a run that has reached the stage's `total_steps`."""
+    if not (stage.directory / run_directory.METRICS).exists():
+        return False
+    steps = run_directory.load_metrics(stage.directory)["steps"]
+    return bool(steps[-1].min() >= stage.config.total_steps)
+
+
+def plan_stages(
+    config: Config,
+    directory: Path,
+    shared_dir: Path,
+    *,
+    task: str | Path,
+    overrides: Mapping[str, Any],
+    finished: Callable[[Stage], bool] = is_finished,
+) -> list[Stage]:
+    """The runs that a config takes, in the order in which they are trained; the last one is that of the config itself.
+
+    A stage that is needed twice is planned once. What a finished stage needed is not planned again.
+
+    Args:
+        config: what is to be trained in the end.
+        directory: the directory of that run.
+        shared_dir: where the stages go, each into a directory named after its algorithm.
+        task: the task or TOML file that `config` was resolved from.
+        overrides: settings of the command line; stages take over those that are INHERITED, and the seeds of `config`.
+        finished: whether a stage has been trained already.
+
+    Raises:
+        UserError: a stage that, over further stages, needs itself.
+    """
+    inherited = {name: value for name, value in overrides.items() if name.split(".")[0] in INHERITED}
+    inherited["seeds"] = list(config.seeds)
+
+    def plan(config: Config, directory: Path, needed_by: tuple[str, ...]) -> list[Stage]:
+        stages: dict[Path, Stage] = {}
+        for role in ROLES:
+            name = getattr(config, role)
+            if name not in ALGORITHMS:
+                continue
+            if name in needed_by:
+                chain = " needs ".join((*needed_by[needed_by.index(name) :], name))
+                raise UserError(f"{chain}: there is no first stage. Set {role} to the directory of a run, or to none.")
+            stage = Stage(name, resolve_config(task, name, inherited), shared_dir / name)
+            needed = [stage] if finished(stage) else plan(stage.config, stage.directory, (*needed_by, name))
+            for each in needed:
+                stages.setdefault(each.directory, each)
+            change: dict[str, Any] = {role: str(stage.directory)}
+            config = dataclasses.replace(config, **change)
+        return [*stages.values(), Stage(config.algorithm, config, directory)]
+
+    return plan(config, directory, ())
+
+
+def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_finished) -> None:
+    """Raise the UserError that building one of the stages would raise, before any of them is trained.
+
+    The run that everything is for comes first. A reward model that is still to be trained has no parameters yet; its
+    shape is enough here.
+    """
+    planned = {str(stage.directory) for stage in plan}
+    *before, last = plan
+    for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
+        check = build if stage.config.reward in planned else build_experiment
+        check(stage.config)
