@@ -1,18 +1,97 @@
-"""How the tests run: four devices on any machine, no silent broadcasting, and compiled programs kept between runs."""
+"""How the tests run: in two lanes, on four devices, without silent broadcasting, compiled as fast as can be."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 import jax
 import pytest
 
-if jax.__version_info__ < (0, 11):  # no fused kernels: half the time to compile; later versions can not do without
+if jax.__version_info__ < (0, 11):  # no fused kernels: half the time to compile; later versions cannot do without
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_disable_most_optimizations", True)
+
+LONGEST = ("contracts", "cli", "update", "preferences_learners", "oracle", "language", "training", "parallel")
+"""Files to begin with, so that no worker is left alone with one of them at the end."""
+
+FULL = {
+    "cli": (
+        "test_every_core_is_a_device_unless_more_are_asked_for",
+        "test_a_run_goes_on_with_other_devices",
+        "test_devices_share_the_seeds_and_the_environments[--devices 4]",
+        "test_devices_share_the_seeds_and_the_environments[--mesh shard=4]",
+    ),
+    "cli_records": (
+        "test_rlhf_trains_what_it_needs_and_is_paid_by_the_reward_model",
+        "test_what_it_needs_may_be_named",
+        "test_dpo_learns_from_the_pairs_of_a_file",
+        "test_what_does_not_fit_is_refused_by_its_cause",
+    ),
+    "cli_surroundings": ("test_full_disk",),
+    "cli_text": ("test_compare_shares_what_its_runs_begin_with", "test_stopping_and_going_on_is_exact"),
+    "envs": (
+        "test_every_environment_plays[Asterix-MinAtar]",
+        "test_every_environment_plays[Freeway-MinAtar]",
+        "test_every_environment_plays[Seaquest-MinAtar]",
+        "test_every_environment_plays[Pong-misc]",
+    ),
+    "ladder": ("test_numbers_may_be_traced[trpo]",),
+    "losses": ("test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[rlhf]",),
+    "oracle": (
+        "test_a2c_is_unbiased_with_the_exact_critic_*[0.0]",
+        "test_a2c_is_unbiased_with_the_exact_critic_*[1.0]",
+        "test_a2c_with_a_wrong_critic_*[0.0]",
+    ),
+    "preferences_learners": (
+        *(f"test_four_devices_are_one[{name}]" for name in ("sft", "ipo", "reward_model")),
+        *(f"test_vmap_over_seeds_and_learning_rates_is_a_loop[{name}]" for name in ("sft", "ipo", "reward_model")),
+        *(f"test_micro_batches_change_nothing[{name}]" for name in ("sft", "ipo")),
+        "test_it_is_the_sum_over_devices_that_makes_them_one[sft]",
+    ),
+    "readme": ("test_commands_work_in_order",),
+    "report_gif": (
+        "test_every_environment_plays[Asterix-MinAtar]",
+        "test_every_environment_plays[Breakout-MinAtar]",
+        "test_every_environment_plays[Freeway-MinAtar]",
+        "test_every_environment_plays[Seaquest-MinAtar]",
+    ),
+    "sweep": (
+        "test_waves_fit_the_memory_and_are_all_alike",
+        "test_too_little_memory_is_told_before_anything_is_trained",
+    ),
+    "text_countdown": ("test_problems_have_the_solution_that_is_shown[settings1]",),
+    "text_environment": (
+        "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[addition]",
+        "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[modular_chain]",
+        "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[permutations]",
+    ),
+    "text_tasks": (
+        "test_no_problem_is_in_both_splits_and_draws_cover_them[addition]",
+        "test_no_problem_is_in_both_splits_and_draws_cover_them[modular_chain]",
+        "test_no_problem_is_in_both_splits_and_draws_cover_them[parity]",
+        "test_no_problem_is_in_both_splits_and_draws_cover_them[permutations]",
+        "test_a_prompt_as_text_is_held_out_as_its_problem_is[addition]",
+        "test_a_prompt_as_text_is_held_out_as_its_problem_is[countdown]",
+        "test_a_prompt_as_text_is_held_out_as_its_problem_is[permutations]",
+    ),
+    "training": (
+        "test_kill_at_any_moment",
+        "test_side_by_side_is_the_same_as_one_after_the_other",
+    ),
+    "update": ("test_chunks_change_neither_parameters_nor_metrics[columns]",),
+}
+"""Tests of the full lane beside those marked `full` where they stand: by file, by name or by name and parameters, with
+* for any text.
+
+What goes here costs seconds and has a sibling in the quick lane that notices the same mistakes, or takes a whole run.
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,41 +99,67 @@ def pytest_configure(config: pytest.Config) -> None:
 
     An entry is found by a hash of the whole program and the compiler's version, so a changed function is compiled anew.
     Each worker of pytest-xdist has a folder to itself, and so have the command lines that its tests start and kill: jax
-    writes entries in place, and another process could read half of one.
+    writes entries in place, and another process could read half of one. With `-p no:cacheprovider` the folders last for
+    the run: the same program is often compiled twice within one.
     """
-    cache = getattr(config, "cache", None)  # not there with `-p no:cacheprovider`
-    if cache is None:
-        return
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    os.environ["JAXPG_CACHE"] = str(cache.mkdir(f"xla-{worker}-commands"))
-    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"xla-{worker}")))
+    cache = getattr(config, "cache", None)
+    if cache is None:
+        folder = tempfile.TemporaryDirectory(prefix="jaxpg-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        own, commands = folder.name, os.path.join(folder.name, "commands")
+    else:
+        own, commands = (str(cache.mkdir(f"xla-{worker}{suffix}")) for suffix in ("", "-commands"))
+    os.environ["JAXPG_CACHE"] = commands
+    jax.config.update("jax_compilation_cache_dir", own)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-LONGEST = (
-    "readme",
-    "contracts",
-    "parallel",
-    "hosts",
-    "language",
-    "learning",
-    "controls",
-    "cli",
-    "cli_text",
-    "cli_records",
-)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the full lane and begin with the longest files.
+
+    Raises:
+        pytest.UsageError: FULL has a name that no test of its file has.
+    """
+    unused = {(file, pattern) for file in {_file(item) for item in items} for pattern in FULL.get(file, ())}
+    for item in items:
+        names = (item.name, getattr(item, "originalname", item.name))
+        patterns = [x for x in FULL.get(_file(item), ()) if any(fnmatchcase(n, x.replace("[", "[[]")) for n in names)]
+        unused -= {(_file(item), pattern) for pattern in patterns}
+        if patterns or item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.full)
+    lost = [f"{file}: {pattern}" for file, pattern in sorted(unused)]
+    if lost and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError("conftest.FULL names tests that do not exist: " + ", ".join(lost))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(_file(item), len(places)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that no worker is left alone with one at the end."""
-    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+def _file(item: pytest.Item) -> str:
+    """The file of a test as FULL and LONGEST call it."""
+    return item.path.stem.removeprefix("test_")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def command_lines_compile_in_a_hurry() -> Iterator[None]:
+    """Training programs of the command line too: they ask for some optimisation, which a few steps never pay back."""
+    advance = importlib.import_module("jaxpg.training.advance")
+    options = advance.compiler_options
+
+    def in_a_hurry(*, runs_once: bool = False) -> dict[str, int | bool]:
+        return options(runs_once=runs_once or jax.config.jax_disable_most_optimizations)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advance, "compiler_options", in_a_hurry)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def compiled_in_a_hurry(request: pytest.FixtureRequest) -> Iterator[None]:
+def optimised_where_it_matters(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most programs here run once, for a few steps, so compiling them well would take longer than running them."""
-    optimised = any(request.node.get_closest_marker(name) for name in ("learning", "optimised"))
-    jax.config.update("jax_disable_most_optimizations", not optimised)
-    yield
+    if not any(request.node.get_closest_marker(name) for name in ("learning", "optimised")):
+        yield
+        return
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -2,19 +2,22 @@
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from jaxpg import ladder, language, rollout, update, vectorize
 from jaxpg.errors import UserError
 from jaxpg.models import decoder, generation
 from jaxpg.models.distributions import Categorical
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Discrete, Env, Outcome, Params, Prompt, TimeStep
+from jaxpg.types import Critic, Discrete, Env, Outcome, Params, Policy, Prompt, Rollout, TimeStep, Tree
 
 P, T, VOCABULARY, END = 5, 7, 11, 1
 SIZES = {"width": 16, "layers": 2, "heads": 4, "kv_heads": 2}
@@ -49,23 +52,58 @@ ENV = make_env()
 
 def collected(policy, params, env=ENV, seed=0, columns=24):
     collector = rollout.episodic(num_envs=columns)
-    return jax.jit(lambda key: collector.collect(env, policy, params, (), key))(jax.random.key(seed))
+    return tiny.jit(lambda key: collector.collect(env, policy, params, (), key))(jax.random.key(seed))
 
 
 def initial(policy, scale=3.0):
     """Parameters far enough from uniform for differences to show."""
-    return jax.tree.map(lambda x: scale * x, jax.jit(policy.init)(jax.random.key(0)))
+    return jax.tree.map(lambda x: scale * x, tiny.jit(policy.init)(jax.random.key(0)))
+
+
+def log_prob_by(policy):
+    """The compiled `params, part -> log-probabilities` of the actions of a rollout, [T, B]."""
+    return tiny.jit(lambda params, part: policy.evaluate(params, part).log_prob(part.steps.action))
+
+
+class Model(NamedTuple):
+    """What most tests look at: a transformer, completions it has written, and how it reads them."""
+
+    policy: Policy
+    critic: Critic
+    params: Tree
+    part: Rollout
+    log_prob: Callable
+
+
+@pytest.fixture(scope="module")
+def model():
+    policy, critic = language.transformer(ENV, **SIZES)
+    params = initial(policy)
+    _, part, _ = collected(policy, params)
+    return Model(policy, critic, params, part, log_prob_by(policy))
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("tied", "side"),
+    [
+        (True, "left"),
+        (False, "right"),
+        pytest.param(True, "right", marks=pytest.mark.full),
+        pytest.param(False, "left", marks=pytest.mark.full),
+    ],
+)
 def test_what_acting_said_is_what_evaluation_says(side, tied):
     env = make_env(side)
     policy, _ = language.transformer(env, **SIZES, tied=tied, temperature=1.5)
     params = initial(policy, 1.0 if tied else 3.0)
     _, part, _ = collected(policy, params, env)
-    log_prob, entropy = policy.evaluate(params, part).log_prob_and_entropy(part.steps.action)
+
+    @tiny.jit
+    def evaluated(params, part):
+        return policy.evaluate(params, part).log_prob_and_entropy(part.steps.action)
+
+    log_prob, entropy = evaluated(params, part)
     lengths = part.steps.mask.sum(0)
     assert len(set(np.asarray(lengths))) > 3
     assert len(set(np.asarray(part.episodes.context.mask.sum(1)))) == P
@@ -77,41 +115,34 @@ def with_context(part, context):
     return part._replace(episodes=part.episodes._replace(context=context))
 
 
-def test_padding_is_never_read():
-    policy, _critic = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
+def test_padding_is_never_read(model):
+    part = model.part
     mask = part.episodes.context.mask
     poisoned = with_context(part, Prompt(jnp.where(mask, part.episodes.context.tokens, 3), mask))
     behind = jnp.where(part.steps.mask > 0, part.steps.action, 4)
     poisoned = poisoned._replace(steps=part.steps._replace(action=behind))
-    for a, b in ((part, poisoned),):
-        before, after = (policy.evaluate(params, x).log_prob(part.steps.action) * part.steps.mask for x in (a, b))
-        np.testing.assert_array_equal(before, after)
+    before, after = (model.log_prob(model.params, x) * part.steps.mask for x in (part, poisoned))
+    np.testing.assert_array_equal(before, after)
 
 
-def test_the_side_of_the_padding_changes_nothing():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
+def test_the_side_of_the_padding_changes_nothing(model):
+    part = model.part
     length = part.episodes.context.mask.sum(1)
     shifted = jax.vmap(lambda x, n: jnp.roll(x, P - n))
     left = Prompt(shifted(part.episodes.context.tokens, length), shifted(part.episodes.context.mask, length))
     right, moved = (
-        policy.evaluate(params, with_context(part, context)).log_prob(part.steps.action)
-        for context in (part.episodes.context, left)
+        model.log_prob(model.params, with_context(part, context)) for context in (part.episodes.context, left)
     )
     np.testing.assert_allclose(right * part.steps.mask, moved * part.steps.mask, atol=1e-5)
 
 
-def test_a_token_knows_nothing_of_those_behind_it():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
+def test_a_token_knows_nothing_of_those_behind_it(model):
+    part = model.part
 
+    @tiny.jit
     def log_prob(actions):
         steps = part.steps._replace(action=actions)
-        return policy.evaluate(params, part._replace(steps=steps)).log_prob(part.steps.action)
+        return model.policy.evaluate(model.params, part._replace(steps=steps)).log_prob(part.steps.action)
 
     changed = part.steps.action.at[3].add(1) % VOCABULARY
     before, after = log_prob(part.steps.action), log_prob(changed)
@@ -153,11 +184,9 @@ def slow_forward(params, tokens, sizes, base=10_000.0):
     return norm(x, p["norm"]["scale"]) @ p["head"]["kernel"]
 
 
-def test_the_decoder_against_loops():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy, 2.0)
-    _, part, _ = collected(policy, params, columns=4)
-    log_prob = policy.evaluate(params, part).log_prob(part.steps.action)
+def test_the_decoder_against_loops(model):
+    part, params = model.part, initial(model.policy, 2.0)
+    log_prob = model.log_prob(params, part)
     for b in range(4):
         prompt = np.asarray(part.episodes.context.tokens[b])[np.asarray(part.episodes.context.mask[b])]
         action = np.asarray(part.steps.action[:, b])
@@ -194,12 +223,16 @@ def loss_of(policy, part, params):
     return (part.steps.mask * (log_prob + 0.1 * entropy)).sum()
 
 
+@pytest.fixture(scope="module")
+def loss_and_gradient(model):
+    return tiny.jit(jax.value_and_grad(partial(loss_of, model.policy, model.part)))(model.params)
+
+
 @pytest.mark.parametrize("setting", [{"logit_chunks": 4}, {"logit_chunks": 5}, {"logit_chunks": 30}, {"remat": True}])
-def test_saving_memory_changes_nothing(setting):
-    plain, frugal = (language.transformer(ENV, **SIZES, **more)[0] for more in ({}, setting))
-    params = initial(plain)
-    _, part, _ = collected(plain, params)
-    (a, da), (b, db) = (jax.jit(jax.value_and_grad(partial(loss_of, x, part)))(params) for x in (plain, frugal))
+def test_saving_memory_changes_nothing(model, loss_and_gradient, setting):
+    frugal, _ = language.transformer(ENV, **SIZES, **setting)
+    (a, da) = loss_and_gradient
+    (b, db) = tiny.jit(jax.value_and_grad(partial(loss_of, frugal, model.part)))(model.params)
     np.testing.assert_allclose(a, b, rtol=1e-5)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), da, db)
 
@@ -211,23 +244,17 @@ def kept_for_the_gradient(part, params, **setting):
     return [x.size for x in jax.tree.leaves(backward)]
 
 
-def test_only_what_enters_a_block_is_kept_for_the_gradient():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
-    plain, remat = (sum(kept_for_the_gradient(part, params, remat=x)) for x in (False, True))
+def test_only_what_enters_a_block_is_kept_for_the_gradient(model):
+    plain, remat = (sum(kept_for_the_gradient(model.part, model.params, remat=x)) for x in (False, True))
     assert remat < 0.5 * plain
 
 
-def test_logits_never_exist_whole():
+def test_logits_never_exist_whole(model):
     """Neither on the way forward nor on the way back, nor chunk by chunk in between."""
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
 
     def widest(chunks):
         policy, _ = language.transformer(ENV, **SIZES, logit_chunks=chunks)
-        program = str(jax.make_jaxpr(jax.grad(partial(loss_of, policy, part)))(params))
+        program = str(jax.make_jaxpr(jax.grad(partial(loss_of, policy, model.part)))(model.params))
         shapes = [tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", program)]
         return max(math.prod(shape) for shape in shapes if shape[-1] == VOCABULARY)
 
@@ -236,35 +263,37 @@ def test_logits_never_exist_whole():
     assert widest(5) == T * 5 * VOCABULARY  # which does not divide 24
 
 
-def test_divergence_of_two_models():
+def test_divergence_of_two_models(model):
     policy, _ = language.transformer(ENV, **SIZES, logit_chunks=2)
-    params, other = initial(policy), initial(policy, 2.0)
-    _, part, _ = collected(policy, params)
-    p, q = policy.evaluate(params, part), policy.evaluate(other, part)
-    whole = Categorical(p.logits(p.features)).kl(Categorical(q.logits(q.features)))
-    np.testing.assert_allclose(p.kl(q), whole, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(p.entropy(), Categorical(p.logits(p.features)).entropy(), rtol=1e-5)
+
+    @tiny.jit
+    def chunked_and_whole(params, other):
+        p, q = policy.evaluate(params, model.part), policy.evaluate(other, model.part)
+        whole_p, whole_q = (Categorical(x.logits(x.features)) for x in (p, q))
+        return (p.kl(q), p.entropy()), (whole_p.kl(whole_q), whole_p.entropy())
+
+    (kl, entropy), (whole_kl, whole_entropy) = chunked_and_whole(model.params, initial(policy, 2.0))
+    np.testing.assert_allclose(kl, whole_kl, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(entropy, whole_entropy, rtol=1e-5)
 
 
 def test_half_precision_is_near_and_its_parameters_are_whole():
     exact, half = (language.transformer(ENV, **SIZES, dtype=dtype)[0] for dtype in ("float32", "bfloat16"))
-    params = jax.jit(exact.init)(jax.random.key(0))
+    params, read_by_half = tiny.jit(exact.init)(jax.random.key(0)), log_prob_by(half)
     _, part, _ = collected(exact, params)
-    a, b = (x.evaluate(params, part).log_prob(part.steps.action) for x in (exact, half))
+    a, b = log_prob_by(exact)(params, part), read_by_half(params, part)
     assert b.dtype == jnp.float32
     features = jax.eval_shape(lambda params: half.evaluate(params, part).features, params)
     assert features.dtype == jnp.bfloat16  # not float16, in which gradients vanish
     assert 0 < float(jnp.abs(a - b).max()) < 0.05
-    assert {x.dtype for x in jax.tree.leaves(half.init(jax.random.key(0)))} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(jax.eval_shape(half.init, jax.random.key(0)))} == {jnp.dtype("float32")}
     _, part, _ = collected(half, params)
-    b = half.evaluate(params, part).log_prob(part.steps.action)
+    b = read_by_half(params, part)
     assert float((jnp.abs(b - part.steps.log_prob) * part.steps.mask).max()) < 0.05
 
 
-def test_completions_are_what_the_policy_would_have_collected():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params)
+def test_completions_are_what_the_policy_would_have_collected(model):
+    part = model.part
     tokens = jnp.where(part.steps.mask > 0, part.steps.action, 0).T
     made = generation.completion_rollout(part.episodes.context, tokens, end=END)
     real = np.asarray(part.steps.mask) > 0
@@ -285,46 +314,53 @@ def test_the_end_is_real_even_if_it_doubles_as_padding():
 
 def test_a_reward_model_reads_the_last_real_token():
     scorer = language.transformer_reward_model(ENV, **SIZES)
-    params = jax.jit(scorer.init)(jax.random.key(1))
+    params, score_of = tiny.jit(scorer.init)(jax.random.key(1)), tiny.jit(scorer.score)
     prompt = Prompt(jnp.full((3, P), 2), jnp.ones((3, P), bool))
     rows = jnp.array([[5, END, 8, 8, 8, 8, 8], [5, END, 9, 9, 9, 9, 9], [6, END, 8, 8, 8, 8, 8]])
-    score = scorer.score(params, generation.completion_rollout(prompt, rows, end=END))
+    score = score_of(params, generation.completion_rollout(prompt, rows, end=END))
     assert score[0] == score[1]
     assert abs(float(score[0] - score[2])) > 1e-4
     # A completion that fills its width ends with its last action, which no later step has seen.
-    full = jnp.full((2, T), 5).at[1, -1].set(6)
-    score = scorer.score(params, generation.completion_rollout(Prompt(*(x[:2] for x in prompt)), full, end=END))
+    full = jnp.full((3, T), 5).at[1, -1].set(6)
+    score = score_of(params, generation.completion_rollout(prompt, full, end=END))
     assert abs(float(score[0] - score[1])) > 1e-4
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_values_shift_by_one_and_end_in_nothing(shared):
+def test_values_shift_by_one_and_end_in_nothing(model, shared):
     policy, critic = language.transformer(ENV, **SIZES, shared=shared)
-    params = Params(initial(policy), critic.init(jax.random.key(2)))
-    _, part, _ = collected(policy, params.policy)
-    before, after = critic.values(params, part)
+    part, params = model.part, Params(initial(policy), tiny.jit(critic.init)(jax.random.key(2)))
+
+    def summed(p):
+        before, after = critic.values(p, part)
+        return before.sum(), (before, after)
+
+    gradient, (before, after) = tiny.jit(jax.grad(summed, has_aux=True))(params)
     assert before.shape == (T, 24)
     assert float(jnp.std(before)) > 0
     np.testing.assert_array_equal(after[:-1], before[1:])
     np.testing.assert_array_equal(after[-1], 0)
-    policy_gradient = jax.grad(lambda p: critic.values(p, part)[0].sum())(params).policy
-    assert any(np.asarray(x).any() for x in jax.tree.leaves(policy_gradient)) == shared
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy)) == shared
 
 
-def test_generation_is_a_rollout_without_its_bookkeeping():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, _ = collected(policy, params, columns=8)
+def test_generation_is_a_rollout_without_its_bookkeeping(model):
+    policy, params, part = model.policy, model.params, model.part
 
     def written(key, **settings):
-        return jax.vmap(
-            lambda prompt: generation.generate(policy, params, prompt, key, end=END, max_tokens=T, **settings)
-        )(part.episodes.context)
+        def write(prompt):
+            return generation.generate(policy, params, prompt, key, end=END, max_tokens=T, **settings)
+
+        return tiny.jit(jax.vmap(write))(part.episodes.context)
 
     greedy = written(jax.random.key(0), greedy=True)
     made = generation.completion_rollout(part.episodes.context, greedy, end=END)
-    distribution = policy.evaluate(params, made)
-    modes = Categorical(distribution.logits(distribution.features)).mode()
+
+    @tiny.jit
+    def modes_of(made):
+        distribution = policy.evaluate(params, made)
+        return Categorical(distribution.logits(distribution.features)).mode()
+
+    modes = modes_of(made)
     np.testing.assert_array_equal(greedy.T * made.loss_mask, modes * made.loss_mask)
     np.testing.assert_array_equal(written(jax.random.key(1), top_k=1), greedy)
     np.testing.assert_array_equal(written(jax.random.key(1), temperature=1e-4), greedy)
@@ -334,10 +370,8 @@ def test_generation_is_a_rollout_without_its_bookkeeping():
     assert (np.asarray(greedy)[behind] == END).all()
 
 
-def test_collecting_ends_with_the_last_episode():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
-    _, part, stats = collected(policy, params, columns=2, seed=2)
+def test_collecting_ends_with_the_last_episode(model):
+    _, part, stats = collected(model.policy, model.params, columns=2, seed=2)
     longest = int(part.steps.mask.sum(0).max())
     assert longest < T  # or this seed shows nothing
     np.testing.assert_array_equal(part.steps.action[longest:], 0)
@@ -349,23 +383,23 @@ def test_collecting_ends_with_the_last_episode():
     assert float(stats.return_sum) == lengths.sum() == float(stats.steps)
 
 
-def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing():
-    policy, _ = language.transformer(ENV, **SIZES)
-    params = initial(policy)
+def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing(model):
     collector = rollout.episodic(num_envs=3)
     keys = jax.random.split(jax.random.key(5), 4)
 
     def one(key):
-        return collector.collect(ENV, policy, params, (), key)[1].steps
+        return collector.collect(ENV, model.policy, model.params, (), key)[1].steps
 
-    together, alone = jax.jit(jax.vmap(one))(keys), jax.lax.map(jax.jit(one), keys)
+    together, alone = tiny.jit(jax.vmap(one))(keys), tiny.jit(partial(jax.lax.map, one))(keys)
     real = np.asarray(alone.mask) > 0
     np.testing.assert_array_equal(together.mask, alone.mask)
     np.testing.assert_array_equal(np.asarray(together.action)[real], np.asarray(alone.action)[real])
     assert " select_n" not in str(jax.make_jaxpr(jax.vmap(vectorize.any_in_batch))(jnp.zeros((4, 2), bool)))
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rlhf"])
+@pytest.mark.parametrize(
+    "algorithm", ["dapo", *(pytest.param(name, marks=pytest.mark.full) for name in ("grpo", "rlhf"))]
+)
 def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     """Whatever the split, with completions of all lengths: the weights count tokens of the whole batch."""
     networks = language.transformer(ENV, **SIZES)
@@ -374,12 +408,12 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     def updated(chunk_rows):
         record = ladder.ALGORITHMS[algorithm](**settings, chunk_rows=chunk_rows)._replace(optimizer=update.sgd)
         learner = policy_gradient(ENV, *networks, record)
-        return jax.jit(lambda key: learner.step(learner.init(key), key)[0].params)(jax.random.key(0))
+        return tiny.jit(lambda key: learner.step(learner.init(key), key)[0].params)(jax.random.key(0))
 
     whole = updated(16)
     near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     jax.tree.map(near, updated(3), whole)  # 3 does not divide: parts of 2 then
-    start = networks[0].init(jax.random.split(jax.random.key(0), 3)[0])
+    start = tiny.jit(networks[0].init)(jax.random.split(jax.random.key(0), 3)[0])
     moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), whole.policy, start)
     assert max(jax.tree.leaves(moved)) > 1e-3
 

@@ -15,7 +15,7 @@ from jaxpg import report
 from jaxpg.cli.main import main
 from jaxpg.training import run_directory
 
-pytestmark = pytest.mark.learning
+pytestmark = [pytest.mark.learning, pytest.mark.full]
 
 
 def score(out: Path, *arguments: str) -> float:

@@ -1,0 +1,535 @@
+"""Deliberate faults, and which test notices each: what the suite is worth, lane by lane.
+
+    python benchmarks/mutations.py                      # all of them, by the tests named for each
+    python benchmarks/mutations.py --only gae clip      # those whose names contain one of these
+    python benchmarks/mutations.py --lane quick         # by the whole quick lane: hours
+    python benchmarks/mutations.py --anchors            # only whether each still finds its text
+
+Every fault is one replacement of text in a temporary copy of the tree. Its tests run in the quick lane first and, if
+all of them pass there, in the full lane. Results are kept in results/mutations.json, from which results/mutations.md is
+written; a fault that is not run again keeps its last result. A fault whose text is no longer there exactly once must be
+given a new anchor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+LIMIT = 900  # seconds for the tests of one fault
+COPIED = ("jaxpg", "tests", "configs", "benchmarks", "README.md", "pyproject.toml")
+
+
+class Mutation(NamedTuple):
+    """A fault.
+
+    name: what is wrong then.
+    file: below jaxpg/.
+    old, new: the text that is replaced, which the file has exactly once.
+    tests: arguments of pytest that select the tests meant to notice it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+def shards(*rows: str) -> str:
+    """The rows of the table of cases in the test that four shards of a batch are one."""
+    return " ".join(shlex.quote(f"tests/test_contracts.py::test_four_shards_of_a_batch_are_one[{row}]") for row in rows)
+
+
+RETURNS, ADVANTAGES = "tests/test_returns.py", "tests/test_advantages.py"
+SURROGATES, KL, WEIGHTS = "tests/test_surrogates.py", "tests/test_kl.py", "tests/test_loss_weights.py"
+UPDATE, ROLLOUT, MEASURES = "tests/test_update.py", "tests/test_rollout.py", "tests/test_text_measures.py"
+LOSSES = "tests/test_losses.py::test_a_loss_and_its_gradient_steps_are_those_of_slow_loops"
+
+MUTATIONS = (
+    # Returns and advantages
+    Mutation(
+        "the trace of GAE runs through time-outs",
+        "objectives/returns.py",
+        "_backward(delta, discount * jnp.where(last, 0.0, lambda_)",
+        "_backward(delta, discount * lambda_",
+        RETURNS,
+    ),
+    Mutation(
+        "λ-returns run through time-outs: (1 - last) is missing",
+        "objectives/returns.py",
+        "trace = jnp.where(last, 0.0, lambda_)",
+        "trace = jnp.where(last, lambda_, lambda_)",
+        RETURNS,
+    ),
+    Mutation(
+        "GAE bootstraps from a terminal state",
+        "objectives/returns.py",
+        "delta = reward + discount * v_t - v_tm1",
+        "delta = reward + gamma * v_t - v_tm1",
+        RETURNS,
+    ),
+    Mutation(
+        "n-step targets are one step short",
+        "objectives/returns.py",
+        "lax.fori_loop(1, min(n,",
+        "lax.fori_loop(2, min(n,",
+        RETURNS,
+    ),
+    Mutation(
+        "the standard deviation of a group divides by G",
+        "objectives/advantages.py",
+        "/ (group_size - ddof)",
+        "/ group_size",
+        ADVANTAGES,
+    ),
+    Mutation(
+        "leave-one-out keeps the member itself",
+        "objectives/advantages.py",
+        " * (group_size / (group_size - 1))",
+        "",
+        ADVANTAGES,
+    ),
+    Mutation(
+        "groups are strided columns, not neighbours",
+        "objectives/advantages.py",
+        "r = r.reshape(-1, group_size)",
+        "r = r.reshape(group_size, -1).T",
+        ADVANTAGES,
+    ),
+    Mutation(
+        "advantages are centred by the mean over padding too",
+        "objectives/advantages.py",
+        "centred = advantage - _mean(advantage, weight_mask)",
+        "centred = advantage - advantage.mean()",
+        ADVANTAGES,
+    ),
+    Mutation(
+        "means of returns are those of one device",
+        "objectives/advantages.py",
+        "total, count = collectives.psum((_sum(x, mask), mask.sum()))",
+        "total, count = (_sum(x, mask), mask.sum())",
+        shards("reinforce_baseline"),
+    ),
+    Mutation(
+        "a whole return is credited from the wrong step",
+        "objectives/advantages.py",
+        "begins = jnp.concatenate([jnp.ones_like(last[:1]), last[:-1]])",
+        "begins = last.at[0].set(True)",
+        ADVANTAGES,
+    ),
+    # Surrogate losses
+    Mutation(
+        "the upper clip holds bad actions",
+        "objectives/surrogates.py",
+        "untied_minimum(ratio, 1 + clip_high, where=advantage > 0)",
+        "untied_minimum(ratio, 1 + clip_high, where=advantage < 0)",
+        SURROGATES,
+    ),
+    Mutation(
+        "the lower clip is the upper one",
+        "objectives/surrogates.py",
+        "1 - clip_low, where=advantage < 0",
+        "1 - clip_high, where=advantage < 0",
+        SURROGATES,
+    ),
+    Mutation(
+        "the dual clip holds good actions",
+        "objectives/surrogates.py",
+        "untied_minimum(clipped, dual_clip, where=advantage < 0)",
+        "untied_minimum(clipped, dual_clip, where=advantage > 0)",
+        SURROGATES,
+    ),
+    Mutation(
+        "CISPO differentiates its weight",
+        "objectives/surrogates.py",
+        "-lax.stop_gradient(weight * advantage) * log_prob",
+        "-weight * lax.stop_gradient(advantage) * log_prob",
+        SURROGATES,
+    ),
+    Mutation(
+        "the value clip holds what hardly moved",
+        "objectives/surrogates.py",
+        "where=jnp.abs(moved) > clip",
+        "where=jnp.abs(moved) < clip",
+        SURROGATES,
+    ),
+    # KL
+    Mutation(
+        "k3 has its ratio upside down",
+        "objectives/kl.py",
+        "log_ratio = ref_log_prob - log_prob",
+        "log_ratio = log_prob - ref_log_prob",
+        KL,
+    ),
+    Mutation(
+        "the KL in the reward is paid, not charged",
+        "objectives/kl.py",
+        "return -coefficient * lax.stop_gradient(k1(",
+        "return coefficient * lax.stop_gradient(k1(",
+        KL,
+    ),
+    Mutation(
+        "the KL in the loss is maximised",
+        "objectives/kl.py",
+        "return coefficient * k3(",
+        "return -coefficient * k3(",
+        KL,
+    ),
+    # Weights of a loss
+    Mutation(
+        "GRPO divides by the padded width",
+        "objectives/loss_weights.py",
+        "_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1), keep_empty)",
+        "_over(mask, mask.shape[0], keep_empty)",
+        WEIGHTS,
+    ),
+    Mutation(
+        "Dr. GRPO divides by the padded width",
+        "objectives/loss_weights.py",
+        "return _over(mask, length, keep_empty)",
+        "return _over(mask, mask.shape[0], keep_empty)",
+        WEIGHTS,
+    ),
+    Mutation(
+        "empty columns count as episodes",
+        "objectives/loss_weights.py",
+        "episodes = jnp.ones_like(mask[0]) if keep_empty else mask.max(0)",
+        "episodes = jnp.ones_like(mask[0])",
+        WEIGHTS,
+    ),
+    Mutation(
+        "steps are counted on one device",
+        "objectives/loss_weights.py",
+        "collectives.psum(mask.sum())",
+        "mask.sum()",
+        shards("ppo"),
+    ),
+    # The objective
+    Mutation(
+        "entropy is punished",
+        "policy_gradient.py",
+        "(loss - algorithm.entropy_coefficient * entropy)",
+        "(loss + algorithm.entropy_coefficient * entropy)",
+        f"{LOSSES}[ppo] {LOSSES}[grpo]",
+    ),
+    Mutation(
+        "the reference never moves",
+        "policy_gradient.py",
+        "reference=polyak_update(state.reference, params.policy, algorithm.reference_rate)",
+        "reference=state.reference",
+        "tests/test_reductions.py -k penalty_without_weight",
+    ),
+    Mutation(
+        "what does not train has weight all the same",
+        "policy_gradient.py",
+        "algorithm.loss_weights(rollout.loss_mask)",
+        "algorithm.loss_weights(rollout.steps.mask)",
+        "tests/test_losses.py tests/test_reductions.py -k 'dapo or refill or overlong'",
+    ),
+    # Updates
+    Mutation(
+        "gradients are not summed over devices",
+        "update/gradients.py",
+        "return collectives.psum(differentiate(params, batch))",
+        "return differentiate(params, batch)",
+        shards("a2c"),
+    ),
+    Mutation(
+        "the first chunk of a minibatch is left out",
+        "update/gradients.py",
+        "jnp.arange(num_chunks)",
+        "jnp.arange(1, num_chunks)",
+        f"{UPDATE} -k chunks",
+    ),
+    Mutation(
+        "every chunk is the first",
+        "update/batching.py",
+        "lax.dynamic_slice_in_dim(x, i * size, size, axis)",
+        "lax.dynamic_slice_in_dim(x, 0 * i, size, axis)",
+        f"{UPDATE} -k chunks",
+    ),
+    Mutation(
+        "the weights of a minibatch are those of the batch",
+        "update/minibatches.py",
+        "batch._replace(weight=batch.weight * num_minibatches)",
+        "batch._replace(weight=batch.weight)",
+        f"{UPDATE} -k epoch",
+    ),
+    Mutation(
+        "the early stop is off",
+        "update/minibatches.py",
+        'running & (metrics["approx_kl"] <= 1.5 * target_kl)',
+        "running",
+        f"{UPDATE} -k 'stop or passes'",
+    ),
+    Mutation(
+        "advantages are normalised over steps that do not train",
+        "update/objective.py",
+        "self.normalize(batch.advantage, batch.rollout.loss_mask)",
+        "self.normalize(batch.advantage, batch.rollout.steps.mask)",
+        f"{UPDATE} tests/test_losses.py",
+    ),
+    Mutation(
+        "Adam has the eps of its paper",
+        "update/optimizers.py",
+        "eps: float = 1e-5)",
+        "eps: float = 1e-8)",
+        "tests/test_ladder.py -k adam",
+    ),
+    Mutation(
+        "gradients are clipped number by number",
+        "update/optimizers.py",
+        "else optax.clip_by_global_norm(max_grad_norm)\n    return flat_if_small",
+        "else optax.clip(max_grad_norm)\n    return flat_if_small",
+        "tests/test_ladder.py -k norm",
+    ),
+    Mutation(
+        "the step in a trust region is too short by √2",
+        "update/trust_region.py",
+        "jnp.sqrt(2 * max_kl /",
+        "jnp.sqrt(max_kl /",
+        f"{UPDATE} tests/test_reductions.py -k 'trust_region or float64 or halved'",
+    ),
+    Mutation(
+        "the Fisher information is that of one device",
+        "update/trust_region.py",
+        "collectives.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1])",
+        "jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]",
+        shards("trpo"),
+    ),
+    # Rollouts
+    Mutation(
+        "final observations are off by one slot",
+        "rollout/successors.py",
+        "jnp.cumsum(breaks_off, 0) - 1, 0,",
+        "jnp.cumsum(breaks_off, 0), 0,",
+        "tests/test_networks.py -k successors",
+    ),
+    Mutation(
+        "a termination counts as a time-out",
+        "rollout/successors.py",
+        "return steps.last & (steps.discount > 0)",
+        "return steps.last",
+        ROLLOUT,
+    ),
+    Mutation(
+        "all environments start from one key",
+        "rollout/segments.py",
+        "return jax.vmap(reset)(reset_key)",
+        "return jax.vmap(lambda _: reset(reset_key[0]))(reset_key)",
+        ROLLOUT,
+    ),
+    Mutation(
+        "overlong episodes train",
+        "rollout/episodes.py",
+        "rollout.loss_mask * ~truncated(rollout.steps)[None]",
+        "rollout.loss_mask",
+        ROLLOUT,
+    ),
+    Mutation(
+        "dynamic sampling fills every place with one group",
+        "rollout/dynamic_sampling.py",
+        "candidates[rank]",
+        "candidates[0 * rank]",
+        ROLLOUT,
+    ),
+    Mutation(
+        "dynamic sampling discards what it has drawn",
+        "rollout/dynamic_sampling.py",
+        "jnp.take(new, source_column, axis), old)",
+        "old, old)",
+        ROLLOUT,
+    ),
+    Mutation(
+        "the steps of discarded groups are not counted",
+        "rollout/dynamic_sampling.py",
+        "jax.tree.map(jnp.add, state.stats, stats)",
+        "state.stats",
+        ROLLOUT,
+    ),
+    Mutation(
+        "an evaluation adds rewards behind the end",
+        "rollout/evaluation.py",
+        "jnp.where(carry.running, timestep.reward, 0.0)",
+        "timestep.reward",
+        "tests/test_evaluation.py",
+    ),
+    # Text
+    Mutation(
+        "evaluation runs on the split that trains",
+        "envs/text/generated.py",
+        "held_out=from_test_split",
+        "held_out=False",
+        "tests/test_text_tasks.py -k both_splits",
+    ),
+    Mutation(
+        "padding ends a completion, the end token does not",
+        "envs/text/text_env.py",
+        "ended = token == vocabulary.end",
+        "ended = token == PAD",
+        "tests/test_text_environment.py -k 'step_by_step or completion'",
+    ),
+    Mutation(
+        "the ids of a tokenizer collide with the end",
+        "envs/text/tokenizer.py",
+        "SHIFT = 2",
+        "SHIFT = 1",
+        "tests/test_text_tokenizer.py",
+    ),
+    Mutation(
+        "pass@k is biased",
+        "envs/text/metrics.py",
+        "all_wrong = jnp.maximum(i - k, 0) / i",
+        "all_wrong = jnp.full_like(i, (n - k) / n)",
+        MEASURES,
+    ),
+    Mutation(
+        "tied answers win together",
+        "envs/text/metrics.py",
+        "(wins * correct).sum(-1) / jnp.maximum(wins.sum(-1), 1)",
+        "(wins * correct).max(-1)",
+        MEASURES,
+    ),
+    # Preferences
+    Mutation(
+        "the margin of Bradley-Terry has the wrong sign",
+        "preferences/losses.py",
+        "jax.nn.softplus(rejected - chosen + margin)",
+        "jax.nn.softplus(rejected - chosen - margin)",
+        "tests/test_preferences_losses.py",
+    ),
+    Mutation(
+        "smoothed labels are not turned round",
+        "preferences/losses.py",
+        "label_smoothing * loss(-h)",
+        "label_smoothing * loss(h)",
+        "tests/test_preferences_losses.py",
+    ),
+    # Runs
+    Mutation(
+        "the keys of iterations depend on where chunks are cut",
+        "training/advance.py",
+        "learner_state, metrics = step(state.learner, jax.random.fold_in(key, state.iteration))",
+        "learner_state, metrics = step(state.learner, jax.random.fold_in(key, carry[1]['steps'].astype(jnp.int32)))",
+        "tests/test_training.py -k 'chunks_are_cut or resuming_is_exact or documented_keys'",
+    ),
+    Mutation(
+        "a checkpoint loses its manifest last",
+        "training/checkpoint.py",
+        "    (path / MANIFEST).unlink(missing_ok=True)\n    shutil.rmtree(path, ignore_errors=True)",
+        "    shutil.rmtree(path, ignore_errors=True)\n    (path / MANIFEST).unlink(missing_ok=True)",
+        "tests/test_checkpoint.py",
+    ),
+    Mutation(
+        "the bootstrap interval is half as wide as it says",
+        "report/statistics.py",
+        "confidence_level=level,",
+        "confidence_level=level / 2,",
+        "tests/test_report.py -k interval",
+    ),
+)
+
+
+def applies(mutation: Mutation, root: Path) -> bool:
+    """Whether the file has the text exactly once."""
+    file = root / "jaxpg" / mutation.file
+    return file.exists() and file.read_text(encoding="utf-8").count(mutation.old) == 1
+
+
+def first_failure(tree: Path, arguments: list[str], cache: Path) -> tuple[str, str]:
+    """How pytest ended, "failed", "passed", "too long" or "broken", and the first test that failed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-o", f"cache_dir={cache}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(tree), "MPLBACKEND": "Agg"}
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return "too long", ""
+    found = re.search(r"^(?:FAILED|ERROR) tests/(\S+\.py(?:::.+?)?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if found and done.returncode == 1:
+        return "failed", found[1]
+    return ("passed" if done.returncode in (0, 5) else "broken"), done.stdout[-2000:]  # 5: none of them in this lane
+
+
+def tried(mutation: Mutation, tree: Path, cache: Path, lane: str | None) -> dict[str, str]:
+    """The row of a fault that has been applied: who noticed it, and in which lane."""
+    for name in (lane,) if lane else ("quick", "full"):
+        selected = ["-n", "auto"] if lane else shlex.split(mutation.tests)
+        ended, test = first_failure(tree, [*selected, *(["-m", "full"] if name == "full" else [])], cache)
+        if ended == "failed":
+            return {"lane": name, "noticed": test}
+        if ended != "passed":
+            print(test)
+            return {"lane": name, "noticed": f"({ended})"}
+    return {"lane": lane or "none", "noticed": "nobody"}
+
+
+def written(results: dict[str, dict[str, str]], root: Path) -> str:
+    """The table."""
+    rows = ["| fault | file | lane | noticed by |", "|---|---|---|---|"]
+    for mutation in MUTATIONS:
+        result = results.get(mutation.name, {"lane": "–", "noticed": "not run"})
+        lost = "" if applies(mutation, root) else " (its text is no longer there)"
+        noticed = f"`{result['noticed']}`" if "::" in result["noticed"] else result["noticed"]
+        rows.append(f"| {mutation.name}{lost} | `{mutation.file}` | {result['lane']} | {noticed} |")
+    run = [results[m.name] for m in MUTATIONS if m.name in results]
+    counts = {lane: sum(r["lane"] == lane for r in run) for lane in ("quick", "full", "none")}
+    return (
+        "# Deliberate faults, and the first test that notices each\n\n"
+        f"Written by `benchmarks/mutations.py`. {len(MUTATIONS)} faults, {len(run)} of them run: the quick lane "
+        f"notices {counts['quick']}, the full lane {counts['full']} more, nobody {counts['none']}.\n\n"
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
+def main() -> None:
+    """Apply, test, restore; write the table after every fault."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults")
+    parser.add_argument("--lane", choices=["quick", "full"], help="run this whole lane instead of the tests named")
+    parser.add_argument("--anchors", action="store_true", help="only say which faults no longer find their text")
+    parser.add_argument("--missing", action="store_true", help="only those without a result")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to copy")
+    arguments = parser.parse_args()
+    lost = [m for m in MUTATIONS if not applies(m, arguments.tree)]
+    for mutation in lost:
+        print(f"no longer applies: {mutation.name} ({mutation.file})")
+    if arguments.anchors:
+        sys.exit(bool(lost))
+    kept = RESULTS / "mutations.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        tree, cache = Path(folder) / "tree", Path(folder) / "cache"
+        tree.mkdir()
+        for name in COPIED:
+            copy = shutil.copytree if (arguments.tree / name).is_dir() else shutil.copy
+            copy(arguments.tree / name, tree / name)
+        for mutation in MUTATIONS:
+            chosen = any(part in mutation.name for part in arguments.only)
+            if mutation in lost or not chosen or (arguments.missing and mutation.name in results):
+                continue
+            began, file = time.monotonic(), tree / "jaxpg" / mutation.file
+            text = file.read_text(encoding="utf-8")
+            file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+            results[mutation.name] = tried(mutation, tree, cache, arguments.lane)
+            file.write_text(text, encoding="utf-8")
+            print(f"{mutation.name}: {results[mutation.name]} [{time.monotonic() - began:.0f} s]", flush=True)
+            kept.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            (RESULTS / "mutations.md").write_text(written(results, arguments.tree), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

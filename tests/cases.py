@@ -1,0 +1,245 @@
+"""The one table of learners that contracts and devices are tested on, and the ways of running one on four devices.
+
+Plain gradient descent throughout, since Adam would hide a gradient that is wrong by a factor; the rows that say `adam`
+learn as users do. Episodes are of unequal length, so each device holds another number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+from jax import lax
+
+from jaxpg import envs, ladder, language, networks, parallel, update
+from jaxpg.parallel import collectives
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Env, Learner
+
+DEVICES, UPDATES = 4, 3
+KEYS = jax.random.split(jax.random.key(1), UPDATES)
+
+EPISODES = {"num_envs": 8}
+SEGMENT = {"num_envs": 8, "num_steps": 6}
+WHOLE_BATCH = {"epochs": 2, "num_minibatches": 1}  # which steps meet in a minibatch depends on the devices
+MINIBATCHES = {"epochs": 2, "num_minibatches": 2}
+GROUPS = EPISODES | WHOLE_BATCH | {"group_size": 2, "max_grad_norm": 0.5, "learning_rate": 0.2}
+TRUST = {"value_epochs": 2, "value_minibatches": 1, "conjugate_steps": 4}
+SCALED = {"normalize_observations": True, "scale_rewards": True}
+
+mlp = partial(networks.mlp, hidden=(4,))
+gru = partial(networks.recurrent, hidden=(4,), width=4)
+min_gru = partial(gru, cell="min_gru")
+cnn = partial(networks.cnn, channels=(2,), hidden=(4,))
+counter, target = tiny.counter(), tiny.target()
+pictures = tiny.pictures(counter)
+text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
+decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
+
+
+class Case(NamedTuple):
+    """A row of the table.
+
+    algorithm, settings: of the ladder.
+    env, network: what it learns on, and env -> policy, critic.
+    scales: options of the learner beside the algorithm.
+    adam: as users train, and not by plain gradient descent.
+    devices: four devices are to end where one does. Not so where a device deals its steps into minibatches, draws start
+        states or refills groups for itself.
+    seeds: the row stands for a kind of program of its own, where `vmap` over seeds could go wrong in its own way.
+    """
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    env: Env = counter
+    network: Callable = mlp
+    scales: Mapping[str, bool] = {}
+    adam: bool = False
+    devices: bool = True
+    seeds: bool = False
+
+
+CASES = {
+    "reinforce": Case("reinforce", EPISODES, seeds=True),
+    "reinforce_to_go": Case("reinforce_to_go", EPISODES),
+    "reinforce_baseline": Case("reinforce_baseline", EPISODES),
+    "running baseline": Case("reinforce_baseline", EPISODES | {"baseline_kind": "running"}),
+    "actor_critic_mc": Case("actor_critic_mc", EPISODES | {"normalize_advantages": True}),
+    "actor_critic_mc, gaussian": Case("actor_critic_mc", EPISODES, env=target, scales=SCALED, adam=True, devices=False),
+    "actor_critic_td": Case("actor_critic_td", SEGMENT),
+    "a2c": Case("a2c", SEGMENT | {"learning_rate": 0.2}, scales=SCALED, seeds=True),
+    "trpo": Case("trpo", SEGMENT | TRUST, seeds=True),
+    "trpo, shared": Case("trpo", SEGMENT | TRUST, network=partial(mlp, shared=True), adam=True, devices=False),
+    "trpo, squashed": Case(
+        "trpo", SEGMENT | TRUST, env=target, network=partial(mlp, squash=True), adam=True, devices=False
+    ),
+    "ppo": Case("ppo", SEGMENT | WHOLE_BATCH),
+    "ppo, adam": Case(
+        "ppo",
+        SEGMENT | MINIBATCHES | {"anneal_steps": 1000, "target_kl": 0.1},
+        adam=True,
+        devices=False,
+        seeds=True,
+    ),
+    "ppo, gaussian, pool": Case(
+        "ppo",
+        SEGMENT | MINIBATCHES | {"reset_pool": 2},
+        env=target,
+        scales=SCALED,
+        adam=True,
+        devices=False,
+    ),
+    "ppo, cnn": Case("ppo", SEGMENT | WHOLE_BATCH, env=pictures, network=cnn),
+    "ppo, gru, pool": Case(
+        "ppo", SEGMENT | WHOLE_BATCH | {"reset_pool": 2, "target_kl": 0.01}, network=gru, seeds=True
+    ),
+    "grpo": Case("grpo", GROUPS),
+    "grpo, min_gru": Case("grpo", GROUPS | MINIBATCHES, network=min_gru, adam=True, devices=False, seeds=True),
+    "grpo, text": Case("grpo", GROUPS, env=text, network=decoder, seeds=True),
+    "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
+    "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}),
+    "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled
+    "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True),
+    "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder),
+    "cispo": Case("cispo", GROUPS, env=target),
+    "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
+    "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder),
+}
+
+
+def make(name: str, **changes: Any) -> Learner:
+    """The learner of a row, with some settings changed."""
+    case = CASES[name]
+    settings = {"learning_rate": 0.01, "entropy_coefficient": 0.01, **case.settings, **changes}
+    algorithm = ladder.ALGORITHMS[case.algorithm](**settings)
+    if not case.adam:
+        algorithm = algorithm._replace(optimizer=partial(update.sgd, max_grad_norm=settings.get("max_grad_norm")))
+    return policy_gradient(case.env, *case.network(case.env), algorithm, **case.scales)
+
+
+class Run(NamedTuple):
+    """A learner, its compiled step, the states before and after each of KEYS, and how often the step was traced."""
+
+    learner: Learner
+    step: Callable
+    states: tuple
+    metrics: tuple
+    traces: list
+
+
+@cache
+def run(name: str) -> Run:
+    """The updates of a row on one device, made once for all tests of a process."""
+    learner = make(name)
+    traces = []
+
+    def step(state, key):
+        traces.append(name)
+        return learner.step(state, key)
+
+    step = tiny.jit(step)
+    states, metrics = [initial(learner)], []
+    for key in KEYS:
+        state, metric = step(states[-1], key)
+        states.append(state)
+        metrics.append(metric)
+    return Run(learner, step, tuple(states), tuple(metrics), traces)
+
+
+def initial(learner):
+    return tiny.jit(learner.init)(jax.random.key(0))
+
+
+def updates(learner):
+    """All updates in a row as one program; the metrics of the last."""
+
+    def run(state, keys):
+        state, metrics = lax.scan(learner.step, state, keys)
+        return state, jax.tree.map(lambda x: x[-1], metrics)
+
+    return run
+
+
+def on_one(learner, state):
+    return tiny.jit(updates(learner))(state, KEYS)
+
+
+def over(mesh, learner, states):
+    """The states placed on a mesh, where the updates take them, and the metrics; all `[S, ...]`."""
+    specs = parallel.state_specs(states, mesh)
+    program = parallel.spread(
+        parallel.map_seeds(updates(learner)),
+        mesh,
+        in_specs=(specs, parallel.PER_SEED),
+        out_specs=(specs, parallel.PER_SEED),
+    )
+    placed = parallel.place(states, specs, mesh)
+    keys = jnp.broadcast_to(KEYS, (mesh.shape[parallel.SEED], *KEYS.shape))
+    return placed, *tiny.jit(program)(placed, keys)
+
+
+def by_shard_map(learner, state):
+    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES])
+    return jax.tree.map(lambda x: x[0], over(mesh, learner, jax.tree.map(lambda x: x[None], state))[1:])
+
+
+def split(state):
+    """The state with `[devices, B / devices, ...]` leaves of the environments, and which axis is the devices'."""
+    runner = jax.tree.map(lambda x: x.reshape(DEVICES, x.shape[0] // DEVICES, *x.shape[1:]), state.runner)
+    axes = jax.tree.map(lambda _: None, state)._replace(runner=0)
+    return state._replace(runner=runner), axes
+
+
+def joined(states, metrics):
+    """From one copy per device to one, after a look whether all are the same."""
+    runner = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]) if x.size else x[0], states.runner)
+    copies = (states._replace(runner=()), metrics)
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape)), copies)
+    state, metrics = jax.tree.map(lambda x: x[0], copies)
+    return state._replace(runner=runner), metrics
+
+
+def mapped(transform, learner, state):
+    """By `pmap` or `vmap` over the data axis. They count devices by what is mapped, and a runner may be empty."""
+    state, axes = split(state)
+    run = updates(learner)
+    program = transform(lambda state, keys, _: run(state, keys), axis_name=collectives.DATA, in_axes=(axes, None, 0))
+    return joined(*program(state, KEYS, jnp.arange(DEVICES)))
+
+
+def by_pmap(learner, state):
+    return mapped(partial(jax.pmap, devices=jax.devices()[:DEVICES]), learner, state)
+
+
+def by_vmap(learner, state):
+    """Four devices in one program on one: the sums over devices are there, and nothing is spread."""
+    return mapped(lambda *args, **kwargs: tiny.jit(jax.vmap(*args, **kwargs)), learner, state)
+
+
+def distance(one, other):
+    """The largest difference, relative to the size of an array where that is above one."""
+
+    def apart(x, y):
+        return np.abs(x - y).max(initial=0.0) / np.abs(y).max(initial=1.0)
+
+    apart = jax.tree.map(apart, one, other)
+    return max(jax.tree.leaves(apart))
+
+
+def moved(state, after):
+    return distance(after.params.policy, state.params.policy)
+
+
+def assert_same(run: Run, after: Any, metrics: Any) -> None:
+    """That some devices together have ended where one alone did, runner and metrics included."""
+    expected, expected_metrics = run.states[-1], run.metrics[-1]
+    assert moved(run.states[0], expected) > 1e-3
+    assert distance(after._replace(runner=()), expected._replace(runner=())) < 1e-5
+    near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(near, metrics, expected_metrics)
+    jax.tree.map(near, after.runner, expected.runner)
