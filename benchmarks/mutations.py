@@ -285,8 +285,8 @@ MUTATIONS = (
     Mutation(
         "Adam has the eps of its paper",
         "update/optimizers.py",
-        "eps: float = 1e-5)",
-        "eps: float = 1e-8)",
+        "scale_by_adam(eps=eps)",
+        "scale_by_adam(eps=1e-8)",
         "tests/test_ladder.py -k adam",
     ),
     Mutation(
