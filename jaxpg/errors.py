@@ -14,32 +14,32 @@ RENAMED = {
     "start_pool": "reset_pool",
     "thinking": "scratchpad_share",
 }
-"""Settings of earlier versions by the name that they had, with the name that they have now."""
+"""Settings that have been renamed: old name -> new name."""
 
 
 class UserError(ValueError):
-    """A mistake at the boundary: the message says what was given, what was expected and what to do.
+    """An error caused by user input: the message says what was given, what was expected and what to do.
 
-    The command line prints the message alone and exits with code 2; a caller of the library catches a ValueError.
+    The command line prints only the message and exits with code 2; users of the library can catch a ValueError.
     """
 
 
 def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
-    """Raise a UserError that names the new name, the nearest valid name, or all of them where none is near."""
+    """Raise a UserError: there is no `what` of the given name. It suggests one of the known names (`hint`)."""
     raise UserError(f"There is no {what} {given!r}{where}. {hint(given, known)}")
 
 
 def hint(given: str, known: Iterable[str]) -> str:
-    """A sentence about the name that was probably meant."""
+    """A sentence with the new name, the most similar name, or all names if none is similar."""
     known = sorted(known)
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
-    near = nearest(given, known)
-    return f"Did you mean {near!r}?" if near else f"There are: {', '.join(known)}."
+    similar = nearest(given, known)
+    return f"Did you mean {similar!r}?" if similar else f"There are: {', '.join(known)}."
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:
-    """The valid name that is most like the given one, None where none is near."""
-    spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), list(spelled), n=1, cutoff=0.5)
-    return spelled[near[0]] if near else None
+    """The known name most similar to the given one, None if none is similar."""
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
+    return by_lower[matches[0]] if matches else None

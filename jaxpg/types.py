@@ -1,7 +1,8 @@
 """The records and contracts that everything else is written against.
 
-Arrays are time-major, `[T, B, ...]`: `T` steps of `B` environments side by side. Records are NamedTuples, read by
-name. A contract is a record of functions; whoever fills its fields has implemented it, and no base class is involved.
+Arrays are time-major, `[T, B, ...]`: `T` steps of `B` environments side by side, each of which is a column. Records
+are NamedTuples and are read by name. A contract is a record of functions: to implement it, fill its fields. There are
+no base classes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Discrete(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Real arrays with elementwise bounds, both of the shape of the array (infinite where unbounded)."""
+    """Real arrays with elementwise bounds of the same shape, infinite where unbounded."""
 
     low: np.ndarray
     high: np.ndarray
@@ -44,12 +45,12 @@ Space = Discrete | Box
 
 
 class TimeStep(NamedTuple):
-    """What one environment answers to one action; all fields without batch axes.
+    """The result of one action in one environment; no batch axes.
 
     obs: the true successor observation, never the one after a reset.
     reward: [] float.
-    discount: [] float, 0 where the episode terminated, else 1. A time-out keeps 1: the future went on unseen.
-    last: [] bool, whether the episode ended here, by termination or by time-out.
+    discount: [] float, 0 if the episode terminated, else 1. After a time-out it is 1: the episode would have gone on.
+    last: [] bool, whether the episode ended with this step, by termination or by time-out.
     """
 
     obs: Tree
@@ -59,12 +60,13 @@ class TimeStep(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """Steps as they were collected, every leaf `[T, B, ...]`.
+    """Recorded steps, every leaf `[T, B, ...]`.
 
-    obs: the observation acted on. Its successor is the next step's, or one of `Rollout.final_obs`.
-    action, log_prob: what was done, and its log-probability under the policy that did it.
+    obs: the observation before the action. Its successor is in the next row or in `Rollout.final_obs`.
+    action: the action taken.
+    log_prob: its log-probability under the policy that took it.
     reward, discount, last: as in TimeStep.
-    mask: 1 where the step is real, 0 on padding behind the end of an episode.
+    mask: 1 where the step is real, 0 on padding after the end of an episode.
     """
 
     obs: Tree
@@ -77,9 +79,10 @@ class Transition(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The context of an episode of text, `[P]` each: token ids (int32), and where they are real (bool).
+    """The context of a text episode.
 
-    Padding may lie on the left or on the right.
+    tokens: [P] int32, token ids.
+    mask: [P] bool, which of them are real. Padding may be on the left or on the right.
     """
 
     tokens: Array
@@ -87,12 +90,12 @@ class Prompt(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a whole episode was worth, where that is judged once it is over.
+    """The result of a whole episode, for environments that give a reward once it is over.
 
     reward: [] float, added to the reward of the last step.
-    parts: by name, [] each: what the reward was made of, and what else is to be averaged over episodes.
-    answer: [] int32, for the majority vote a fingerprint of the answer that was given, -1 for none; `()` where
-        episodes do not answer anything.
+    parts: [] each, by name: the terms of the reward, and other numbers whose mean over episodes is a metric.
+    answer: [] int32, a fingerprint of the final answer for majority votes, -1 if there is none; `()` in environments
+        without answers.
     """
 
     reward: Array
@@ -101,12 +104,12 @@ class Outcome(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """What belongs to the episode of a column, every leaf `[B, ...]`, `()` where there is none.
+    """What is stored once per column instead of once per step; every leaf `[B, ...]`, `()` where there is none.
 
     memory: the policy's memory before the first step.
-    context: what `Env.context` showed, such as a prompt.
-    outcome: Outcome, where rewards do not come step by step. Where groups were resampled (dynamic sampling), of those
-        that were drawn first: what the policy is worth.
+    context: of the episode, see `Env.context`.
+    outcome: Outcome, in environments that have one. With dynamic sampling it is that of the first round of sampling,
+        before groups were replaced, so that its mean is an unbiased measure of the policy.
     length: steps of the episodes of `outcome`.
     """
 
@@ -117,14 +120,14 @@ class Episodes(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """One batch of experience: what belongs to a step, to a place where a column breaks off, and to an episode.
+    """One batch of experience: three records, one for each kind of axis.
 
     steps: Transition, [T, B, ...].
-    loss_mask: [T, B], 1 where the step takes part in learning. A real step (`steps.mask`) need not: a group that
-        carries no signal, or a truncated completion, is real and yet left out.
-    final_obs: the true successors where a column breaks off, [K, B, ...]: at its time-outs, in order, and at the end of
-        the segment (`rollout.bootstraps_at`). Nothing needs the successor of a termination. `()` where none is known,
-        as of steps that were taken out of their order.
+    loss_mask: [T, B], 1 where the step takes part in the loss. It is 0 on padding, and also on real steps that are left
+        out, such as those of a group without signal or of a truncated completion.
+    final_obs: [K, B, ...], the true successors where a column breaks off (`rollout.bootstraps_at`): at its time-outs in
+        order, and at the end of the segment. A termination needs no successor. `()` if the successors are unknown, as
+        in minibatches of single steps.
     episodes: Episodes, [B, ...].
     """
 
@@ -134,28 +137,30 @@ class Rollout(NamedTuple):
     episodes: Episodes = Episodes()
 
     def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
-        """`function(axis, x, *like)` of every array and its likes in `others`; columns lie on `axis` of it."""
+        """`function(axis, x, *others_x)` of every array and the same arrays of `others`; `axis` is the column axis."""
         parts = zip(*(part for part in (self, *others)), strict=True)
         steps, loss_mask, final_obs, episodes = (
-            jax.tree.map(partial(function, axis), *likes) for axis, likes in zip((1, 1, 1, 0), parts, strict=True)
+            jax.tree.map(partial(function, axis), *part) for axis, part in zip((1, 1, 1, 0), parts, strict=True)
         )
         return Rollout(steps, loss_mask, final_obs, episodes)
 
 
 class Env(NamedTuple):
-    """One environment, unbatched and without auto-reset.
+    """One environment, without batch axes and without automatic resets.
 
     reset(key) -> state, obs
     step(key, state, action) -> state, TimeStep
-    time_limit: no episode is longer than this many steps.
-    context(state): what is shown once, when an episode begins in `state`, such as a prompt, and is stored once per
-        episode; None where there is nothing but observations.
-    outcome(state): Outcome of the episode that ended in `state`, computed once per episode; None where the rewards of
-        the steps are all there is.
-    measure(outcome, length, group_size): further metrics of a batch of whole episodes, `[B]`, groups of neighbours
-        having begun alike: for all devices together. None for none.
-    min_truncation_step: no episode times out before this many steps; a rollout has room for as many
-        successors as this allows.
+    time_limit: the longest episode, in steps.
+    context(state): what the policy sees once, at the start of the episode, such as a prompt. It is stored once per
+        episode. None if there are only observations.
+    outcome(state): Outcome of the episode that ended in `state`, computed once per episode. None if there are only the
+        rewards of the steps.
+    measure(outcome, length, group_size): further metrics of a batch of whole episodes, `[B]`, in groups of neighbours
+        with the same start state; computed over all devices together. None if there are none.
+    min_truncation_step: no episode is truncated (ended by a time-out) before this many steps. It only bounds memory: a
+        rollout stores a final observation per time-out, and arrays need a fixed size, so a segment of T steps has
+        1 + ceil((T - 1) / min_truncation_step) places per column (`rollout.segments.final_obs_slots`). 1 is always
+        correct; a larger value saves memory.
     """
 
     name: str
@@ -170,19 +175,22 @@ class Env(NamedTuple):
     min_truncation_step: int = 1
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
-        """What a policy is shown when an episode begins: the context, or the first observation where there is none."""
+        """The input of `Policy.start`: the context, or the first observation in environments without one."""
         return obs if self.context is None else self.context(state)
 
 
 class Policy(NamedTuple):
-    """A distribution over actions; `start` and `act` see one environment, `evaluate` a whole batch.
+    """A distribution over actions; `start` and `act` are for one environment, `evaluate` for a whole batch.
 
     init(key) -> params
-    start(params, first) -> memory: the memory at the start of an episode, `()` without one; see `Env.initial_input`.
-    act(params, memory, obs) -> distribution, memory; distributions.py says what a distribution offers.
-    evaluate(params, rollout) -> distribution over `[T, B]`, equal to what `act` gave step by step.
-    sequential: `evaluate` needs whole columns in order, so minibatches must never cut one.
-    rereads: `evaluate` starts anew from the rollout's context, so the rollout need not keep the memory.
+    start(params, initial_input) -> memory: the memory at the start of an episode, `()` for policies without one; see
+        `Env.initial_input`.
+    act(params, memory, obs) -> distribution, memory; `models.distributions` has the methods of a distribution.
+    evaluate(params, rollout) -> distribution over `[T, B]`, equal to that of `act` at every step.
+    needs_trajectories: `evaluate` needs whole columns in order of time, so a minibatch is a set of columns, not of
+        steps.
+    evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
+        stored.
     """
 
     init: Callable[[Key], Tree]
@@ -194,7 +202,7 @@ class Policy(NamedTuple):
 
 
 class Params(NamedTuple):
-    """What is trained: the policy's parameters and the critic's (`()` without a critic)."""
+    """All trained parameters: those of the policy and those of the critic, `()` without a critic."""
 
     policy: Tree
     critic: Tree
@@ -204,9 +212,9 @@ class Critic(NamedTuple):
     """A state-value function.
 
     init(key) -> params
-    values(params, rollout) -> v_tm1, v_t: V(obs) and V of the successors, both `[T, B]`; the latter is read only where
-        the discount is not 0 (see `networks.successor_values`). `params` is the whole Params, so a critic that shares
-        the policy's torso reads `params.policy`.
+    values(params, rollout) -> v_tm1, v_t: V(obs) and V of its successor, `[T, B]` each. v_t is used only where the
+        discount is not 0 (see `rollout.successor_values`). `params` is the whole of Params, so that a critic can use
+        the policy's torso in `params.policy`.
     """
 
     init: Callable[[Key], Tree]
@@ -214,9 +222,9 @@ class Critic(NamedTuple):
 
 
 class Actor(NamedTuple):
-    """A trained policy with its parameters bound, for evaluation and play, one environment at a time.
+    """A policy with fixed parameters, to evaluate and to record; for one environment.
 
-    start(first) -> memory
+    start(initial_input) -> memory
     act(memory, obs, key, greedy) -> action, memory; `greedy` (a Python bool) takes the mode instead of a sample.
     """
 
@@ -225,16 +233,16 @@ class Actor(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """The narrow waist: every method that learns is these functions, and what stands around them is written once.
+    """Every algorithm that learns, as four functions. Training, evaluation and checkpoints need nothing else.
 
-    init(key) -> state: a NamedTuple of arrays. Its field `runner` (where it has one) holds what belongs to single
-        environments, leaves `[B, ...]`, which are split over devices; every other field is replicated.
-    step(state, key) -> state, metrics: one iteration; metrics is a flat dict of scalars. `steps` (int32) counts
-        the environment steps since `init`; `return` and `length` are means over the episodes that ended in
-        this iteration, NaN if none did, and `episodes` counts them (see MEAN_OVER in training/advance.py). All
-        others are finite while training is healthy.
+    init(key) -> state: a NamedTuple of arrays. What belongs to single environments, leaves `[B, ...]`, is in its field
+        `runner`, if it has one, and is split over devices; every other field is replicated.
+    step(state, key) -> state, metrics: one iteration. Metrics are a flat dict of scalars. `steps` (int32) counts the
+        environment steps since `init`. `return` and `length` are means over the episodes that ended in this iteration,
+        NaN if none did; `episodes` counts these (see MEAN_OVER in training/advance.py). All other metrics are finite as
+        long as training is healthy.
     actor(state) -> Actor
-    adopt(state, policy) -> state that begins with these parameters of a policy instead of its own, for fine-tuning.
+    with_policy(state, params) -> state with the policy's parameters replaced by `params`, for fine-tuning.
     """
 
     init: Callable[[Key], Any]

@@ -17,27 +17,28 @@ def tree_where(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
 
 
 @custom_vmap
-def any_in_batch(waiting: Array) -> Array:
-    """Whether any is true; under `vmap` whether any is true in any of the runs side by side.
+def any_in_batch(condition: Array) -> Array:
+    """Whether any entry is true; under `vmap`, whether any entry of any batch member is true.
 
-    As the condition of a while loop it stays one number then. A condition per run would make the loop select, in every
-    iteration, between the old and the new of all that it carries.
+    It replaces `condition.any()` as the condition of a while loop, on every platform. Under `vmap`, over seeds for
+    instance, the condition stays one number: with one per member, every iteration would select between the old and the
+    new value of all that the loop carries. In return all members run as long as the longest.
     """
-    return waiting.any()
+    return condition.any()
 
 
 @any_in_batch.def_vmap
-def _(axis_size: int, in_batched: list[bool], waiting: Array) -> tuple[Array, bool]:
-    return any_in_batch(waiting), False
+def _(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, bool]:
+    return any_in_batch(condition), False
 
 
 def copy_tree(params: Tree) -> Tree:
-    """Buffers of their own: a state may be donated, and none must be given away twice."""
+    """A copy in buffers of its own. A state that is donated to a jitted function must not hold a buffer twice."""
     return jax.tree.map(jnp.copy, params)
 
 
 def polyak_update(reference: Tree, params: Tree, rate: Array | float) -> Tree:
-    """old + rate (new - old) of every leaf; an empty reference stays empty."""
+    """reference + rate (params - reference) of every leaf; `()` if the reference is `()`."""
     if not jax.tree.leaves(reference):
         return reference
     return jax.tree.map(lambda old, new: old + rate * (new - old), reference, params)

@@ -59,7 +59,7 @@ def test_shapes_and_types(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_at_a_time_is_all_at_once(kind: str) -> None:
+def test_single_events_equal_a_batch(kind: str) -> None:
     p, q = KINDS[kind](0), KINDS[kind](2)
     action = p.sample(KEY)
     batched = (p.log_prob(action), p.entropy(), p.kl(q), p.mode())
@@ -193,7 +193,7 @@ def test_truncated_by_hand(settings: dict, kept: list[float]) -> None:
         ({"top_p": 0.8}, [0.375, 0.375, 0.125, 0.125]),
     ],
 )
-def test_of_equals_at_the_edge_all_stay(settings: dict, kept: list[float]) -> None:
+def test_ties_at_the_threshold_are_all_kept(settings: dict, kept: list[float]) -> None:
     p = Categorical(jnp.log(jnp.array([0.375, 0.375, 0.125, 0.125]))).truncated(**settings)
     np.testing.assert_allclose(jax.nn.softmax(p.logits), kept, rtol=1e-12)
 

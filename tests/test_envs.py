@@ -271,14 +271,14 @@ def test_settings_reach_the_environment():
     ],
 )
 def test_bad_names_and_settings_are_refused(name, settings, sentence, monkeypatch, tmp_path):
-    monkeypatch.setattr(gymnax_adapter, "_MNIST", tmp_path)
+    monkeypatch.setattr(gymnax_adapter, "_MNIST_DIRECTORY", tmp_path)
     with pytest.raises(UserError, match=sentence):
         envs.make(name, **settings)
 
 
 def test_mnist_plays_where_its_files_are(monkeypatch, tmp_path):
     images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
-    monkeypatch.setattr(gymnax_adapter, "_MNIST", tmp_path)
+    monkeypatch.setattr(gymnax_adapter, "_MNIST_DIRECTORY", tmp_path)
     for file in gymnax_adapter._MNIST_FILES:
         (tmp_path / file).touch()
     monkeypatch.setattr("gymnax.utils.load_mnist.load_mnist", lambda: ((images, labels), (images, labels)))

@@ -152,7 +152,7 @@ def test_wrap_by_name():
         ("time_limit", {}, "time_limit needs a value for steps"),
         ("time_limit", {"steps": 0}, "steps must be at least 1"),
         ("time_limit", {"steps": "many"}, "steps must be at least 1"),
-        ("sticky_actions", {"probability": 2}, "probability must lie in"),
+        ("sticky_actions", {"probability": 2}, "probability must be in"),
         ("clip_actions", {}, "the actions of counter are discrete"),
         ("flatten", {"axis": 1}, "no setting 'axis'. It has none"),
     ],

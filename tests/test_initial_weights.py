@@ -10,7 +10,7 @@ from jaxpg.models.layers import orthogonal
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (3, 3, 10, 16), (9, 1)])
-def test_they_are_the_q_of_a_normal_matrix(shape: tuple[int, ...]) -> None:
+def test_orthogonal_is_the_q_of_a_normal_matrix(shape: tuple[int, ...]) -> None:
     key, gain = jax.random.key(3), 1.7
     rows, columns = np.prod(shape[:-1]), shape[-1]
     normal = np.asarray(jax.random.normal(key, (max(rows, columns), min(rows, columns))), np.float64)
@@ -22,7 +22,7 @@ def test_they_are_the_q_of_a_normal_matrix(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(gram, gain**2 * np.eye(len(gram)), atol=1e-5)
 
 
-def test_side_by_side_they_are_what_they_are_alone() -> None:
+def test_orthogonal_under_vmap_equals_a_loop() -> None:
     keys = jax.random.split(jax.random.key(0), 5)
     together = jax.jit(jax.vmap(lambda key: orthogonal(1.0)(key, (6, 3))))(keys)
     alone = np.stack([orthogonal(1.0)(key, (6, 3)) for key in keys])

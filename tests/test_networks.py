@@ -53,7 +53,7 @@ def test_initial_weights_are_orthogonal_with_the_gains_of_ppo(network):
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn", "gru", "min_gru"])
-def test_without_orthogonal_weights_they_are_as_flax_has_them(network):
+def test_without_orthogonal_initial_weights_are_those_of_flax(network):
     """LeCun's: of variance 1 / inputs, in every layer; with them, the first policy is nearly uniform."""
     make_network = {
         "mlp": partial(networks.mlp, COUNTER, hidden=(64, 64)),
@@ -72,7 +72,7 @@ def test_without_orthogonal_weights_they_are_as_flax_has_them(network):
 
 
 def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
-    """Steps with ends and terminations at random places, and endings with room for one at every step."""
+    """Steps with ends and terminations at random places, and a final observation for every step."""
     rng = np.random.default_rng(seed)
     obs = rng.normal(size=(steps + 1, batch, *env.observation_space.shape)).astype(np.float32)
     last = rng.random((steps, batch)) < ends
@@ -93,7 +93,7 @@ def random_rollout(env, batch=4, steps=7, ends=0.3, seed=0, memory=()):
 
 @tiny.jit
 def loud(tree):
-    """Parameters with noise on them, so that heads have a say."""
+    """Parameters plus noise, so that the heads are not nearly 0."""
     flat, unravel = jax.flatten_util.ravel_pytree(tree)
     return unravel(flat + 0.5 * jax.random.normal(jax.random.key(9), flat.shape))
 
@@ -299,9 +299,9 @@ def test_activations_differ(activation):
     [
         (lambda: networks.mlp(COUNTER, activation="swish"), "no activation 'swish'. There are: gelu, relu, silu, tanh"),
         (lambda: networks.recurrent(COUNTER, cell="lstm"), "no recurrent cell 'lstm'. There are: gru, min_gru"),
-        (lambda: networks.cnn(COUNTER), r"counter gives \(2,\)\. Use an mlp"),
+        (lambda: networks.cnn(COUNTER), r"counter have shape \(2,\)\. Use an mlp"),
     ],
 )
-def test_what_there_is_not_is_refused(build, message):
+def test_invalid_settings_are_refused(build, message):
     with pytest.raises(UserError, match=message):
         build()

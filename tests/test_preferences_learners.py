@@ -87,7 +87,7 @@ def table():
 
 
 def counting():
-    """A scorer that adds up a worth per token, tanh of the sum."""
+    """A reward model: the tanh of the sum of a worth per token."""
 
     def score(params, rollout):
         steps = rollout.steps
@@ -433,7 +433,7 @@ def test_few_pairs_come_again_and_again_with_the_same_label():
 
 
 def test_held_out_pairs_are_of_the_held_out_task():
-    marked = words()._replace(prompt=lambda problem: jnp.full(P, V - 1))
+    marked = words()._replace(prompt_tokens=lambda problem: jnp.full(P, V - 1))
     pairs = judged_pairs(words(), marked, length)
     assert (drawn(pairs.held_out).prompt.tokens == V - 1).all()
     assert (drawn(pairs.draw).prompt.tokens != V - 1).any()
@@ -486,7 +486,7 @@ def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
     some, others = drawn(pairs.draw), drawn(pairs.held_out)
     for pair, held_out in ((some, False), (others, True)):  # as the task has it
         prompts = [train.vocabulary.decode(row) for row in np.asarray(pair.prompt.tokens)]
-        assert set(train.held_out(prompts)) == {held_out}
+        assert set(train.is_held_out(prompts)) == {held_out}
     np.testing.assert_array_equal(some.chosen[:, :3], some.rejected[:, 2::-1])
     np.testing.assert_array_equal(some.chosen[:, 3], train.vocabulary.end)
 

@@ -37,6 +37,11 @@ def slow_pair_loss(kind, chosen, rejected, ref_chosen, ref_rejected, beta=BETA, 
     return np.array(result)
 
 
+def pair_loss(kind, **settings):
+    """The loss as a function of the four log-probabilities of a pair."""
+    return lambda *pair: losses.PAIR_LOSSES[kind].function(losses.log_ratio_margin(*pair), beta=BETA, **settings)
+
+
 def slow_gradient(function, arguments, which):
     """Central differences of a sum, in float64."""
     step, gradient = 1e-6, np.zeros_like(arguments[which], dtype=np.float64)
@@ -53,7 +58,7 @@ def slow_gradient(function, arguments, which):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("kind", losses.PAIR_LOSSES)
 def test_losses_on_pairs_and_their_gradients(kind, smoothing):
-    fast = partial(losses.PAIR_LOSSES[kind].function, beta=BETA, label_smoothing=smoothing)
+    fast = pair_loss(kind, label_smoothing=smoothing)
     slow = partial(slow_pair_loss, kind, smoothing=smoothing)
     pair = [jnp.asarray(x, jnp.float32) for x in PAIR]
     np.testing.assert_allclose(fast(*pair), slow(*PAIR), rtol=1e-5)
@@ -67,7 +72,7 @@ def test_losses_on_pairs_and_their_gradients(kind, smoothing):
 def test_losses_keep_float64(kind):
     with jax.enable_x64(True):
         pair = [jnp.asarray(x) for x in PAIR]
-        loss = losses.PAIR_LOSSES[kind].function(*pair, beta=BETA)
+        loss = pair_loss(kind)(*pair)
     assert loss.dtype == np.float64
     np.testing.assert_allclose(loss, slow_pair_loss(kind, *PAIR), rtol=1e-12)
 
@@ -133,18 +138,18 @@ def test_log_probabilities_of_completions_read_no_padding(per_token):
 
 def test_a_small_beta_is_a_linear_loss():
     """beta -> 0: the loss is log 2, its slope in h is -beta/2 for every pair, however far apart."""
-    pair = [jnp.asarray(x, jnp.float32) for x in PAIR]
+    h = losses.log_ratio_margin(*(jnp.asarray(x, jnp.float32) for x in PAIR))
     beta = 1e-4
-    loss = losses.sigmoid(*pair, beta=beta)
+    loss = losses.sigmoid(h, beta=beta)
     np.testing.assert_allclose(loss, math.log(2), atol=2e-3)
-    slope = jax.grad(lambda chosen: losses.sigmoid(chosen, *pair[1:], beta=beta).sum())(pair[0])
+    slope = jax.grad(lambda h: losses.sigmoid(h, beta=beta).sum())(h)
     np.testing.assert_allclose(slope / beta, -0.5, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", losses.PAIR_LOSSES)
 def test_labels_that_are_a_coin_toss_prefer_nothing(kind):
     """label_smoothing 1/2: exchanging chosen and rejected changes nothing, and h = 0 is a minimum."""
-    loss = partial(losses.PAIR_LOSSES[kind].function, beta=BETA, label_smoothing=0.5)
+    loss = pair_loss(kind, label_smoothing=0.5)
     c, r, rc, rr = (jnp.asarray(x, jnp.float32) for x in PAIR)
     np.testing.assert_allclose(loss(c, r, rc, rr), loss(r, c, rr, rc), rtol=1e-5)
     start = jnp.zeros(1)
@@ -156,11 +161,11 @@ def test_labels_that_are_a_coin_toss_prefer_nothing(kind):
 def test_smoothed_dpo_has_its_minimum_where_the_labels_are_as_noisy(smoothing):
     """σ(βh) = 1 - smoothing; without smoothing h runs away."""
     if smoothing == 0:
-        slope = jax.grad(lambda h: losses.sigmoid(h, 0.0, 0.0, 0.0, beta=BETA))(10.0)
+        slope = jax.grad(lambda h: losses.sigmoid(h, beta=BETA))(10.0)
         assert slope < 0
         return
     best = math.log((1 - smoothing) / smoothing) / BETA
-    slope = jax.grad(lambda h: losses.sigmoid(h, 0.0, 0.0, 0.0, beta=BETA, label_smoothing=smoothing))(best)
+    slope = jax.grad(lambda h: losses.sigmoid(h, beta=BETA, label_smoothing=smoothing))(best)
     np.testing.assert_allclose(slope, 0.0, atol=1e-6)
 
 
@@ -168,14 +173,14 @@ def test_smoothed_dpo_has_its_minimum_where_the_labels_are_as_noisy(smoothing):
 def test_ipo_has_its_minimum_at_a_finite_distance(beta, smoothing):
     best = (1 - 2 * smoothing) / (2 * beta)
     loss = partial(losses.ipo, beta=beta, label_smoothing=smoothing)
-    slope = jax.grad(lambda h: loss(h, 0.0, 0.0, 0.0))
+    slope = jax.grad(loss)
     np.testing.assert_allclose(slope(best), 0.0, atol=1e-5)
     assert slope(best - 0.1) < 0 < slope(best + 0.1)
 
 
 def test_the_hinge_lets_go_at_one_over_beta():
     loss = partial(losses.hinge, beta=BETA)
-    slope = jax.grad(lambda h: loss(h, 0.0, 0.0, 0.0))
+    slope = jax.grad(loss)
     assert slope(1 / BETA - 0.01) == -BETA
     assert slope(1 / BETA + 0.01) == 0
 
@@ -188,7 +193,8 @@ def test_the_gradient_of_dpo_has_its_closed_form():
 
     def loss(logits):
         log_pi = jax.nn.log_softmax(logits)
-        return losses.sigmoid(log_pi[chosen], log_pi[rejected], reference[chosen], reference[rejected], beta=BETA).sum()
+        h = losses.log_ratio_margin(log_pi[chosen], log_pi[rejected], reference[chosen], reference[rejected])
+        return losses.sigmoid(h, beta=BETA).sum()
 
     expected, log_pi = np.zeros(5), np.asarray(jax.nn.log_softmax(logits), np.float64)
     for c, r in zip(chosen.tolist(), rejected.tolist(), strict=True):
@@ -201,8 +207,9 @@ def test_the_gradient_of_dpo_has_its_closed_form():
 
 def test_at_the_reference_every_pair_is_undecided():
     c, r = (jnp.asarray(x, jnp.float32) for x in PAIR[:2])
-    np.testing.assert_allclose(losses.sigmoid(c, r, c, r, beta=BETA), math.log(2), rtol=1e-6)
-    np.testing.assert_array_equal(losses.log_ratio_margin(c, r, c, r), 0.0)
+    h = losses.log_ratio_margin(c, r, c, r)
+    np.testing.assert_array_equal(h, 0.0)
+    np.testing.assert_allclose(losses.sigmoid(h, beta=BETA), math.log(2), rtol=1e-6)
 
 
 def test_preferred_counts_ties_half():

@@ -1,4 +1,4 @@
-"""Experience: what is recorded where episodes end, what is masked, who shares a start, how groups are refilled."""
+"""Rollouts: what is recorded where episodes end, masks, keys, shared start states, and resampling of groups."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_continuing_rollout_records_true_successors_and_both_kinds_of_ends(seg
     assert set(steps.discount[steps.last].tolist()) == {0.0, 1.0}
 
 
-def test_episodes_begin_anew_behind_an_end_and_go_on_otherwise_also_across_calls(segments):
+def test_environments_are_reset_after_an_end_and_continue_otherwise_also_across_calls(segments):
     _, steps, successors = segments
     begins = steps.last[:-1]
     length, time = steps.obs[1:, :, 0], steps.obs[1:, :, 1]
@@ -141,8 +141,8 @@ def test_episodes_begin_anew_behind_an_end_and_go_on_otherwise_also_across_calls
 
 
 @pytest.mark.parametrize(("num_steps", "calls"), [(STEPS, 3), (1, 8)], ids=["segments", "single steps"])
-def test_a_tally_counts_what_a_loop_over_the_steps_counts(num_steps, calls):
-    """Episodes are counted where they end, with what they gained in the calls before, be they longer than a segment."""
+def test_rollout_stats_equal_a_loop_over_the_steps(num_steps, calls):
+    """An episode counts where it ends, with its rewards of earlier calls, even if it is longer than a segment."""
     results = collected(rollout.continuing(num_envs=COLUMNS, num_steps=num_steps), ENV, UNIFORM, calls=calls)
     returns, lengths = np.zeros(COLUMNS), np.zeros(COLUMNS)
     for _, part, stats in results:
@@ -175,18 +175,18 @@ def test_an_episodic_rollout_is_whole_episodes_and_padding(episodes):
     np.testing.assert_array_equal(part.loss_mask, steps.mask)
 
 
-def test_a_tally_of_whole_episodes_counts_real_steps_only(episodes):
+def test_stats_of_whole_episodes_count_real_steps_only(episodes):
     part, stats = episodes
     real = part.steps.mask.sum()
     np.testing.assert_allclose(stats, (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
 
 
-def test_episodes_that_were_cut_off_are_real_and_do_not_train():
-    """Those of length 5, under a limit of 4; those of length 4 end with the limit, and yet by themselves."""
+def test_overlong_filtering_masks_truncated_episodes_in_the_loss_alone():
+    """With a limit of 4, episodes of length 5 are truncated; those of length 4 terminate at the limit."""
     collector = rollout.episodic(num_envs=40)
     ((_, plain, stats),) = collected(collector, ENV, UNIFORM)
-    ((_, part, same_tally),) = collected(rollout.with_overlong_filtering(collector), ENV, UNIFORM)
-    jax.tree.map(np.testing.assert_array_equal, (part.steps, same_tally), (plain.steps, stats))
+    ((_, part, same_stats),) = collected(rollout.with_overlong_filtering(collector), ENV, UNIFORM)
+    jax.tree.map(np.testing.assert_array_equal, (part.steps, same_stats), (plain.steps, stats))
     lengths = part.steps.obs[0, :, 0]
     assert {4.0, 5.0} < set(lengths.tolist())
     np.testing.assert_array_equal(part.loss_mask, part.steps.mask * (lengths <= LIMIT)[None])
@@ -226,6 +226,17 @@ def test_no_key_is_used_twice_nor_drawn_from_a_used_one(reset_pool):
         assert not set(used.tolist()) & set(children(used).ravel().tolist())
 
 
+def test_start_states_of_a_pool_are_used_in_turn():
+    collector = rollout.continuing(num_envs=8, num_steps=24, reset_pool=2)
+    ((_, part, _),) = collected(collector, shows_keys(), SHOWS_KEYS)
+    obs = np.asarray(part.steps.obs)
+    for column in range(8):
+        starts = obs[1:, column][obs[1:, column, 2] == 0]
+        assert len(starts) > 4
+        assert (starts[0] != starts[1]).any()
+        np.testing.assert_array_equal(starts[2:], starts[:-2])
+
+
 def test_a_group_shares_the_key_of_its_start_alone():
     ((_, part, _),) = collected(rollout.episodic(num_envs=12, group_size=3), shows_keys(), SHOWS_KEYS)
     keys = seen_keys(part)
@@ -235,7 +246,7 @@ def test_a_group_shares_the_key_of_its_start_alone():
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_columns_draw_the_same_however_they_are_laid_out(group_size):
+def test_columns_get_the_same_keys_however_they_are_split_over_devices(group_size):
     keys = rollout.env_keys(jax.random.key(0), 8, group_size)
     shards = jax.vmap(lambda _: rollout.env_keys(jax.random.key(0), 2, group_size), axis_name=collectives.DATA)
     np.testing.assert_array_equal(jax.random.key_data(shards(jnp.arange(4))).reshape(8, -1), jax.random.key_data(keys))
@@ -243,7 +254,7 @@ def test_columns_draw_the_same_however_they_are_laid_out(group_size):
 
 
 def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
-    each = partial(rollout.env_keys, jax.random.key(0), group_size=2, each=(5, 3))
+    each = partial(rollout.env_keys, jax.random.key(0), group_size=2, shape=(5, 3))
     keys = np.asarray(jax.random.key_data(each(8)))
     shards = jax.vmap(lambda _: each(2), axis_name=collectives.DATA)(jnp.arange(4))
     np.testing.assert_array_equal(jax.random.key_data(shards).reshape(keys.shape), keys)
@@ -272,7 +283,7 @@ GROUPS = [
     [[1, 1], [0, 1], [0, 0]],  # the first and the last carry no signal
     [[2, 2], [3, 4], [5, 5]],  # one to replace the first
     [[6, 7], [8, 9], [1, 0]],  # more than are needed
-    [[20, 21], [22, 23], [24, 25]],  # not asked for
+    [[20, 21], [22, 23], [24, 25]],  # never sampled
 ]
 
 
@@ -326,7 +337,7 @@ def test_groups_without_signal_are_refilled_until_all_are_full_or_the_rounds_spe
 
 @pytest.mark.parametrize(("gamma", "signal"), [(1.0, [False, True]), (0.9, [True, True])])
 def test_signal_is_a_difference_in_what_is_credited(gamma, signal):
-    """Two who win one point, soon and late, and one who wins beside one who does not."""
+    """Two episodes with one point, early and late, and one with a point beside one without."""
     reward = jnp.array([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
     last = jnp.array([[True, False, False, False], [True, False, False, True], [True, True, True, True]])
     mask = jnp.concatenate([jnp.ones((1, 4)), 1.0 - last[:-1]])

@@ -62,7 +62,7 @@ def test_what_a_summary_is_worth(text, summary, perfect):
         written, length = completion(summary, junk)
         np.testing.assert_allclose(true_reward(problem, written, length), slow_reward(text, summary), atol=1e-6)
         assert task.verify(problem, written, length).accuracy == perfect
-    assert CHARACTERS.decode(np.asarray(task.prompt(problem)).tolist()) == text + "="
+    assert CHARACTERS.decode(np.asarray(task.prompt_tokens(problem)).tolist()) == text + "="
     assert -1 <= slow_reward(text, summary) <= 1
 
 
@@ -119,7 +119,7 @@ def test_settings_out_of_range_are_refused():
 
 
 def loves(letter):
-    """A scorer that counts a letter, times its parameter."""
+    """A reward model: the number of times that a letter occurs, times its parameter."""
     return RewardModel(
         init=lambda key: jnp.ones(()),
         score=lambda params, rollout: (

@@ -154,7 +154,7 @@ def test_problems_have_the_solution_that_is_shown(settings):
         problem = task.draw(key)
         tokens = task.demonstration(problem, key)
         lengths = (tokens != PAD).sum() - jnp.arange(2)
-        return task.prompt(problem), tokens, jax.vmap(lambda n: task.verify(problem, tokens, n))(lengths)
+        return task.prompt_tokens(problem), tokens, jax.vmap(lambda n: task.verify(problem, tokens, n))(lengths)
 
     prompts, tokens, verdicts = jit(jax.vmap(one))(jax.random.split(jax.random.key(2), 500))
     verdict, cut_off = (jax.tree.map(lambda x, i=i: x[:, i], verdicts) for i in range(2))
@@ -200,4 +200,4 @@ def test_the_verdict_of_an_expression():
     assert answer[2] == answer[3] >= 0
     assert answer[0] != answer[2]
     assert (answer[4:] == -1).all()
-    assert CHARACTERS.decode(jit(task.prompt)(problem).tolist()) == "3 5 2:17="
+    assert CHARACTERS.decode(jit(task.prompt_tokens)(problem).tolist()) == "3 5 2:17="

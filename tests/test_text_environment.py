@@ -165,9 +165,9 @@ def walk_array(env, problem, ids):
         ({"rewards": {"accuracy": "high"}}, "weight of the reward accuracy must be a finite number, not 'high'"),
         ({"rewards": {"accuracy": True}}, "must be a finite number, not True"),
         ({"rewards": {"format": float("nan")}}, "reward format must be a finite number, not nan"),
-        ({"rewards": {"overlong": 1.0}}, "from 1 to all 5, not 0"),
-        ({"rewards": {"overlong": 1.0}, "overlong_cache": 6}, "from 1 to all 5, not 6"),
-        ({"overlong_cache": 2}, "overlong_cache = 2 is of use only with the reward overlong"),
+        ({"rewards": {"overlong": 1.0}}, "from 1 to max_tokens = 5, not 0"),
+        ({"rewards": {"overlong": 1.0}, "overlong_cache": 6}, "from 1 to max_tokens = 5, not 6"),
+        ({"overlong_cache": 2}, "overlong_cache = 2 has no effect without the reward overlong"),
     ],
 )
 def test_rewards_that_cannot_be_are_refused(settings, sentence):
@@ -222,7 +222,7 @@ def test_a_batch_is_verified_completion_by_completion(collected):
     assert 0 < cut < 64
     assert stats.steps == lengths.sum()
     groups = np.asarray(rollout.episodes.context.tokens).reshape(16, 4, P)
-    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:, :1], rollout.shape))
+    np.testing.assert_array_equal(groups, np.broadcast_to(groups[:, :1], groups.shape))
     assert len({row.tobytes() for row in groups[:, 0]}) > 3
 
 
@@ -230,9 +230,9 @@ def test_the_batch_is_measured(collected):
     env, rollout, _ = collected
     metrics = env.measure(rollout.episodes.outcome, rollout.episodes.length, 4)
     assert metrics["length_max"] == T
-    assert 0 < metrics["right"] < 64
-    assert metrics["right"] == rollout.episodes.outcome.parts["accuracy"].sum()
-    np.testing.assert_allclose(metrics["pass@1"], metrics["right"] / 64, rtol=1e-6)
+    assert 0 < metrics["correct"] < 64
+    assert metrics["correct"] == rollout.episodes.outcome.parts["accuracy"].sum()
+    np.testing.assert_allclose(metrics["pass@1"], metrics["correct"] / 64, rtol=1e-6)
     assert {
         "pass@2",
         "pass@4",
@@ -336,7 +336,9 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
         tiny.jit(partial(c.collect, env, guessing(), (), ()))(jax.random.key(3)) for c in (first, chosen)
     )
     assert not np.array_equal(drawn.steps.action, batch.steps.action)
-    jax.tree.map(np.testing.assert_array_equal, (batch.outcome, batch.length), (drawn.outcome, drawn.length))
+    for name in ("outcome", "length"):
+        expected = getattr(drawn.episodes, name)
+        jax.tree.map(np.testing.assert_array_equal, getattr(batch.episodes, name), expected)
 
 
 @pytest.mark.parametrize(

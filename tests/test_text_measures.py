@@ -117,17 +117,17 @@ def slowly(outcome, length, size):
     right = [bool(a >= 1) for a in accuracy]
     lengths = {
         name: [n for n, r in zip(length, right, strict=True) if r == which]
-        for name, which in (("right", True), ("wrong", False))
+        for name, which in (("correct", True), ("incorrect", False))
     }
     groups = range(0, len(reward), size)
     members = {start: slice(start, start + size) for start in groups}
     metrics = {
         "reward_std": np.sqrt(np.mean([(r - reward.mean()) ** 2 for r in reward])),
         "length_max": max(length),
-        "right": len(lengths["right"]),
-        "wrong": len(lengths["wrong"]),
-        "length_correct": np.mean(lengths["right"]),
-        "length_incorrect": np.mean(lengths["wrong"]),
+        "correct": len(lengths["correct"]),
+        "incorrect": len(lengths["incorrect"]),
+        "length_correct": np.mean(lengths["correct"]),
+        "length_incorrect": np.mean(lengths["incorrect"]),
         "frac_zero_std": np.mean([len(set(reward[m])) == 1 for m in members.values()]),
         f"cons@{size}": np.mean([elect(answer[m].tolist(), right[m]) for m in members.values()]),
     }
@@ -151,7 +151,7 @@ def test_a_batch_is_measured_as_by_slow_loops(size):
 
 def test_single_completions_have_no_group_metrics():
     outcome, length = batch()
-    names = {"reward_std", "length_max", "right", "wrong", "length_correct", "length_incorrect"}
+    names = {"reward_std", "length_max", "correct", "incorrect", "length_correct", "length_incorrect"}
     assert completion_metrics(outcome, length, 1).keys() == names
     assert completion_metrics(outcome._replace(answer=()), length, 1).keys() == names
 
@@ -174,7 +174,7 @@ def test_the_order_within_a_group_and_of_groups_does_not_matter():
 def test_a_length_of_none_is_not_a_number_and_counts_as_none(accuracy):
     outcome, length = batch()
     metrics = completion_metrics(outcome._replace(parts={"accuracy": jnp.full(32, accuracy)}), length, 4)
-    some, none = ("right", "wrong") if accuracy else ("wrong", "right")
+    some, none = ("correct", "incorrect") if accuracy else ("incorrect", "correct")
     assert (metrics[some], metrics[none]) == (32, 0)
     np.testing.assert_allclose(metrics[f"length_{some}"], length.mean(), rtol=1e-6)
     assert np.isnan(metrics[f"length_{none}"])

@@ -66,12 +66,12 @@ def test_a_record_becomes_a_prompt_and_a_demonstration(write):
     task = json_lines(write([*SUMS, SPOKEN]), "standard")
     assert (task.name, task.prompt_length, task.max_tokens) == ("data", 4, len("5+5+5") + 4 + len("15") + 1)
     spoken, key = jnp.int32(36), jax.random.key(0)
-    assert CHARACTERS.decode(task.prompt(jnp.int32(8))) == "1+2="
-    assert CHARACTERS.decode(task.prompt(spoken)) == "3*5="
+    assert CHARACTERS.decode(task.prompt_tokens(jnp.int32(8))) == "1+2="
+    assert CHARACTERS.decode(task.prompt_tokens(spoken)) == "3*5="
     assert CHARACTERS.decode(task.demonstration(jnp.int32(8), key)) == "3"
     assert CHARACTERS.decode(task.demonstration(spoken, key)) == SPOKEN["completion"]
     np.testing.assert_array_equal(task.demonstration(jnp.int32(8), key)[:3], [CHARACTERS.id("3"), END, PAD])
-    assert task.prompt(spoken).dtype == task.demonstration(spoken, key).dtype == jnp.int32
+    assert task.prompt_tokens(spoken).dtype == task.demonstration(spoken, key).dtype == jnp.int32
 
 
 def test_every_demonstration_is_right(write):
@@ -113,7 +113,7 @@ def test_the_characters_of_a_file_are_a_vocabulary(write):
 def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path):
     path = tmp_path / "windows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "1", "answer": "2"}\r\n\r\n{"prompt": "3", "answer": "4"}')
-    assert json_lines(path, "standard", held_out=0).prompt(jnp.int32(1))[0] == CHARACTERS.id("3")
+    assert json_lines(path, "standard", held_out=0).prompt_tokens(jnp.int32(1))[0] == CHARACTERS.id("3")
 
 
 # The split.
@@ -564,12 +564,12 @@ BAD = {
     ),
     "unknown token": ([asked("1+é=")], {}, "line 2, field 'prompt': There is no token for 'é', character 3"),
     "unknown, tagged": ([completed("<answer>É</answer>")], {}, "line 2, field 'completion': .* no token for 'É'"),
-    "only padding": ([asked("<pad>")], {}, "line 2: the field 'prompt' holds padding or an end"),
-    "an end within": ([completed("1<eos>2")], {}, "line 2: the field 'completion' holds padding or an end"),
+    "only padding": ([asked("<pad>")], {}, "line 2: the field 'prompt' contains padding or an end token"),
+    "an end within": ([completed("1<eos>2")], {}, "line 2: the field 'completion' contains padding or an end token"),
     "no number": ([answered("three")], {"match": "numeric"}, "line 2: the field 'answer' has no number in it: 'three'"),
     "no such match": ([], {"match": "fuzzy"}, "no way to match 'fuzzy'"),
     "no such split": ([], {"split": "held_out"}, "split must be train or test, not 'held_out'"),
-    "no share": ([], {"held_out": 1.5}, "held_out is a share from 0 to 1, not 1.5"),
+    "no share": ([], {"held_out": 1.5}, "held_out must be a share from 0 to 1, not 1.5"),
     "nothing held out": ([], {"split": "test"}, "None of the 1 records of .*data.jsonl is in the test split"),
     "nothing left": ([], {"held_out": 1}, "None of the 1 records .* in the train split"),
     "no length": ([], {"prompt_length": 0}, "prompt_length must be a number of tokens, at least 1, not 0"),

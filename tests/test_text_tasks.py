@@ -91,7 +91,7 @@ def sample(name: str) -> Sample:
 
     def one(key):
         problem = tasks[0].draw(key)
-        return problem, tasks[0].prompt(problem), tuple(task.demonstration(problem, key) for task in tasks)
+        return problem, tasks[0].prompt_tokens(problem), tuple(task.demonstration(problem, key) for task in tasks)
 
     problems, prompts, demonstrations = jit(jax.vmap(one))(jax.random.split(jax.random.key(3), 300))
     return Sample(tasks, problems, [CHARACTERS.decode(p) for p in prompts.tolist()], jax.device_get(demonstrations))
@@ -99,7 +99,7 @@ def sample(name: str) -> Sample:
 
 def drawn(task: Task, count: int, seed: int = 0) -> list[str]:
     """Prompts of so many draws."""
-    draw = jit(jax.vmap(lambda key: task.prompt(task.draw(key))))
+    draw = jit(jax.vmap(lambda key: task.prompt_tokens(task.draw(key))))
     return [CHARACTERS.decode(p) for p in draw(jax.random.split(jax.random.key(seed), count)).tolist()]
 
 
@@ -196,7 +196,7 @@ def test_a_completion_is_read_as_defined(think):
     _, formed, answers = zip(*expected, strict=True)
     assert 0.02 < np.mean(formed) < 0.98
     assert 0.02 < np.mean([a is None for a in answers]) < 0.98
-    np.testing.assert_array_equal(reading.formed, formed)
+    np.testing.assert_array_equal(reading.well_formed, formed)
     np.testing.assert_array_equal(reading.found, [a is not None for a in answers])
     for given, length, answer in zip(reading.answer.tolist(), reading.length.tolist(), answers, strict=True):
         if answer is not None:
@@ -231,7 +231,7 @@ def test_a_prompt_as_text_is_held_out_as_its_problem_is(name):
     train, test = (TASKS[name](**SMALL[name][0], split=split) for split in ("train", "test"))
     for task, expected in ((train, False), (test, True)):
         prompts = drawn(task, 200)
-        assert set(train.held_out(prompts)) == set(test.held_out(prompts)) == {expected}
+        assert set(train.is_held_out(prompts)) == set(test.is_held_out(prompts)) == {expected}
 
 
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_settings():
@@ -255,7 +255,7 @@ def test_an_answer_may_be_asked_for_backwards():
     problem = Sum(jnp.array([999_999_999, 999_999_999]))
     demonstration = jit(task.demonstration)(problem, jax.random.key(0))
     assert CHARACTERS.decode(demonstration.tolist()) == "8999999991"
-    assert CHARACTERS.decode(jit(task.prompt)(problem).tolist()) == "999999999+999999999="
+    assert CHARACTERS.decode(jit(task.prompt_tokens)(problem).tolist()) == "999999999+999999999="
     assert jit(task.verify)(problem, demonstration, jnp.array(11)).accuracy == 1
 
 
@@ -263,7 +263,7 @@ def test_values_of_several_digits_are_separated():
     task = TASKS["modular_chain"](modulus=100, terms=3, min_terms=3, think=True)
     minus, times = CHARACTERS.encode("-*")
     problem = Chain(jnp.array([3, 40, 50]), jnp.array([PAD, minus, times]), jnp.array(3))
-    assert CHARACTERS.decode(jit(task.prompt)(problem).tolist()) == "3-40*50="
+    assert CHARACTERS.decode(jit(task.prompt_tokens)(problem).tolist()) == "3-40*50="
     text = CHARACTERS.decode(jit(task.demonstration)(problem, jax.random.key(0)).tolist())
     assert text == "<think>63,50</think><answer>50</answer>"
 

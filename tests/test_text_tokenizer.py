@@ -119,7 +119,7 @@ def test_a_task_speaks_in_these_tokens(saved, data, match):
     def demonstrated(problem):
         tokens = task.demonstration(problem, jax.random.key(0))
         length = (tokens != PAD).sum()
-        return task.prompt(problem), tokens, task.verify(problem, tokens, length)
+        return task.prompt_tokens(problem), tokens, task.verify(problem, tokens, length)
 
     prompts, tokens, verdict = tiny.jit(jax.vmap(demonstrated))(jnp.arange(2))
     assert [ours.decode(row) for row in np.asarray(prompts)] == [record["prompt"] for record in RECORDS]

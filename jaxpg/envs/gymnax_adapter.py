@@ -10,8 +10,8 @@ What gymnax 1.0.1 does, checked for each environment it registers:
   UmbrellaChain (`chain_length`), SimpleBandit and MNISTBandit (1). DeepSea's limit falls on that same step, where the
   termination wins. A smaller `max_steps_in_episode` cuts the others before their only informative reward.
 - MemoryChain shows the observation of the state *before* the step, so the context is seen twice.
-- MetaMaze moves the agent to a random cell when it reaches the goal and only then asks whether it stands on the goal;
-  it terminates when the random cell happens to be the goal, else plays on.
+- MetaMaze moves the agent to a random cell when it reaches the goal and only then checks whether it is on the goal;
+  it terminates when the random cell happens to be the goal, and otherwise continues.
 - SimpleBandit shuffles its arms at every reset and its episodes last one step, so no arm is better than another.
 - MinAtar has no sticky actions (see `wrappers.sticky_actions`) and cuts episodes after 1,000 steps (Freeway 2,500).
 - CartPole's `total_mass` and `polemass_length` are fields of their own, not derived from `masscart` and `masspole`.
@@ -35,8 +35,9 @@ from gymnax.environments.environment import Environment
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
 
-# Episodes that end by themselves after a known number of steps, mostly far below the limit: storage is sized by it.
-_LENGTHS: dict[str, Callable[[Any, Any], int]] = {
+# Environments whose episodes terminate after a known number of steps, mostly far below max_steps_in_episode. It becomes
+# their time limit, by which storage is sized.
+_FIXED_LENGTHS: dict[str, Callable[[Any, Any], int]] = {
     "Catch-bsuite": lambda env, params: env.rows - 1,
     "DeepSea-bsuite": lambda env, params: env.size,
     "MemoryChain-bsuite": lambda env, params: params.memory_length + 1,
@@ -47,12 +48,12 @@ _LENGTHS: dict[str, Callable[[Any, Any], int]] = {
 
 
 # gymnax downloads these to this directory when MNISTBandit is constructed.
-_MNIST = Path("/tmp/mnist")
+_MNIST_DIRECTORY = Path("/tmp/mnist")
 _MNIST_FILES = [f"{part}-ubyte.gz" for s in ("train", "t10k") for part in (f"{s}-images-idx3", f"{s}-labels-idx1")]
 
 
 def gymnax_names() -> list[str]:
-    """The names that gymnax knows, those registered with it at run time included."""
+    """The names that gymnax knows, including those registered with it at run time."""
     return list(gymnax.registered_envs)
 
 
@@ -62,29 +63,32 @@ def gymnax_settings(name: str) -> dict[str, Any]:
     Raises:
         UserError: MNISTBandit without its data.
     """
-    missing = [file for file in _MNIST_FILES if not (_MNIST / file).exists()]
+    missing = [file for file in _MNIST_FILES if not (_MNIST_DIRECTORY / file).exists()]
     if name == "MNISTBandit-bsuite" and missing:
-        raise UserError(f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST}.")
+        raise UserError(
+            f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST_DIRECTORY}."
+        )
     env, params = gymnax.make(name)
-    return arguments(type(env)) | {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return argument_defaults(type(env)) | fields
 
 
 def make_gymnax(name: str, settings: dict[str, Any]) -> Env:
-    """Makes gymnax's environment with these settings, which are among `gymnax_settings` and of their types.
+    """A gymnax environment with these settings, which are among `gymnax_settings` and have their types.
 
     Raises:
-        UserError: Values that gymnax refuses, or a time limit below one step.
+        UserError: values that gymnax refuses, or a time limit below one step.
     """
-    known = gymnax_settings(name)
+    defaults = gymnax_settings(name)
     env, params = gymnax.make(name)
-    constructor = {key: value for key, value in settings.items() if key in arguments(type(env))}
+    constructor = {key: value for key, value in settings.items() if key in argument_defaults(type(env))}
     if constructor:
         try:
             env, params = gymnax.make(name, **constructor)
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error) or "the values do not fit together"
             raise UserError(f"{name} cannot be made with {constructor}: {reason}.") from error
-    params = params.replace(**{k: _cast_setting(v, known[k]) for k, v in settings.items() if k not in constructor})
+    params = params.replace(**{k: _cast_setting(v, defaults[k]) for k, v in settings.items() if k not in constructor})
     if params.max_steps_in_episode < 1:
         raise UserError(f"{name}: max_steps_in_episode must be at least 1, not {params.max_steps_in_episode}.")
     return from_gymnax(env, params, name=name)
@@ -98,9 +102,9 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
     Args:
         env: gymnax.environments.environment.Environment.
         params: its EnvParams; they are constants of the compiled program.
-        name: how reports call it.
+        name: of the environment.
     """
-    encode, observation_space = _observations(env.observation_space(params))
+    encode, observation_space = _observation_encoder(env.observation_space(params))
 
     def reset(key: Key) -> tuple[Tree, Array]:
         with jax.numpy_rank_promotion("allow"):  # Swimmer broadcasts over ranks; a caller may have forbidden that
@@ -119,42 +123,42 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
         )
 
     action_space = _space(env.action_space(params))
-    cast = _cast(env, params, action_space)
+    cast = _state_cast(env, params, action_space)
     time_limit = int(params.max_steps_in_episode)
-    if name in _LENGTHS:
-        time_limit = min(time_limit, _LENGTHS[name](env, params))
-    own_cut = type(env).is_truncated is not Environment.is_truncated
+    if name in _FIXED_LENGTHS:
+        time_limit = min(time_limit, _FIXED_LENGTHS[name](env, params))
+    truncates_itself = type(env).is_truncated is not Environment.is_truncated
     return Env(
         name, reset, step, observation_space, action_space, time_limit,
-        min_truncation_step=1 if own_cut else int(params.max_steps_in_episode),
+        min_truncation_step=1 if truncates_itself else int(params.max_steps_in_episode),
     )  # fmt: skip
 
 
 @jax.numpy_rank_promotion("allow")
-def _cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], Tree]:
-    """State -> state of the same dtypes after a reset as after a step, as a scan's carry needs them."""
+def _state_cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], Tree]:
+    """A function that gives states the same dtypes after a reset as after a step, which a scan's carry requires."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     dtype = jnp.int32 if isinstance(action_space, Discrete) else jnp.float32
     action = jax.ShapeDtypeStruct(action_space.shape, dtype)
-    _, first = jax.eval_shape(lambda key: env.reset_env(key, params), key)
-    _, second, *_ = jax.eval_shape(lambda *args: env.step_env(*args, params), key, first, action)
-    dtypes = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), first, second)
+    _, after_reset = jax.eval_shape(lambda key: env.reset_env(key, params), key)
+    _, after_step, *_ = jax.eval_shape(lambda *args: env.step_env(*args, params), key, after_reset, action)
+    dtypes = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), after_reset, after_step)
     return lambda state: jax.tree.map(jax.lax.convert_element_type, state, dtypes)
 
 
 def _space(space: Any) -> Space:
-    """Gymnax's space as ours; bounds at the edge of float32 mean unbounded."""
+    """A gymnax space as a jaxpg space; bounds at the limits of float32 mean unbounded."""
     if isinstance(space, gymnax_spaces.Discrete):
         return Discrete(int(space.n))
     if not isinstance(space, gymnax_spaces.Box):
         raise UserError(f"Only Discrete and Box spaces are supported, not {space!r}; flatten it in your environment.")
     low, high = (np.broadcast_to(np.asarray(x, np.float32), space.shape) for x in (space.low, space.high))
-    edge = np.finfo(np.float32).max
-    return Box(np.where(low <= -edge, -np.inf, low), np.where(high >= edge, np.inf, high))
+    limit = np.finfo(np.float32).max
+    return Box(np.where(low <= -limit, -np.inf, low), np.where(high >= limit, np.inf, high))
 
 
-def _observations(space: Any) -> tuple[Callable[[Array], Array], Box]:
-    """How observations of a gymnax space are encoded as float32 arrays, and the space of the result."""
+def _observation_encoder(space: Any) -> tuple[Callable[[Array], Array], Box]:
+    """The function that converts observations of a gymnax space to float32 arrays, and the space of the result."""
     converted = _space(space)
     if isinstance(converted, Box):
         return lambda obs: jnp.asarray(obs, jnp.float32), converted
@@ -162,14 +166,14 @@ def _observations(space: Any) -> tuple[Callable[[Array], Array], Box]:
     return lambda obs: jax.nn.one_hot(obs, n, dtype=jnp.float32), Box(np.zeros(n, np.float32), np.ones(n, np.float32))
 
 
-def arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
     """Names of the arguments of a function or class, with their defaults (`inspect.Parameter.empty` without one)."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def _cast_setting(value: Any, default: Any) -> Any:
-    """Gymnax selects between parameters without promoting them, so an int must not stand for a float."""
+    """A setting with the type of its default: gymnax does not promote parameters, so an int cannot replace a float."""
     if isinstance(default, jax.Array):
         return jnp.asarray(value, default.dtype)
     return float(value) if isinstance(default, float) else value

@@ -1,12 +1,12 @@
-"""Five environments that each need one thing more than the one before; the first that fails says what is broken.
+"""Five environments, each of which needs one more thing than the one before; the first failure shows what is broken.
 
 | name | actions | episode | observation | reward | what it needs |
 |---|---|---|---|---|---|
 | `probe-value` | 1 | 1 step | 0 | 1 | a value: V = 1 |
-| `probe-observation` | 1 | 1 step | ±1 at random | the observation | a value that sees: V(x) = x |
+| `probe-observation` | 1 | 1 step | ±1 at random | the observation | a value of the observation: V(x) = x |
 | `probe-discount` | 1 | 2 steps | the time | 1 at the end | discounting: V(0) = gamma, V(1) = 1 |
 | `probe-action` | 2 | 1 step | 0 | 1 for action 1, else -1 | advantages and a policy: always 1 |
-| `probe-policy` | 2 | 1 step | ±1 at random | 1 if action 1 goes with +1, 0 with -1, else -1 | a policy that sees |
+| `probe-policy` | 2 | 1 step | ±1 at random | 1 for action 1 at +1 and 0 at -1, else -1 | a policy of the observation |
 
 Source: Andy Jones, "Debugging Reinforcement Learning Systems" (2021), section "Use probe environments".
 """

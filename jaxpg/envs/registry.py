@@ -1,4 +1,4 @@
-"""Environments and wrappers by the names that a person types, with their settings checked before anything is made."""
+"""Environments and wrappers by name; settings are checked before anything is made."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: in
     return tabular.as_env(tabular.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
 
 
-def _text(task: Callable[..., text.Task]) -> Factory:
+def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
     """The factory of a task's environment: its settings are the task's and those of `text_env`."""
+    env_parameters = dict(inspect.signature(text.text_env).parameters)
+    del env_parameters["task"]
 
     def factory(**settings: Any) -> Env:
-        paid = {key: settings.pop(key) for key in own if key in settings}
-        return text.text_env(task(**settings), **paid)
+        env_settings = {key: settings.pop(key) for key in env_parameters if key in settings}
+        return text.text_env(make_task(**settings), **env_settings)
 
-    own = dict(inspect.signature(text.text_env).parameters)
-    del own["task"]
-    parameters = [*inspect.signature(task).parameters.values(), *own.values()]
+    parameters = [*inspect.signature(make_task).parameters.values(), *env_parameters.values()]
     factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return factory
 
@@ -56,8 +56,8 @@ _factories: dict[str, Factory] = {
     "probe-discount": probes.discount,
     "probe-action": probes.action,
     "probe-policy": probes.policy,
-    **{name: _text(task) for name, task in text.TASKS.items()},
-    "json_lines": _text(text.json_lines),
+    **{name: _text_factory(task) for name, task in text.TASKS.items()},
+    "json_lines": _text_factory(text.json_lines),
 }
 WRAPPERS: dict[str, Factory] = {
     wrapper.__name__: wrapper
@@ -75,11 +75,11 @@ def register(name: str, factory: Factory) -> None:
     """Lets `make(name, **settings)` return `factory(**settings)`.
 
     Args:
-        name: A name that is not taken.
-        factory: Keyword arguments with defaults -> Env; its signature says which settings there are.
+        name: a name that is not taken.
+        factory: keyword arguments with defaults -> Env; its signature defines the settings.
 
     Raises:
-        UserError: The name is taken.
+        UserError: the name is taken.
     """
     if name in names():
         raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
@@ -87,7 +87,7 @@ def register(name: str, factory: Factory) -> None:
 
 
 def names() -> list[str]:
-    """Every name that `make` knows: ours, those registered by a user, and gymnax's."""
+    """Every name that `make` knows: jaxpg's own, those registered by a user, and gymnax's."""
     return [*_factories, *gymnax_adapter.gymnax_names()]
 
 
@@ -95,21 +95,20 @@ def make(name: str, /, **settings: Any) -> Env:
     """Makes an environment.
 
     Args:
-        name: One of `names()`, such as "CartPole-v1" or "grid_world", or "package.module:function" of a function that
-            returns an Env.
-        **settings: For gymnax's environments the constructor's arguments and the fields of EnvParams, such as
+        name: one of `names()`, such as "CartPole-v1" or "grid_world", or the name "package.module:function" of a
+            function that returns an Env.
+        **settings: for gymnax's environments the constructor's arguments and the fields of EnvParams, such as
             `max_steps_in_episode` or `gravity`; for others the arguments of the factory.
 
     Returns:
         An Env with float32 array observations. The state of gymnax's environments is their EnvState.
 
     Raises:
-        UserError: An unknown name or setting (the nearest valid one is named), a value of the wrong type, or none where
-            one is needed; a function that cannot be imported or called, or returns something else.
+        UserError: an unknown name or setting (with the nearest valid one), a value of the wrong type, a missing value;
+            a function that cannot be imported or called, or does not return an Env.
     """
-    known = default_settings(name)
-    _check(name, settings, known)
-    with jax.ensure_compile_time_eval():  # a sweep makes it while its settings are traced; spaces are numbers still
+    _check_settings(name, settings, default_settings(name))
+    with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
         if ":" in name:
@@ -121,31 +120,33 @@ def default_settings(name: str) -> dict[str, Any]:
     """The settings that `make` takes for an environment, with their defaults, `inspect.Parameter.empty` without one.
 
     Raises:
-        UserError: An unknown name, a function that cannot be imported, or MNISTBandit without its data.
+        UserError: an unknown name, a function that cannot be imported, or MNISTBandit without its data.
     """
-    if name not in names() and ":" in name:
-        return gymnax_adapter.arguments(import_user_code(name, "environment"))
-    if name not in names():
-        refuse_unknown("environment", name, names())
-    return gymnax_adapter.arguments(_factories[name]) if name in _factories else gymnax_adapter.gymnax_settings(name)
+    if name in _factories:
+        return gymnax_adapter.argument_defaults(_factories[name])
+    if name in gymnax_adapter.gymnax_names():
+        return gymnax_adapter.gymnax_settings(name)
+    if ":" in name:
+        return gymnax_adapter.argument_defaults(import_user_code(name, "environment"))
+    refuse_unknown("environment", name, names())
 
 
 def wrap(env: Env, name: str, /, **settings: Any) -> Env:
-    """Applies the function of `jaxpg.envs.wrappers` that has this name.
+    """Applies the wrapper of this name, a function of `jaxpg.envs.wrappers`.
 
     Raises:
-        UserError: An unknown name or setting (the nearest valid one is named), or a value of the wrong type.
+        UserError: an unknown name or setting (with the nearest valid one), or a value of the wrong type.
     """
     if name not in WRAPPERS:
         refuse_unknown("wrapper", name, WRAPPERS)
-    known = gymnax_adapter.arguments(WRAPPERS[name])
+    known = gymnax_adapter.argument_defaults(WRAPPERS[name])
     del known["env"]
-    _check(name, settings, known)
+    _check_settings(name, settings, known)
     return WRAPPERS[name](env, **settings)
 
 
 def _make_user_env(name: str, settings: dict[str, Any]) -> Env:
-    """What the function "package.module:function" of a user makes."""
+    """The environment that a user's function "package.module:function" returns."""
     try:
         env = import_user_code(name, "environment")(**settings)
     except UserError:
@@ -157,11 +158,11 @@ def _make_user_env(name: str, settings: dict[str, Any]) -> Env:
     return env
 
 
-def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
     for key, value in settings.items():
         if key not in known:
             raise UserError(f"{name} has no setting {key!r}. {hint(key, known) if known else 'It has none.'}")
-        if not _fits(value, known[key]):
+        if not _has_type_of(value, known[key]):
             default = np.asarray(known[key]).tolist()
             raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
@@ -169,7 +170,7 @@ def _check(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
         raise UserError(f"{name} needs a value for {', '.join(missing)}.")
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _has_type_of(value: Any, default: Any) -> bool:
     """Whether a setting has the type of its default; an int may stand for a float, a list for a tuple or an array."""
     if default is None or default is inspect.Parameter.empty:
         return True

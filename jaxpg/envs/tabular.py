@@ -1,4 +1,4 @@
-"""Finite Markov decision processes whose P and R are known: exact answers for the tests, and small worlds to learn in.
+"""Finite Markov decision processes whose P and R are known: exact answers for tests, and small environments.
 
 Notation of Sutton & Barto, "Reinforcement Learning" (2018), chapters 3 and 4. `S` states, `A` actions.
 """
@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, TimeStep
 
-# Left, down, right, up, as in FrozenLake: the neighbours of an action in this circle are perpendicular to it.
+# Left, down, right, up, as in FrozenLake: the neighbours of an action in this cyclic order are perpendicular to it.
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 _LAKES = {
     4: "SFFF FHFH FFFH HFFG",
@@ -32,7 +32,7 @@ class MDP(NamedTuple):
     P: [S, A, S], P[s, a, s'] = p(s' | s, a).
     R: [S, A, S], the reward of the transition; expected rewards r(s, a) are `(P * R).sum(-1)`.
     start: [S], the distribution of the first state.
-    terminal: [S] bool. Entering such a state ends the episode; nothing is gained in it.
+    terminal: [S] bool. Entering such a state ends the episode; it has no rewards.
     """
 
     P: Array
@@ -42,7 +42,7 @@ class MDP(NamedTuple):
 
 
 class TabularState(NamedTuple):
-    """State of a tabular environment: `position` [] int, which state; `time` [] int, steps since the reset."""
+    """State of a tabular environment: `position` [] int, the state of the MDP; `time` [] int, steps since the reset."""
 
     position: Array
     time: Array
@@ -70,15 +70,15 @@ def grid_world(
         walls: cells (row, column) that cannot be entered.
 
     Raises:
-        UserError: A grid too small, or a slip that is not a probability.
+        UserError: a grid that is too small, or a slip that is not a probability.
     """
     if rows < 2 or columns < 2 or not 0 <= slip <= 1:
         raise UserError(f"grid_world needs rows, columns >= 2 and slip in [0, 1], not {rows}, {columns}, {slip}.")
-    gain = np.zeros((rows, columns))
-    gain[0, -1], gain[1, -1] = 1.0, -1.0
-    terminal = gain.ravel() != 0
+    rewards = np.zeros((rows, columns))
+    rewards[0, -1], rewards[1, -1] = 1.0, -1.0
+    terminal = rewards.ravel() != 0
     P = _moves_on_grid(rows, columns, slip, walls)
-    R = np.broadcast_to(gain.ravel() - living_cost, P.shape)
+    R = np.broadcast_to(rewards.ravel() - living_cost, P.shape)
     start = np.eye(rows * columns)[(rows - 1) * columns]
     return _absorbing(P, R, start, terminal)
 
@@ -89,11 +89,11 @@ def frozen_lake(size: int = 4, *, slippery: bool = True) -> MDP:
     On slippery ice each of the intended direction and its two perpendiculars has probability 1/3.
 
     Args:
-        size: 4 or 8, the two maps that Gymnasium names.
+        size: 4 or 8, the two standard maps of Gymnasium.
         slippery: whether moves can go to the side.
 
     Raises:
-        UserError: Another size.
+        UserError: any other size.
     """
     if size not in _LAKES:
         raise UserError(f"frozen_lake: size must be 4 or 8, not {size!r}.")
@@ -108,12 +108,12 @@ def random_mdp(key: Key, states: int = 5, actions: int = 3) -> MDP:
     """Rows of P uniform on the simplex, rewards standard normal, a uniform start; the last state is terminal.
 
     Args:
-        key: Decides everything.
+        key: the source of all randomness.
         states: at least 2, the terminal one included.
         actions: at least 1.
 
     Raises:
-        UserError: Too few states or actions.
+        UserError: too few states or actions.
     """
     if states < 2 or actions < 1:
         raise UserError(f"random_mdp needs at least 2 states and 1 action, not {states} and {actions}.")
@@ -129,12 +129,12 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
     """The environment that samples an MDP; observations are one-hot, `[S]` float32, the state is a TabularState.
 
     Args:
-        mdp: What to sample.
-        time_limit: Episodes time out after this many steps, at least 1.
-        name: How reports call it.
+        mdp: the process to sample.
+        time_limit: episodes time out after this many steps, at least 1.
+        name: of the environment.
 
     Raises:
-        UserError: No step at all.
+        UserError: a time limit below 1.
     """
     if time_limit < 1:
         raise UserError(f"{name}: time_limit must be at least 1, not {time_limit!r}.")
@@ -167,19 +167,19 @@ def evaluate_policy(mdp: MDP, policy: Array, gamma: Array | float, horizon: int 
     """The exact state values of a policy, differentiable in the policy and in gamma.
 
     Without a horizon v = (I - gamma P_pi)^-1 r_pi by a linear solve, where P_pi keeps only transitions into
-    non-terminal states; with gamma 1 the policy has to reach a terminal state from everywhere. With a horizon
+    non-terminal states; with gamma 1 the policy must reach a terminal state from everywhere. With a horizon
     v_0 = 0, v_{k+1} = r_pi + gamma P_pi v_k: the expected return of the next `horizon` steps, without a bootstrap.
 
     Args:
-        mdp: The process.
+        mdp: the process.
         policy: [S, A], pi(a | s).
-        gamma: Discount factor.
-        horizon: Number of steps, or None for all.
+        gamma: discount factor.
+        horizon: number of steps, or None for all.
 
     Returns:
         [S], 0 in terminal states.
     """
-    P_pi, r_pi = _under(mdp, policy)
+    P_pi, r_pi = _induced_chain(mdp, policy)
     if horizon is None:
         return jnp.linalg.solve(jnp.eye(len(r_pi)) - gamma * P_pi, r_pi)
     v, _ = lax.scan(lambda v, _: (r_pi + gamma * P_pi @ v, None), jnp.zeros_like(r_pi), length=horizon)
@@ -189,8 +189,8 @@ def evaluate_policy(mdp: MDP, policy: Array, gamma: Array | float, horizon: int 
 @jax.jit
 def action_values(mdp: MDP, values: Array, gamma: Array | float) -> Array:
     """q(s, a) = sum_s' p(s' | s, a) (r(s, a, s') + gamma v(s')), with v 0 in terminal states; `[S, A]`."""
-    after = jnp.where(mdp.terminal, 0.0, values)
-    return (mdp.P * (mdp.R + gamma * after[None, None, :])).sum(-1)
+    next_values = jnp.where(mdp.terminal, 0.0, values)
+    return (mdp.P * (mdp.R + gamma * next_values[None, None, :])).sum(-1)
 
 
 def expected_return(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
@@ -200,26 +200,26 @@ def expected_return(mdp: MDP, policy: Array, gamma: Array | float, horizon: int 
 
 @jax.jit
 def state_visits(mdp: MDP, policy: Array, gamma: Array | float) -> Array:
-    """Expected discounted number of times that a state is acted in during an episode, `[S]`.
+    """Expected discounted number of visits to each state during an episode, `[S]`.
 
     eta = (I - gamma P_pi^T)^-1 start, 0 in terminal states. The policy gradient theorem (Sutton & Barto, section 13.2)
     reads grad J = sum_s eta(s) sum_a q(s, a) grad pi(a | s), with gamma in both. Practice weights states by the visits
     with gamma 1 and keeps gamma in q alone.
     """
-    P_pi, _ = _under(mdp, policy)
+    P_pi, _ = _induced_chain(mdp, policy)
     return jnp.linalg.solve(jnp.eye(len(P_pi)) - gamma * P_pi.T, jnp.where(mdp.terminal, 0.0, mdp.start))
 
 
-def _under(mdp: MDP, policy: Array) -> tuple[Array, Array]:
+def _induced_chain(mdp: MDP, policy: Array) -> tuple[Array, Array]:
     """Transitions between non-terminal states and expected rewards under a policy, [S, S] and [S]."""
-    acting = jnp.where(mdp.terminal[:, None], 0.0, policy)
-    P_pi = jnp.einsum("sa,sax->sx", acting, mdp.P)
-    r_pi = jnp.einsum("sa,sax,sax->s", acting, mdp.P, mdp.R)
+    policy = jnp.where(mdp.terminal[:, None], 0.0, policy)
+    P_pi = jnp.einsum("sa,sax->sx", policy, mdp.P)
+    r_pi = jnp.einsum("sa,sax,sax->s", policy, mdp.P, mdp.R)
     return jnp.where(mdp.terminal[None, :], 0.0, P_pi), r_pi
 
 
 def _moves_on_grid(rows: int, columns: int, slip: float, walls: Sequence[tuple[int, int]] = ()) -> np.ndarray:
-    """P of walking on a grid, [S, 4, S]."""
+    """Transition probabilities of moves on a grid, [S, 4, S]."""
     cells = np.arange(rows * columns)
     row, column = np.divmod(cells, columns)
     reached = np.zeros((4, rows * columns, rows * columns))
@@ -233,21 +233,21 @@ def _moves_on_grid(rows: int, columns: int, slip: float, walls: Sequence[tuple[i
 
 @jax.jit
 def _absorbing(P: ArrayLike, R: ArrayLike, start: ArrayLike, terminal: ArrayLike) -> MDP:
-    """The MDP whose terminal states lead to themselves for nothing, so that P is a distribution everywhere."""
+    """The MDP with terminal states that lead to themselves with reward 0, so that P is a distribution everywhere."""
     P, R, start, terminal = (jnp.asarray(x) for x in (P, R, start, terminal))
-    ends = terminal[:, None, None]
+    from_terminal = terminal[:, None, None]
     stay = jnp.eye(len(P), dtype=P.dtype)[:, None, :]
-    return MDP(jnp.where(ends, stay, P), jnp.where(ends, 0.0, R), start, terminal)
+    return MDP(jnp.where(from_terminal, stay, P), jnp.where(from_terminal, 0.0, R), start, terminal)
 
 
 @jax.jit
 def _cdf(p: Array) -> Array:
     """Cumulative probabilities for `_draw`.
 
-    In spite of rounding, the last possible outcome has exactly 1 and impossible ones have 0, so they are never drawn.
+    Whatever the rounding, the last possible outcome has exactly 1, and impossible ones have 0, so they are never drawn.
     """
-    after = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1) - p
-    return jnp.where(p > 0, jnp.where(after > 0, jnp.cumsum(p, -1), 1.0), 0.0)
+    remaining = jnp.flip(jnp.cumsum(jnp.flip(p, -1), -1), -1) - p
+    return jnp.where(p > 0, jnp.where(remaining > 0, jnp.cumsum(p, -1), 1.0), 0.0)
 
 
 def _draw(key: Key, cdf: Array) -> Array:

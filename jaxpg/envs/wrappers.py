@@ -1,8 +1,8 @@
 """Functions from one environment to another.
 
-A wrapper that remembers something keeps it beside the state of the environment it wraps, in a `Wrapped`; `unwrap`
-gives the innermost state, for whoever draws it. Names stay as they were. Moments of observations and rewards are not
-kept here: they are shared by all environments and devices, and belong to the learner.
+A wrapper with a memory keeps it beside the state of the environment it wraps, in a `Wrapped`; `unwrap` returns the
+innermost state, for drawing. A wrapped environment keeps its name. Moments of observations and rewards are not kept
+here: they are shared by all environments and devices, and belong to the learner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Wrapped(NamedTuple):
     """The state of a wrapped environment.
 
     inner: the state of the environment inside.
-    memory: what the wrapper adds.
+    memory: the wrapper's own state.
     """
 
     inner: Tree
@@ -36,20 +36,20 @@ def unwrap(state: Tree) -> Tree:
 
 
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
-    """With this probability the environment repeats the action it executed before, whatever the agent chose.
+    """With this probability the environment repeats the previously executed action instead of the agent's.
 
     Before the first step of an episode that is action 0, "do nothing" in MinAtar. MinAtar's own default is 0.1.
     Source: Machado et al., "Revisiting the Arcade Learning Environment" (2018), section 5.2.
 
     Args:
-        env: What to wrap.
-        probability: of repeating the action before, in [0, 1].
+        env: the environment to wrap.
+        probability: of repeating the previous action, in [0, 1].
 
     Raises:
-        UserError: The probability is none.
+        UserError: the probability is not in [0, 1].
     """
     if not 0 <= probability <= 1:
-        raise UserError(f"sticky_actions: probability must lie in [0, 1], not {probability!r}.")
+        raise UserError(f"sticky_actions: probability must be in [0, 1], not {probability!r}.")
     dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
 
     def reset(key: Key) -> tuple[Wrapped, Tree]:
@@ -57,9 +57,9 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         return Wrapped(state, jnp.zeros(env.action_space.shape, dtype)), obs
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
-        stick_key, step_key = jax.random.split(key)
-        stuck = jax.random.bernoulli(stick_key, probability)
-        executed = jnp.where(stuck, state.memory, action).astype(dtype)
+        repeat_key, step_key = jax.random.split(key)
+        repeat = jax.random.bernoulli(repeat_key, probability)
+        executed = jnp.where(repeat, state.memory, action).astype(dtype)
         inner, timestep = env.step(step_key, state.inner, executed)
         return Wrapped(inner, executed), timestep
 
@@ -67,14 +67,14 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
 
 
 def time_limit(env: Env, *, steps: int) -> Env:
-    """Ends an episode after this many steps at the latest, as a time-out: `last` is set, `discount` is left alone.
+    """Ends an episode after this many steps at the latest, as a time-out: `last` is set, `discount` is unchanged.
 
     Args:
-        env: What to wrap.
-        steps: the most that an episode takes, at least 1.
+        env: the environment to wrap.
+        steps: the maximal length of an episode, at least 1.
 
     Raises:
-        UserError: Fewer than one step.
+        UserError: fewer than one step.
     """
     if not isinstance(steps, int) or steps < 1:
         raise UserError(f"time_limit: steps must be at least 1, not {steps!r}.")
@@ -97,29 +97,31 @@ def time_limit(env: Env, *, steps: int) -> Env:
 
 
 def frame_stack(env: Env, *, num: int = 4) -> Env:
-    """Observes the last `num` observations, oldest first, concatenated along the last axis.
+    """The last `num` observations, oldest first, concatenated along the last axis.
 
     `[H, W, C]` becomes `[H, W, num * C]` and `[D]` becomes `[num * D]`. An episode starts with copies of its first
     observation.
 
     Args:
-        env: What to wrap; its observations are arrays with at least one axis.
-        num: how many observations are seen at once, at least 1.
+        env: the environment to wrap; its observations are arrays with at least one axis.
+        num: number of observations in a stack, at least 1.
 
     Raises:
-        UserError: Fewer than one observation, or observations without an axis.
+        UserError: fewer than one observation, or observations without an axis.
     """
-    space = _box(env, "frame_stack")
-    if num < 1 or not space.shape:
-        raise UserError(f"frame_stack: num must be at least 1 and observations have an axis, not {num!r}, {space}.")
+    space = _box_observations(env, "frame_stack")
+    if num < 1:
+        raise UserError(f"frame_stack: num must be at least 1, not {num!r}.")
+    if not space.shape:
+        raise UserError(f"frame_stack: the observations of {env.name} are scalars and have no axis to stack along.")
     channels = space.shape[-1]
 
-    def stacked(x: Array) -> Array:
+    def repeated(x: Array) -> Array:
         return jnp.concatenate([x] * num, axis=-1)
 
     def reset(key: Key) -> tuple[Wrapped, Array]:
         state, obs = env.reset(key)
-        return Wrapped(state, stacked(obs)), stacked(obs)
+        return Wrapped(state, repeated(obs)), repeated(obs)
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
         inner, timestep = env.step(key, state.inner, action)
@@ -131,8 +133,12 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
 
 
 def flatten(env: Env) -> Env:
-    """Observes one vector, whatever the shape of the observations."""
-    space = _box(env, "flatten")
+    """Observations reshaped to one vector.
+
+    Raises:
+        UserError: the observations are not arrays.
+    """
+    space = _box_observations(env, "flatten")
 
     def reset(key: Key) -> tuple[Tree, Array]:
         state, obs = env.reset(key)
@@ -146,12 +152,12 @@ def flatten(env: Env) -> Env:
 
 
 def clip_actions(env: Env) -> Env:
-    """Lets the agent act without bounds and clips what the environment gets.
+    """Unbounded actions, clipped to the bounds before the environment executes them.
 
-    The agent's action, not the clipped one, is what a rollout stores, so its log-probability is the Gaussian's.
+    A rollout stores the agent's action, not the clipped one, so its log-probability is the Gaussian's.
 
     Raises:
-        UserError: The actions are discrete.
+        UserError: the actions are discrete.
     """
     space = env.action_space
     if not isinstance(space, Box):
@@ -164,7 +170,7 @@ def clip_actions(env: Env) -> Env:
     return env._replace(step=step, action_space=Box(-infinite, infinite))
 
 
-def _box(env: Env, wrapper: str) -> Box:
+def _box_observations(env: Env, wrapper: str) -> Box:
     if not isinstance(env.observation_space, Box):
         raise UserError(f"{wrapper}: the observations of {env.name} are not arrays but {env.observation_space}.")
     return env.observation_space

@@ -1,57 +1,92 @@
-"""The decoder: today's standard causal transformer.
+"""The decoder: a causal transformer as is standard today.
 
-RMSNorm before every part (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), grouped-query attention (Ainslie
-et al. 2023), SwiGLU (Shazeer 2020), no biases. A token sits in a slot, may look at the real tokens in the slots before
-it, and counts its position among these; so padding may stand anywhere.
+RMSNorm before attention and MLP (Zhang and Sennrich 2019), rotary position embedding (Su et al. 2021), grouped-query
+attention (Ainslie et al. 2023), SwiGLU (Shazeer 2020), no biases. A sequence has slots, each with a token that is real
+or padding. A token attends to the real tokens in its own and earlier slots, and its position is its index among them,
+so padding may be anywhere.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.types import Array
 
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
-class Cache(NamedTuple):
-    """What a decoding transformer remembers of one column, its KV cache.
 
-    keys: of each layer [kv_heads, head_width, slots], so that the products with a query run along the slots.
+class DecoderConfig(NamedTuple):
+    """Sizes and arithmetic of a decoder.
+
+    width: of the features between layers.
+    layers: blocks of attention and SwiGLU.
+    heads, kv_heads: queries, and keys and values, per token and layer.
+    expansion: width of the SwiGLU layer, as a multiple of `width`.
+    dtype: of the arithmetic, a name in DTYPES.
+    remat: store only the inputs of the blocks for the gradient, and recompute the rest.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    expansion: float
+    dtype: str
+    remat: bool
+
+    def check(self) -> None:
+        """Raise a UserError if the sizes do not divide or the dtype is unknown."""
+        if self.width % self.heads or self.heads % self.kv_heads or (self.width // self.heads) % 2:
+            raise UserError(
+                "heads must divide the width into even parts and kv_heads must divide heads; "
+                f"width = {self.width}, heads = {self.heads} and kv_heads = {self.kv_heads} were given."
+            )
+        if self.dtype not in DTYPES:
+            refuse_unknown("dtype", self.dtype, DTYPES)
+
+
+class KVCache(NamedTuple):
+    """The keys and values of the tokens so far, of one sequence.
+
+    keys: of each layer [kv_heads, head_width, slots]. With the slots last, XLA on a CPU multiplies queries and keys
+        without a transposition at every token (benchmarks/LOG.md, "writing, against the right bound").
     values: of each layer [kv_heads, slots, head_width].
-    seen: [slots] bool, which slots hold a real token.
-    slot: [] int32, where the next token goes.
+    real: [slots] bool, which slots hold a real token.
+    slot: [] int32, the slot of the next token.
     """
 
     keys: tuple[Array, ...]
     values: tuple[Array, ...]
-    seen: Array
+    real: Array
     slot: Array
 
 
 def rotary_embedding(x: Array, position: Array, base: float = 10_000.0) -> Array:
-    """Pairs of features turned by an angle that grows with the position (RoPE, Su et al. 2021, equation 34).
+    """Pairs of features rotated by an angle that grows with the position (RoPE, Su et al. 2021, equation 34).
 
-    `x` is `[..., S, heads, width]`, `position` `[..., S]`. Feature i and i + width/2 make a pair and turn by
-    position / base^(2i/width), so that the product of a query and a key depends on their distance alone.
+    `x` is `[..., S, heads, width]`, `position` is `[..., S]`. Features i and i + width/2 are a pair, rotated by
+    position / base^(2i/width), so the product of a query and a key depends on their distance alone.
     """
     half = x.shape[-1] // 2
     frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)[..., None, :]
     a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    turned = jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
-    return turned.astype(x.dtype)
+    rotated = jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+    return rotated.astype(x.dtype)
 
 
 def attention(query: Array, keys: Array, values: Array, mask: Array) -> Array:
-    """softmax(q k / sqrt(width)) v over the slots that `mask` allows, the softmax in float32.
+    """softmax(q k / sqrt(width)) v over the slots that `mask` allows, with the softmax in float32.
 
-    `query` `[..., S, heads, width]`, `keys` `[..., kv_heads, width, L]`, `values` `[..., kv_heads, L, width]`, `mask`
-    `[..., S, L]`; a group of heads / kv_heads queries shares a key, and is a row each in one product with it. Rows that
-    may see nothing give a mean of all values, never NaN.
+    Shapes: `query` `[..., S, heads, width]`, `keys` `[..., kv_heads, width, L]`, `values` `[..., kv_heads, L, width]`,
+    `mask` `[..., S, L]`, result `[..., S, heads * width]`. The heads / kv_heads queries that share a key are the rows
+    of one matrix product with it. A row whose mask is all false gives the mean of all values, never NaN.
     """
     length, heads, width = query.shape[-3:]
     kv_heads, slots = keys.shape[-3], keys.shape[-1]
@@ -65,116 +100,107 @@ def attention(query: Array, keys: Array, values: Array, mask: Array) -> Array:
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU layer, each added to what passes through."""
+    """Attention and a SwiGLU layer, each with a residual connection."""
 
-    width: int
-    heads: int
-    kv_heads: int
-    expansion: float
-    depth: int
-    dtype: Any
+    config: DecoderConfig
 
     def setup(self) -> None:
-        head_width = self.width // self.heads
-        dense = partial(nn.Dense, use_bias=False, dtype=self.dtype)
-        inward = nn.initializers.normal(self.width**-0.5)
-        outward = nn.initializers.normal(
-            (2 * self.depth * self.width) ** -0.5
-        )  # so that the sum over layers keeps its scale
-        hidden = -(-round(self.expansion * self.width) // 8) * 8
-        self.query = dense(self.heads * head_width, kernel_init=inward)
-        self.key_value = dense(2 * self.kv_heads * head_width, kernel_init=inward)
-        self.out = dense(self.width, kernel_init=outward)
-        self.gate_up = dense(2 * hidden, kernel_init=inward)
-        self.down = dense(self.width, kernel_init=outward)
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(dtype=self.dtype), nn.RMSNorm(dtype=self.dtype)
+        width, dtype = self.config.width, DTYPES[self.config.dtype]
+        outward_std = (2 * self.config.layers * width) ** -0.5  # the sum over all layers keeps its scale
+        head_width = width // self.config.heads
+        hidden = -(-round(self.config.expansion * width) // 8) * 8
+        dense = partial(nn.Dense, use_bias=False, dtype=dtype)
+        initial = nn.initializers.normal(width**-0.5)
+        initial_out = nn.initializers.normal(outward_std)
+        self.query = dense(self.config.heads * head_width, kernel_init=initial)
+        self.key_value = dense(2 * self.config.kv_heads * head_width, kernel_init=initial)
+        self.out = dense(width, kernel_init=initial_out)
+        self.gate_up = dense(2 * hidden, kernel_init=initial)
+        self.down = dense(width, kernel_init=initial_out)
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(dtype=dtype), nn.RMSNorm(dtype=dtype)
 
-    def read(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of tokens `[..., S, width]`, the first two turned by their position.
-
-        In the layouts that `attention` takes.
-        """
+    def query_key_value(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values of tokens `[..., S, width]` as `attention` takes them, the first two rotated."""
         x = self.attention_norm(x)
-        query = self.query(x).reshape(*x.shape[:-1], self.heads, -1)
-        key, value = jnp.split(self.key_value(x).reshape(*x.shape[:-1], 2 * self.kv_heads, -1), 2, -2)
+        query = self.query(x).reshape(*x.shape[:-1], self.config.heads, -1)
+        key, value = jnp.split(self.key_value(x).reshape(*x.shape[:-1], 2 * self.config.kv_heads, -1), 2, -2)
         return (
             rotary_embedding(query, position),
             jnp.moveaxis(rotary_embedding(key, position), -3, -1),
             value.swapaxes(-3, -2),
         )
 
-    def write(self, x: Array, attention: Array) -> Array:
-        """What leaves the block, from what entered it and what its attention found."""
+    def output(self, x: Array, attention: Array) -> Array:
+        """The output of the block, from its input and the result of its attention."""
         x = x + self.out(attention)
         gate, up = jnp.split(self.gate_up(self.mlp_norm(x)), 2, -1)
         return x + self.down(nn.silu(gate) * up)
 
     def __call__(self, x: Array, position: Array, mask: Array) -> tuple[Array, tuple[Array, Array]]:
-        query, key, value = self.read(x, position)
-        return self.write(x, attention(query, key, value, mask)), (key, value)
+        query, key, value = self.query_key_value(x, position)
+        return self.output(x, attention(query, key, value, mask)), (key, value)
 
 
 class Decoder(nn.Module):
-    """Tokens to features; `outputs` numbers are read off the features of a token by `read_out`."""
+    """Tokens to features; `read_out` gives `outputs` numbers from the features of a token.
 
+    tied: the embedding is also the output layer.
+    """
+
+    config: DecoderConfig
     vocabulary: int
     outputs: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    expansion: float
     tied: bool
-    remat: bool
-    dtype: Any
 
     def setup(self) -> None:
-        self.embedding = nn.Embed(
-            self.vocabulary, self.width, embedding_init=nn.initializers.normal(self.width**-0.5), dtype=self.dtype
-        )
-        block = nn.remat(Block) if self.remat else Block
-        shape = self.width, self.heads, self.kv_heads, self.expansion, self.layers, self.dtype
-        self.blocks = [block(*shape) for _ in range(self.layers)]
-        self.norm = nn.RMSNorm(dtype=self.dtype)
+        width, dtype = self.config.width, DTYPES[self.config.dtype]
+        initial = nn.initializers.normal(width**-0.5)
+        self.embedding = nn.Embed(self.vocabulary, width, embedding_init=initial, dtype=dtype)
+        block = nn.remat(Block) if self.config.remat else Block
+        self.blocks = [block(self.config) for _ in range(self.config.layers)]
+        self.norm = nn.RMSNorm(dtype=dtype)
         if not self.tied:
-            initial = nn.initializers.normal(0.1 * self.width**-0.5)
-            self.head = nn.Dense(self.outputs, use_bias=False, kernel_init=initial, dtype=self.dtype)
+            initial_head = nn.initializers.normal(0.1 * width**-0.5)
+            self.head = nn.Dense(self.outputs, use_bias=False, kernel_init=initial_head, dtype=dtype)
 
     def embed(self, tokens: Array) -> Array:
-        return self.embedding(tokens) * jnp.asarray(self.width**0.5, self.dtype)
+        return self.embedding(tokens) * jnp.asarray(self.config.width**0.5, DTYPES[self.config.dtype])
 
     def __call__(self, tokens: Array, real: Array) -> tuple[Array, list[tuple[Array, Array]]]:
-        """Features `[..., S, width]` of tokens `[..., S]`; keys and values of each layer as `Block.read` gives them."""
-        x, position = self.embed(tokens), positions(real)
-        before = jnp.tril(jnp.broadcast_to(real[..., None, :], (*real.shape, real.shape[-1])))
-        cached = []
-        for block in self.blocks:
-            x, key_value = block(x, position, before)
-            cached.append(key_value)
-        return self.norm(x), cached
+        """Features `[..., S, width]` of tokens `[..., S]`, and per layer the keys and values as `attention` takes them.
 
-    def step(self, cache: Cache, token: Array) -> tuple[Array, Cache]:
-        """Features `[width]` of one more token, and the cache that remembers it."""
-        seen = cache.seen.at[cache.slot].set(True)
-        position = (seen.sum() - 1)[None]
+        `real`, `[..., S]` bool, is false on padding.
+        """
+        x, position = self.embed(tokens), positions(real)
+        mask = jnp.tril(jnp.broadcast_to(real[..., None, :], (*real.shape, real.shape[-1])))
+        keys_values = []
+        for block in self.blocks:
+            x, key_value = block(x, position, mask)
+            keys_values.append(key_value)
+        return self.norm(x), keys_values
+
+    def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
+        """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""
+        real = cache.real.at[cache.slot].set(True)
+        position = (real.sum() - 1)[None]
         x, keys, values = self.embed(token)[None], list(cache.keys), list(cache.values)
         for i, block in enumerate(self.blocks):
-            query, key, value = block.read(x, position)
+            query, key, value = block.query_key_value(x, position)
             keys[i] = keys[i].at[..., cache.slot].set(key[..., 0])
             values[i] = values[i].at[:, cache.slot].set(value[:, 0])
-            x = block.write(x, attention(query, keys[i], values[i], seen[None]))
-        return self.norm(x)[0], Cache(tuple(keys), tuple(values), seen, cache.slot + 1)
+            x = block.output(x, attention(query, keys[i], values[i], real[None]))
+        return self.norm(x)[0], KVCache(tuple(keys), tuple(values), real, cache.slot + 1)
 
     def read_out(self, features: Array) -> Array:
-        """[..., width] -> [..., outputs], float32."""
+        """`[..., width] -> [..., outputs]` in float32: logits, or a value."""
         head = self.embedding.attend if self.tied else self.head
         return head(features).astype(jnp.float32)
 
-    def whole(self, tokens: Array) -> Array:
-        """Touches every parameter, to initialise them."""
+    def outputs_of(self, tokens: Array) -> Array:
+        """`[..., S] -> [..., S, outputs]`: uses every parameter, to initialise them."""
         return self.read_out(self(tokens, jnp.ones(tokens.shape, bool))[0])
 
 
 def positions(real: Array) -> Array:
-    """Positions of tokens `[..., S]` among the real ones, from 0; those of padding mean nothing."""
+    """Index of each token, `[..., S]`, among the real ones, from 0; meaningless on padding."""
     return jnp.maximum(jnp.cumsum(real, -1) - 1, 0)

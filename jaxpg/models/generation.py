@@ -1,24 +1,35 @@
-"""Completions: writing them token by token, and laying given ones out as a rollout."""
+"""Completions: generating them token by token, and arranging given ones as a rollout."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.models.decoder import Cache
+from jaxpg.models.decoder import KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.types import Array, Episodes, Key, Policy, Prompt, Rollout, Transition, Tree
 from jaxpg.vectorize import any_in_batch
 
 
+class _GenerationState(NamedTuple):
+    """What the loop over tokens carries: tokens so far, the policy's memory, the last token, and all tokens."""
+
+    t: Array
+    cache: KVCache
+    token: Array
+    completion: Array
+
+
 def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
-    """Completions as a policy would have collected them.
+    """The rollout of a policy that wrote these completions; log-probabilities and rewards are 0.
 
     Args:
         prompt: leaves `[B, P]`.
-        tokens: `[B, T]`; what lies behind the first `end` is padding.
-        end: the token that ends a completion. A row without one was cut off, and is real throughout.
+        tokens: `[B, T]`; what comes after the first `end` is padding.
+        end: the token that ends a completion. A row without it is truncated, and all of its steps are real.
     """
     action = tokens.T
     ended = jnp.cumsum(action == end, 0)
@@ -49,35 +60,39 @@ def generate(
     top_p: Array | float = 1.0,
     greedy: bool = False,
 ) -> Array:
-    """One completion `[max_tokens]` of one prompt, with `end` behind its end.
+    """One completion `[max_tokens]` of one prompt, padded with `end`.
 
     Args:
-        policy: a transformer's.
+        policy: of a transformer.
         params: its parameters.
         prompt: leaves `[P]`.
         key: the source of all randomness.
         end: the token that ends a completion.
-        max_tokens: not more than the policy's environment allows.
-        temperature: logits are divided by it, on top of the policy's own.
-        top_k: sample among so many of the likeliest tokens, 0 for all.
-        top_p: sample among the likeliest tokens that make up this much of the probability.
-        greedy: always the likeliest token.
+        max_tokens: at most the time limit of the policy's environment.
+        temperature: logits are divided by it, in addition to the policy's own temperature.
+        top_k: sample from the `top_k` most likely tokens; 0 for all.
+        top_p: sample from the most likely tokens whose probabilities sum to at least `top_p`.
+        greedy: always take the most likely token.
     """
 
-    def unfinished(carry: tuple[Array, Cache, Array, Array]) -> Array:
-        t, _, token, _ = carry
-        return (t < max_tokens) & any_in_batch((token != end) | (t == 0))
+    def unfinished(state: _GenerationState) -> Array:
+        return (state.t < max_tokens) & any_in_batch((state.token != end) | (state.t == 0))
 
-    def step(carry: tuple[Array, Cache, Array, Array]) -> tuple[Array, Cache, Array, Array]:
-        t, cache, token, written = carry
-        distribution, cache = policy.act(params, cache, token)
-        chosen = Categorical(distribution.logits / temperature).truncated(top_k=top_k, top_p=top_p)
-        following = distribution.mode() if greedy else chosen.sample(jax.random.fold_in(key, t))
-        following = jnp.where((token == end) & (t > 0), end, following)
-        return t + 1, cache, following, written.at[t].set(following)
+    def step(state: _GenerationState) -> _GenerationState:
+        t, last = state.t, state.token
+        distribution, cache = policy.act(params, state.cache, last)
+        truncated = Categorical(distribution.logits / temperature).truncated(top_k=top_k, top_p=top_p)
+        token = distribution.mode() if greedy else truncated.sample(jax.random.fold_in(key, t))
+        token = jnp.where((last == end) & (t > 0), end, token)
+        return _GenerationState(t + 1, cache, token, state.completion.at[t].set(token))
 
-    start = jnp.zeros((), jnp.int32), policy.start(params, prompt), prompt.tokens[last_real(prompt.mask)]
-    return lax.while_loop(unfinished, step, (*start, jnp.full(max_tokens, end, jnp.int32)))[-1]
+    start = _GenerationState(
+        t=jnp.zeros((), jnp.int32),
+        cache=policy.start(params, prompt),
+        token=prompt.tokens[last_real(prompt.mask)],
+        completion=jnp.full(max_tokens, end, jnp.int32),
+    )
+    return lax.while_loop(unfinished, step, start).completion
 
 
 def last_real(mask: Array) -> Array:

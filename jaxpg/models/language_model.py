@@ -1,7 +1,7 @@
 """A causal transformer as Policy, Critic and reward model: a prompt is the context, a token is an action.
 
-One network (decoder.py) runs in three ways: over a whole batch of completions (`evaluate`, to learn from), over a
-prompt (`start`, which fills the KV cache) and for one token (`act`, which reads and extends it).
+One network (decoder.py) is used in three ways: on a whole batch of completions (`evaluate`, for learning), on a prompt
+(`start`, which fills the KV cache) and on one token (`act`, which uses and extends it).
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.errors import UserError, refuse_unknown
-from jaxpg.models.decoder import Cache, Decoder
+from jaxpg.errors import UserError
+from jaxpg.models.decoder import Decoder, DecoderConfig, KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.generation import last_real
+from jaxpg.models.layers import apply
 from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Prompt, Rollout, Tree
-
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class RewardModel(NamedTuple):
-    """A reward model.
+    """A model of the reward of whole completions.
 
     init(key) -> params
-    score(params, rollout) -> [B] float32, read at the last real token of each completion.
+    score(params, rollout) -> [B] float32, the output at the last real token of each completion.
     """
 
     init: Callable[[Key], Tree]
@@ -36,13 +35,14 @@ class RewardModel(NamedTuple):
 
 
 class ChunkedCategorical(NamedTuple):
-    """The distributions over the next token at `[T, B]` places, as features and the weights that read logits off them.
+    """Categorical distributions over the next token, `[T, B]`, whose logits are computed in chunks of columns.
 
-    Logits are made for a `1/chunks` share of the columns at a time, rounded up, and made again for the gradient, so
-    that `[T, B, vocabulary]` never exists whole.
+    It replaces `Categorical(logits(features))` where logits `[T, B, vocabulary]` do not fit into memory, on every
+    platform: they exist for one chunk of ceil(B / chunks) columns at a time and are computed again for the gradient.
+    One chunk is the plain Categorical.
 
     logits(features) -> [..., vocabulary]: the last layer.
-    features: [T, B, width].
+    features: [T, B, width], its input.
     chunks: static.
     """
 
@@ -51,13 +51,13 @@ class ChunkedCategorical(NamedTuple):
     chunks: int
 
     def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
-        """Of `action` `[T, B]`, and of the whole distribution in nats."""
+        """log p(action) for `action` `[T, B]`, and the entropy in nats."""
 
-        def of_some(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        def of_chunk(inputs: tuple[Array, Array]) -> tuple[Array, Array]:
             features, action = inputs
             return Categorical(self.logits(features)).log_prob_and_entropy(action)
 
-        return self._by_chunks(of_some, (self.features, action))
+        return self._by_chunks(of_chunk, (self.features, action))
 
     def log_prob(self, action: Array) -> Array:
         return self.log_prob_and_entropy(action)[0]
@@ -66,13 +66,14 @@ class ChunkedCategorical(NamedTuple):
         return self._by_chunks(lambda x: Categorical(self.logits(x[0])).entropy(), (self.features,))
 
     def kl(self, other: ChunkedCategorical) -> Array:
-        """KL(self ‖ other) at every place."""
+        """KL(self ‖ other), `[T, B]`."""
         return self._by_chunks(
             lambda x: Categorical(self.logits(x[0])).kl(Categorical(other.logits(x[1]))),
             (self.features, other.features),
         )
 
     def _by_chunks(self, function: Callable[[Any], Any], inputs: tuple[Array, ...]) -> Any:
+        """`function(inputs)` of arrays `[T, B, ...]`, on one chunk of columns after the other."""
         if self.chunks == 1:
             return function(inputs)
         columns = self.features.shape[1]
@@ -82,8 +83,8 @@ class ChunkedCategorical(NamedTuple):
             padded = jnp.pad(x, [(0, 0), (0, -columns % size), *[(0, 0)] * (x.ndim - 2)])
             return padded.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
 
-        joined = lax.map(jax.checkpoint(function), jax.tree.map(split, inputs))
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :columns], joined)
+        chunks = lax.map(jax.checkpoint(function), jax.tree.map(split, inputs))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :columns], chunks)
 
 
 def transformer(
@@ -101,52 +102,39 @@ def transformer(
     temperature: float = 1.0,
     shared: bool = False,
 ) -> tuple[Policy, Critic]:
-    """A language model as a policy over tokens, and a critic of the same make.
+    """A language model as a policy over tokens, and a critic of the same architecture.
 
     Args:
-        width: of the features that pass through the layers.
+        width: of the features between layers.
         layers: blocks of attention and SwiGLU.
-        heads: queries per token and layer; they divide the width.
+        heads: queries per token and layer; must divide the width.
         kv_heads: keys and values per token and layer, each shared by heads / kv_heads queries.
-        expansion: width of the SwiGLU layer, in widths.
-        tied: logits are read off by the embedding itself.
+        expansion: width of the SwiGLU layer, as a multiple of the width.
+        tied: the embedding is also the output layer.
         dtype: of the arithmetic, float32 or bfloat16; parameters, softmax and log-probabilities stay float32.
-        remat: keep only what enters each block for the gradient, and compute the rest again.
-        logit_chunks: make the logits of a batch in at most so many parts, never all at once.
+        remat: store only the inputs of the blocks for the gradient, and recompute the rest.
+        logit_chunks: compute the logits of a batch in at most so many chunks, one at a time.
         temperature: of the policy, in acting and in learning alike.
-        shared: the critic reads the policy's features and adds only a head.
+        shared: the critic uses the policy's features and adds only a head.
 
     Raises:
-        UserError: sizes that do not divide, an environment whose actions are no tokens.
+        UserError: sizes do not divide, the dtype is unknown, or the environment has no prompts or its actions are not
+            tokens.
     """
-    build = _builder(env, width, layers, heads, kv_heads, expansion, dtype, remat)
-    model, judge = build(outputs=_vocabulary(env), tied=tied), build(outputs=1, tied=False)
+    config = DecoderConfig(width, layers, heads, kv_heads, expansion, dtype, remat)
+    model = _decoder(env, config, tied=tied)
 
     def distribution(params: Tree, features: Array) -> Categorical:
-        return Categorical(_apply(model, params, features, method="read_out") / temperature)
+        return Categorical(apply(model, params, features, method="read_out") / temperature)
 
-    def act(params: Tree, cache: Cache, token: Array) -> tuple[Categorical, Cache]:
-        features, cache = _apply(model, params, cache, token, method="step")
+    def act(params: Tree, cache: KVCache, token: Array) -> tuple[Categorical, KVCache]:
+        features, cache = apply(model, params, cache, token, method="step")
         return distribution(params, features), cache
 
     def evaluate(params: Tree, rollout: Rollout) -> ChunkedCategorical:
         return ChunkedCategorical(
             lambda x: distribution(params, x).logits, features_of(model, params, rollout), logit_chunks
         )
-
-    def critic_init(key: Key) -> Tree:
-        if shared:
-            return nn.Dense(1).init(key, jnp.zeros(width))
-        return _init(judge, key)
-
-    def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
-        if shared:
-            features = features_of(model, params.policy, rollout)
-            value = _apply(nn.Dense(1), params.critic, features)[..., 0]
-        else:
-            value = _value(judge, params.critic, features_of(judge, params.critic, rollout))
-        # Behind the last token, and where the budget of tokens is spent, nothing more is to be gained.
-        return value, jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
 
     policy = Policy(
         init=partial(_init, model),
@@ -156,7 +144,7 @@ def transformer(
         needs_trajectories=True,
         evaluates_from_context=True,
     )
-    return policy, Critic(critic_init, values)
+    return policy, _shared_critic(model) if shared else _separate_critic(_decoder(env, config, outputs=1))
 
 
 def transformer_reward_model(
@@ -170,34 +158,62 @@ def transformer_reward_model(
     dtype: str = "float32",
     remat: bool = False,
 ) -> RewardModel:
-    """A language model as a reward model: one number per completion. Settings are those of `transformer`."""
-    judge = _builder(env, width, layers, heads, kv_heads, expansion, dtype, remat)(outputs=1, tied=False)
+    """A language model as a reward model: one number per completion.
+
+    The settings are those settings of `transformer` that fix the architecture.
+    """
+    model = _decoder(env, DecoderConfig(width, layers, heads, kv_heads, expansion, dtype, remat), outputs=1)
 
     def score(params: Tree, rollout: Rollout) -> Array:
-        features, _ = _apply(judge, params, *_sequence(rollout))
+        features, _ = apply(model, params, *_sequence(rollout))
         end = rollout.episodes.context.tokens.shape[-1] + rollout.steps.mask.sum(0).astype(jnp.int32)
         at_end = jnp.take_along_axis(features, end[:, None, None], 1)[:, 0]
-        return _value(judge, params, at_end)
+        return _value(model, params, at_end)
 
-    return RewardModel(partial(_init, judge), score)
+    return RewardModel(partial(_init, model), score)
+
+
+def _shared_critic(model: Decoder) -> Critic:
+    """A linear layer on the policy's features."""
+    head = nn.Dense(1)
+
+    def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
+        features = features_of(model, params.policy, rollout)
+        return _with_successors(apply(head, params.critic, features)[..., 0])
+
+    return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values)
+
+
+def _separate_critic(model: Decoder) -> Critic:
+    """A decoder of its own."""
+
+    def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
+        return _with_successors(_value(model, params.critic, features_of(model, params.critic, rollout)))
+
+    return Critic(partial(_init, model), values)
+
+
+def _with_successors(value: Array) -> tuple[Array, Array]:
+    """V(obs) and V of the successors. After the last row it is 0: the completion ended or has used up its tokens."""
+    return value, jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
 
 
 def features_of(model: Decoder, params: Tree, rollout: Rollout) -> Array:
     """The features from which step t of column b chose its token, `[T, B, width]`."""
     tokens, real = _sequence(rollout)
-    features, _ = _apply(model, params, tokens[:, :-1], real[:, :-1])
+    features, _ = apply(model, params, tokens[:, :-1], real[:, :-1])
     return features[:, rollout.episodes.context.tokens.shape[-1] :].swapaxes(0, 1)
 
 
 def _sequence(rollout: Rollout) -> tuple[Array, Array]:
-    """Tokens `[B, P + 1 + T]` and which of them are real: prompts, their last token once more, and completions.
+    """Tokens `[B, P + 1 + T]` and which of them are real: prompts, their last token again, and completions.
 
-    The last token of a prompt is the first that is acted on, so it is taken out of the prompt.
+    The last token of a prompt is the first observation, so it is masked in the prompt.
     """
     prompt, steps = rollout.episodes.context, rollout.steps
-    written = jnp.concatenate([steps.obs[:1], steps.action]).T
-    real = jnp.concatenate([_before_last(prompt.mask), jnp.ones(written.shape, bool)], 1)
-    return jnp.concatenate([prompt.tokens, written], 1), real
+    following = jnp.concatenate([steps.obs[:1], steps.action]).T
+    real = jnp.concatenate([_before_last(prompt.mask), jnp.ones(following.shape, bool)], 1)
+    return jnp.concatenate([prompt.tokens, following], 1), real
 
 
 def _before_last(mask: Array) -> Array:
@@ -206,56 +222,36 @@ def _before_last(mask: Array) -> Array:
     return mask & (slots != last_real(mask)[..., None])
 
 
-def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> Cache:
-    """The cache after all of a prompt but its last token, with room for a completion."""
+def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> KVCache:
+    """The cache of all tokens of a prompt but the last, with room for a completion."""
     real = _before_last(prompt.mask)
-    _, cached = _apply(model, params, prompt.tokens, real)
+    _, keys_values = apply(model, params, prompt.tokens, real)
     room = (0, max_tokens)
-    keys = tuple(jnp.pad(key, [(0, 0), (0, 0), room]) for key, _ in cached)
-    values = tuple(jnp.pad(value, [(0, 0), room, (0, 0)]) for _, value in cached)
+    keys = tuple(jnp.pad(key, [(0, 0), (0, 0), room]) for key, _ in keys_values)
+    values = tuple(jnp.pad(value, [(0, 0), room, (0, 0)]) for _, value in keys_values)
     slot = jnp.asarray(prompt.tokens.shape[-1], jnp.int32)
-    return Cache(keys, values, jnp.pad(real, room), slot)
+    return KVCache(keys, values, jnp.pad(real, room), slot)
 
 
-def _builder(
-    env: Env, width: int, layers: int, heads: int, kv_heads: int, expansion: float, dtype: str, remat: bool
-) -> Callable[..., Decoder]:
-    """(outputs, tied) -> Decoder, the sizes checked."""
-    if width % heads or heads % kv_heads or (width // heads) % 2:
-        raise UserError(
-            f"heads must divide the width into even parts and kv_heads must divide heads; width = {width}, "
-            f"heads = {heads} and kv_heads = {kv_heads} were given."
-        )
-    if dtype not in DTYPES:
-        refuse_unknown("dtype", dtype, DTYPES)
-    return partial(
-        Decoder,
-        vocabulary=_vocabulary(env),
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        expansion=expansion,
-        remat=remat,
-        dtype=DTYPES[dtype],
-    )
+def _decoder(env: Env, config: DecoderConfig, *, outputs: int | None = None, tied: bool = False) -> Decoder:
+    """A decoder of the environment's tokens with so many outputs per token, by default a logit for every token.
 
-
-def _vocabulary(env: Env) -> int:
+    Raises:
+        UserError: the config is not valid, or the environment has no prompts or its actions are not tokens.
+    """
+    config.check()
     if not isinstance(env.action_space, Discrete) or env.context is None:
         raise UserError(
             f"A transformer completes prompts, and {env.name} has none. Use an mlp, a cnn or a recurrent network."
         )
-    return env.action_space.n
+    vocabulary = env.action_space.n
+    return Decoder(config, vocabulary, outputs or vocabulary, tied)
 
 
 def _init(model: Decoder, key: Key) -> Tree:
-    return model.init(key, jnp.zeros(2, jnp.int32), method="whole")
+    return model.init(key, jnp.zeros(2, jnp.int32), method="outputs_of")
 
 
 def _value(model: Decoder, params: Tree, features: Array) -> Array:
-    return _apply(model, params, features, method="read_out")[..., 0]
-
-
-def _apply(model: nn.Module, params: Tree, *inputs: Any, **options: Any) -> Any:
-    return model.apply(params, *inputs, **options)
+    """The only output of the model, from its features."""
+    return apply(model, params, features, method="read_out")[..., 0]

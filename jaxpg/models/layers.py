@@ -1,16 +1,11 @@
-"""The layers that networks are made of: torsos from observations to features, recurrent cells, and heads.
-
-Initial weights are orthogonal with the gains of PPO's reference code (Huang et al. 2022, "The 37 Implementation Details
-of PPO", detail 2): sqrt(2) in the torso, so that activations keep their scale; 0.01 for the policy head, so that the
-first policy is nearly uniform; 1 for the value and in recurrent cells. A gain of None stands for flax's own, LeCun's.
-"""
+"""The layers of networks: torsos from observations to features, recurrent cells, and heads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,18 +13,38 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
-from jaxpg.types import Array, Discrete, Key, Space
+from jaxpg.types import Array, Discrete, Key, Space, Tree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
-HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, CELL_GAIN = 2.0**0.5, 0.01, 1.0, 1.0
+
+
+class Gains(NamedTuple):
+    """Gains of orthogonal initial weights by kind of layer; None for flax's default, LeCun's normal distribution."""
+
+    hidden: float | None
+    policy: float | None
+    value: float | None
+    cell: float | None
+
+
+PPO_GAINS = Gains(hidden=2.0**0.5, policy=0.01, value=1.0, cell=1.0)
+"""Huang et al. 2022 ("The 37 Implementation Details of PPO", detail 2): sqrt(2) in the torso keeps the scale of the
+activations, 0.01 in the policy head makes the first policy nearly uniform."""
+
+FLAX_GAINS = Gains(None, None, None, None)
+
+
+def apply(module: nn.Module, params: Tree, *inputs: Any, **options: Any) -> Any:
+    """`module.apply`, for modules without mutable collections: it returns their output alone."""
+    return module.apply(params, *inputs, **options)
 
 
 def orthogonal(gain: float) -> Callable[..., Array]:
     """Initial weights `[..., out]`: as a matrix, `gain` times one with orthonormal columns (or rows), uniformly drawn.
 
-    Gram-Schmidt on a normal matrix, every projection taken twice against rounding (Saxe et al. 2014, section 3). A QR
-    decomposition gives the same, but several of jaxlib's at once, as `vmap` over seeds makes them, can wait for each
-    other for ever on a CPU: each holds a thread of the pool that it wants to share its work with.
+    Gram-Schmidt on a normal matrix, with every projection applied twice to limit rounding errors (Saxe et al. 2014,
+    section 3). It replaces `jnp.linalg.qr`, which gives the same weights but can deadlock on a CPU: several of jaxlib's
+    decompositions at once, as under `vmap` over seeds, each hold a thread of the pool that they wait for.
     """
     return lambda key, shape, dtype=jnp.float32: gain * _orthonormal(key, tuple(shape), dtype)
 
@@ -50,7 +65,7 @@ def _orthonormal(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def kernel(gain: float | None) -> Callable[..., Array]:
-    """How the weights of a layer begin: orthogonal with that gain, or as flax has it."""
+    """Initial weights of a layer: orthogonal with that gain, or flax's default if it is None."""
     return nn.initializers.lecun_normal() if gain is None else orthogonal(gain)
 
 
@@ -60,12 +75,12 @@ def dense(features: int, gain: float | None) -> nn.Dense:
 
 
 class MLPTorso(nn.Module):
-    """`[..., *event] -> [..., hidden[-1]]`: the event axes flattened, then dense layers."""
+    """`[..., *event] -> [..., hidden[-1]]`: the last `event_ndim` axes flattened, then dense layers."""
 
     event_ndim: int
     hidden: Sequence[int]
     activation: str
-    gain: float | None = HIDDEN_GAIN
+    gain: float | None
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
@@ -78,13 +93,13 @@ class MLPTorso(nn.Module):
 class CNNTorso(nn.Module):
     """`[..., H, W, C] -> [..., hidden[-1]]`: one 3x3 convolution per entry of `channels`, then dense layers.
 
-    MinAtar's ten-by-ten boards want no more than one (Young and Tian 2019, section 4).
+    MinAtar's boards of ten by ten cells need only one (Young and Tian 2019, section 4).
     """
 
     channels: Sequence[int]
     hidden: Sequence[int]
     activation: str
-    gain: float | None = HIDDEN_GAIN
+    gain: float | None
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
@@ -97,8 +112,9 @@ class CNNTorso(nn.Module):
 def patches(x: Array) -> Array:
     """`[..., H, W, C] -> [..., H-2, W-2, 9C]`: the 3x3 neighbourhood of every inner cell, row by row.
 
-    A dense layer on top of it is a convolution without padding. XLA's own convolution, differentiated inside a
-    compiled loop on a CPU, took 15 times as long as this matrix product.
+    With a dense layer on top it replaces a convolution without padding, on every platform. The gain is on a CPU: XLA's
+    convolution, differentiated inside a compiled loop, takes 15 times as long as this matrix product
+    (benchmarks/LOG.md, "MinAtar's convolution and step size").
     """
     height, width = x.shape[-3] - 2, x.shape[-2] - 2
     return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], -1)
@@ -107,16 +123,16 @@ def patches(x: Array) -> Array:
 class PolicyHead(nn.Module):
     """Features to a distribution over the action space.
 
-    Discrete: logits. Box: a mean per dimension and a log standard deviation that does not depend on the state
-    (detail 2 of the continuous-control part of the 37) unless `state_std`, squashed into the bounds where `squash` is
-    set.
+    Discrete: logits of a Categorical. Box: mean and log standard deviation per dimension of a DiagonalGaussian, or with
+    `squash` of a SquashedGaussian within the bounds. The log standard deviation is a parameter of its own (Huang et al.
+    2022, detail 2 for continuous actions); with `state_std`, a function of the features is added to it.
     """
 
     space: Space
     squash: bool
     initial_log_std: float
-    state_std: bool = False
-    gain: float | None = POLICY_GAIN
+    state_std: bool
+    gain: float | None
 
     @nn.compact
     def __call__(self, features: Array) -> Any:
@@ -135,9 +151,9 @@ class PolicyHead(nn.Module):
 
 
 class ValueHead(nn.Module):
-    """Features to a scalar, the last axis dropped."""
+    """`[..., width] -> [...]`, a value per row of features."""
 
-    gain: float | None = VALUE_GAIN
+    gain: float | None
 
     @nn.compact
     def __call__(self, features: Array) -> Array:
@@ -145,14 +161,19 @@ class ValueHead(nn.Module):
 
 
 class GRU(nn.Module):
-    """Gated recurrent unit (Cho et al. 2014). `__call__` is one step, `unroll` a scan over `[T, B, ...]`."""
+    """Gated recurrent unit (Cho et al. 2014).
+
+    `__call__(memory, x)` is one step; `unroll(memory, x, first)` is a scan over `[T, B, ...]` that clears the memory
+    where `first`, `[T, B]`, is true.
+    """
 
     width: int
-    gain: float | None = CELL_GAIN
+    gain: float | None
 
     def setup(self) -> None:
+        recurrent_gain = 1.0 if self.gain is None else self.gain  # orthogonal in flax too
         self.cell = nn.GRUCell(
-            self.width, kernel_init=kernel(self.gain), recurrent_kernel_init=orthogonal(self.gain or CELL_GAIN)
+            self.width, kernel_init=kernel(self.gain), recurrent_kernel_init=orthogonal(recurrent_gain)
         )
 
     def __call__(self, memory: Array, x: Array) -> Array:
@@ -169,10 +190,14 @@ class GRU(nn.Module):
 
 
 class MinGRU(nn.Module):
-    """h_t = (1 - z_t) h_{t-1} + z_t c_t with gate z_t and candidate c_t functions of x_t alone."""
+    """h_t = (1 - z_t) h_{t-1} + z_t c_t, where gate z_t and candidate c_t are functions of x_t alone.
+
+    Source: Feng et al. 2024 ("Were RNNs All We Needed?"), section 3.1. The interface is that of GRU; `unroll` is an
+    associative scan of O(log T) steps.
+    """
 
     width: int
-    gain: float | None = CELL_GAIN
+    gain: float | None
 
     def setup(self) -> None:
         self.gate, self.candidate = (dense(self.width, self.gain) for _ in range(2))

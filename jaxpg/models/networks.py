@@ -1,14 +1,15 @@
 """Neural networks as Policy and Critic.
 
-A network is a torso, which turns observations into features, and heads: one for the policy, one for the value. Each of
-`mlp`, `cnn` and `recurrent` returns `(policy, critic)`.
+A network is a torso, which turns observations into features, and two heads, one for the policy and one for the value.
+Each of `mlp`, `cnn` and `recurrent` returns `(policy, critic)`. The settings that they share are listed in each
+signature, because configs and `jaxpg list options` read settings, defaults and meanings from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,16 +19,16 @@ import numpy as np
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import (
     ACTIVATIONS,
-    CELL_GAIN,
+    FLAX_GAINS,
     GRU,
-    HIDDEN_GAIN,
-    POLICY_GAIN,
-    VALUE_GAIN,
+    PPO_GAINS,
     CNNTorso,
+    Gains,
     MinGRU,
     MLPTorso,
     PolicyHead,
     ValueHead,
+    apply,
 )
 from jaxpg.rollout.successors import bootstrap_steps, successor_values
 from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree
@@ -44,22 +45,22 @@ def mlp(
     state_std: bool = False,
     orthogonal: bool = True,
 ) -> tuple[Policy, Critic]:
-    """Multi-layer perceptrons.
+    """Multi-layer perceptrons, on observations of any shape.
 
     Args:
         hidden: widths of the hidden layers.
         activation: one of tanh, relu, silu, gelu.
-        shared: the critic reads the policy's torso and adds only a head. Saves work; the two losses then compete.
-        squash: bounded actions by tanh instead of by clipping.
-        initial_log_std: of a Gaussian policy, per dimension.
-        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
-        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
-            flax's own if not.
+        shared: the critic uses the policy's torso and adds only a head. This saves time, but the losses compete.
+        squash: keep continuous actions within their bounds by tanh instead of by clipping.
+        initial_log_std: initial log standard deviation of continuous actions, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
+        orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
+            default if false.
     """
     gains = _gains(orthogonal)
-    torso = MLPTorso(len(env.observation_space.shape), tuple(hidden), _checked_activation(activation), gains.hidden)
-    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
-    return _feedforward(env, torso, head, ValueHead(gains.value), shared)
+    torso = _mlp_torso(env, hidden, activation, gains)
+    policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
+    return _feedforward(env, torso, policy_head, ValueHead(gains.value), shared)
 
 
 def cnn(
@@ -78,14 +79,14 @@ def cnn(
 
     Args:
         channels: output channels of the 3x3 convolutions.
-        hidden: widths of the dense layers behind them.
+        hidden: widths of the dense layers after them.
         activation: one of tanh, relu, silu, gelu.
-        shared: the critic reads the policy's torso and adds only a head.
-        squash: bounded actions by tanh instead of by clipping.
-        initial_log_std: of a Gaussian policy, per dimension.
-        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
-        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
-            flax's own if not.
+        shared: the critic uses the policy's torso and adds only a head.
+        squash: keep continuous actions within their bounds by tanh instead of by clipping.
+        initial_log_std: initial log standard deviation of continuous actions, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
+        orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
+            default if false.
 
     Raises:
         UserError: the observations are not images.
@@ -93,12 +94,14 @@ def cnn(
     shape = env.observation_space.shape
     if len(shape) != 3:
         raise UserError(
-            f"A cnn reads observations of shape [height, width, channels], but {env.name} gives {shape}. Use an mlp."
+            f"A cnn reads observations of shape [height, width, channels], but those of {env.name} have shape {shape}. "
+            "Use an mlp."
         )
+    _check_activation(activation)
     gains = _gains(orthogonal)
-    torso = CNNTorso(tuple(channels), tuple(hidden), _checked_activation(activation), gains.hidden)
-    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
-    return _feedforward(env, torso, head, ValueHead(gains.value), shared)
+    torso = CNNTorso(tuple(channels), tuple(hidden), activation, gains.hidden)
+    policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
+    return _feedforward(env, torso, policy_head, ValueHead(gains.value), shared)
 
 
 def recurrent(
@@ -113,101 +116,89 @@ def recurrent(
     state_std: bool = False,
     orthogonal: bool = True,
 ) -> tuple[Policy, Critic]:
-    """A policy that remembers: dense layers, a recurrent cell, and heads for the policy and the value on top of it.
+    """Dense layers, a recurrent cell, and on its memory the heads for policy and value.
 
-    The memory starts at zero and is cleared at the end of every episode. `gru` is evaluated by a scan over time;
-    `min_gru`, whose gates do not read the memory (Feng et al. 2024, "Were RNNs All We Needed?", section 3.1), is a
-    linear recurrence and is evaluated in parallel, in O(log T) steps.
+    The memory starts at zero and is cleared at the end of every episode. `gru` is evaluated by a scan over time. The
+    gates of `min_gru` do not depend on the memory (Feng et al. 2024, "Were RNNs All We Needed?", section 3.1), so it is
+    a linear recurrence, evaluated in parallel in O(log T) steps.
 
     Args:
         hidden: widths of the dense layers before the cell.
         width: size of the memory.
         cell: gru or min_gru.
         activation: one of tanh, relu, silu, gelu.
-        squash: bounded actions by tanh instead of by clipping.
-        initial_log_std: of a Gaussian policy, per dimension.
-        state_std: the standard deviation depends on the state; by default it is learned, but the same everywhere.
-        orthogonal: initial weights are orthogonal with the gains of PPO, so that the first policy is nearly uniform;
-            flax's own if not.
+        squash: keep continuous actions within their bounds by tanh instead of by clipping.
+        initial_log_std: initial log standard deviation of continuous actions, per dimension.
+        state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
+        orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
+            default if false.
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:
         refuse_unknown("recurrent cell", cell, cells)
     gains = _gains(orthogonal)
-    encoder = MLPTorso(len(env.observation_space.shape), tuple(hidden), _checked_activation(activation), gains.hidden)
-    head = _policy_head(env, squash, initial_log_std, state_std, gains.policy)
-    return _recurrent(env, encoder, cells[cell](width, gains.cell), head, ValueHead(gains.value), width)
-
-
-class Gains(NamedTuple):
-    """Gains of the initial weights by kind of layer, None for flax's own weights."""
-
-    hidden: float | None = HIDDEN_GAIN
-    policy: float | None = POLICY_GAIN
-    value: float | None = VALUE_GAIN
-    cell: float | None = CELL_GAIN
+    encoder = _mlp_torso(env, hidden, activation, gains)
+    policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
+    return _recurrent(env, encoder, cells[cell](width, gains.cell), policy_head, ValueHead(gains.value))
 
 
 def _gains(orthogonal: bool) -> Gains:
-    return Gains() if orthogonal else Gains(None, None, None, None)
+    return PPO_GAINS if orthogonal else FLAX_GAINS
 
 
-def _checked_activation(activation: str) -> str:
+def _check_activation(activation: str) -> None:
     if activation not in ACTIVATIONS:
         refuse_unknown("activation", activation, ACTIVATIONS)
-    return activation
 
 
-def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gain: float | None) -> PolicyHead:
+def _mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains) -> MLPTorso:
+    _check_activation(activation)
+    return MLPTorso(len(env.observation_space.shape), tuple(hidden), activation, gains.hidden)
+
+
+def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:
     space = env.action_space
     if squash and not isinstance(space, Discrete) and not np.isfinite([space.low, space.high]).all():
         raise UserError(
-            f"squash needs finite bounds, but the actions of {env.name} are unbounded. Do not clip them too."
+            f"squash needs finite bounds, but the actions of {env.name} are unbounded. Set squash = false, and do not "
+            "clip them either."
         )
-    return PolicyHead(space, squash, initial_log_std, state_std, gain)
-
-
-def _init_chain(modules: dict[str, nn.Module], key: Key, x: Array) -> Tree:
-    """Parameters of modules applied one after the other, by name."""
-    params = {}
-    for (name, module), module_key in zip(modules.items(), jax.random.split(key, len(modules)), strict=True):
-        x, params[name] = module.init_with_output(module_key, x)
-    return params
-
-
-def _apply(module: nn.Module, params: Tree, *inputs: Array, **options: Any) -> Any:
-    """`module.apply` of modules that change nothing but their output."""
-    return module.apply(params, *inputs, **options)
+    return PolicyHead(space, squash, initial_log_std, state_std, gains.policy)
 
 
 def _zero_obs(env: Env) -> Array:
     return jnp.zeros(env.observation_space.shape)
 
 
+def _init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
+    torso_key, head_key = jax.random.split(key)
+    features, torso_params = torso.init_with_output(torso_key, _zero_obs(env))
+    return {"torso": torso_params, "head": head.init(head_key, features)}
+
+
 def _feedforward(
-    env: Env, torso: nn.Module, head: PolicyHead, value_head: ValueHead, shared: bool
+    env: Env, torso: nn.Module, policy_head: PolicyHead, value_head: ValueHead, shared: bool
 ) -> tuple[Policy, Critic]:
-    def policy_init(key: Key) -> Tree:
-        return _init_chain({"torso": torso, "head": head}, key, _zero_obs(env))
+    """Policy and critic without a memory; with `shared`, the critic's parameters are those of its head alone."""
 
     def distribution(params: Tree, obs: Array) -> Any:
-        return _apply(head, params["head"], _apply(torso, params["torso"], obs))
+        return apply(policy_head, params["head"], apply(torso, params["torso"], obs))
 
     def critic_init(key: Key) -> Tree:
-        params = _init_chain({"torso": torso, "head": value_head}, key, _zero_obs(env))
+        params = _init_torso_and_head(torso, value_head, env, key)
         return {"head": params["head"]} if shared else params
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         torso_params = params.policy["torso"] if shared else params.critic["torso"]
 
         def value(obs: Array) -> Array:
-            return _apply(value_head, params.critic["head"], _apply(torso, torso_params, obs))
+            return apply(value_head, params.critic["head"], apply(torso, torso_params, obs))
 
         v_tm1 = value(rollout.steps.obs)
         return v_tm1, successor_values(rollout, v_tm1, value)
 
     policy = Policy(
-        init=policy_init,
+        init=partial(_init_torso_and_head, torso, policy_head, env),
         start=lambda params, obs: (),
         act=lambda params, memory, obs: (distribution(params, obs), memory),
         evaluate=lambda params, rollout: distribution(params, rollout.steps.obs),
@@ -216,46 +207,50 @@ def _feedforward(
 
 
 def _recurrent(
-    env: Env, encoder: nn.Module, cell: GRU | MinGRU, head: PolicyHead, value_head: ValueHead, width: int
+    env: Env, encoder: nn.Module, cell: GRU | MinGRU, policy_head: PolicyHead, value_head: ValueHead
 ) -> tuple[Policy, Critic]:
+    """Policy and critic with one memory, `[width]`: it belongs to the policy, and the critic adds a head."""
+
+    def initial_memory() -> Array:
+        return jnp.zeros(cell.width)
+
     def policy_init(key: Key) -> Tree:
         encoder_key, cell_key, head_key = jax.random.split(key, 3)
-        memory = jnp.zeros(width)
         x, encoder_params = encoder.init_with_output(encoder_key, _zero_obs(env))
         return {
             "encoder": encoder_params,
-            "cell": cell.init(cell_key, memory, x),
-            "head": head.init(head_key, memory),
+            "cell": cell.init(cell_key, initial_memory(), x),
+            "head": policy_head.init(head_key, initial_memory()),
         }
 
     def act(params: Tree, memory: Array, obs: Array) -> tuple[Any, Array]:
-        memory = _apply(cell, params["cell"], memory, _apply(encoder, params["encoder"], obs))
-        return _apply(head, params["head"], memory), memory
+        memory = apply(cell, params["cell"], memory, apply(encoder, params["encoder"], obs))
+        return apply(policy_head, params["head"], memory), memory
 
     def memories(params: Tree, rollout: Rollout) -> Array:
         """The memory after each step's observation, `[T, B, width]`."""
         last = rollout.steps.last
-        first = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])  # the rollout carried its memory in
-        x = _apply(encoder, params["encoder"], rollout.steps.obs)
-        return _apply(cell, params["cell"], rollout.episodes.memory, x, first, method="unroll")
+        first = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])  # row 0 goes on from the rollout's memory
+        x = apply(encoder, params["encoder"], rollout.steps.obs)
+        return apply(cell, params["cell"], rollout.episodes.memory, x, first, method="unroll")
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         memory = memories(params.policy, rollout)
-        value = partial(_apply, value_head, params.critic["head"])
+        value = partial(apply, value_head, params.critic["head"])
 
-        def at_final_obs(final_obs: Array) -> Array:
+        def value_after_last_memory(final_obs: Array) -> Array:
             before = memory[bootstrap_steps(rollout.steps, final_obs.shape[0]), jnp.arange(final_obs.shape[1])]
-            x = _apply(encoder, params.policy["encoder"], final_obs)
-            return value(_apply(cell, params.policy["cell"], before, x))
+            x = apply(encoder, params.policy["encoder"], final_obs)
+            return value(apply(cell, params.policy["cell"], before, x))
 
         v_tm1 = value(memory)
-        return v_tm1, successor_values(rollout, v_tm1, at_final_obs)
+        return v_tm1, successor_values(rollout, v_tm1, value_after_last_memory)
 
     policy = Policy(
         init=policy_init,
-        start=lambda params, obs: jnp.zeros(width),
+        start=lambda params, obs: initial_memory(),
         act=act,
-        evaluate=lambda params, rollout: _apply(head, params["head"], memories(params, rollout)),
+        evaluate=lambda params, rollout: apply(policy_head, params["head"], memories(params, rollout)),
         needs_trajectories=True,
     )
-    return policy, Critic(lambda key: {"head": value_head.init(key, jnp.zeros(width))}, values)
+    return policy, Critic(lambda key: {"head": value_head.init(key, initial_memory())}, values)

@@ -1,4 +1,4 @@
-"""The KL divergence to a reference policy: per-step estimates, and their place in the reward or in the loss.
+"""The KL divergence to a reference policy as a penalty, in the reward or in the loss.
 
 For actions from π, with `log_prob` under π and `ref_log_prob` under the reference, k1, k2 and k3 estimate KL(π ‖ ref)
 per step. The gradient of an estimate depends on its place; see `reference_kl`.

@@ -8,7 +8,7 @@ from jaxpg.errors import refuse_unknown
 from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
-from jaxpg.preferences.supervised import SupervisedBatch, supervised
+from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.types import Array, Learner, Metrics, Params, Policy, Rollout, Tree
 
 
@@ -27,24 +27,24 @@ def dpo(
 ) -> Learner:
     """Direct preference optimization (Rafailov et al. 2023), IPO (Azar et al. 2023) or the hinge of SLiC.
 
-        loss = mean over pairs of f(β h),    h = log π(y_c)/ref(y_c) - log π(y_r)/ref(y_r)
+        loss = mean over pairs of f(h; β),    h = log π(y_c)/ref(y_c) - log π(y_r)/ref(y_r)
 
-    The reference is the policy that it begins with, frozen. β log π/ref is the reward that the policy has come to
-    stand for; metrics name its mean on the chosen and on the rejected completions, their difference (`margin`), and
-    the share of pairs in which it agrees with the judge (`accuracy`). For IPO log-probabilities are means over tokens,
-    in the metrics too, else sums.
+    The reference is a frozen copy of the initial policy. β log π/ref is the policy's implicit reward; the metrics are
+    its mean on the chosen and on the rejected completions (`reward_chosen`, `reward_rejected`), their difference
+    (`margin`), and the share of pairs in which it agrees with the judge (`accuracy`). For IPO all log-probabilities are
+    means over tokens, in the metrics too; for the other losses they are sums.
 
     Args:
-        pairs: what it learns from.
-        policy: what learns.
+        pairs: the source of preference pairs.
+        policy: the policy to train.
         batch_size: pairs per step, over all devices.
         learning_rate: step size of Adam.
         anneal_steps: completion tokens over which the step size falls linearly to zero; constant if not given.
         max_grad_norm: the gradient is scaled down to this global norm.
-        micro_batches: sum the gradient over so many parts of the batch, one at a time; the result is the same.
+        micro_batches: compute the gradient in this many parts of the batch, one at a time; the result is the same.
         beta: the smaller, the further the policy may move from the reference.
         loss: sigmoid, ipo or hinge.
-        label_smoothing: probability with which a label is taken to be the wrong way round.
+        label_smoothing: the assumed probability that a label is wrong.
 
     Raises:
         UserError: an unknown loss, or a batch that cannot be cut into equal parts.
@@ -60,14 +60,15 @@ def dpo(
         log_prob = policy.evaluate(params, rollout).log_prob(rollout.steps.action)
         return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
 
-    def summed(params: Params, reference: Tree, examples: SupervisedBatch) -> tuple[Array, Metrics]:
-        chosen, rejected = log_probs(params.policy, examples.rollout)
-        ref_chosen, ref_rejected = log_probs(reference, examples.rollout)
-        losses = pair_loss(chosen, rejected, ref_chosen, ref_rejected, beta=beta, label_smoothing=label_smoothing)
+    def summed_loss(params: Params, reference: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
+        chosen, rejected = log_probs(params.policy, batch.rollout)
+        ref_chosen, ref_rejected = log_probs(reference, batch.rollout)
+        h = log_ratio_margin(chosen, rejected, ref_chosen, ref_rejected)
+        losses = pair_loss(h, beta=beta, label_smoothing=label_smoothing)
         metrics = {
             "loss": losses,
             "accuracy": preferred(chosen - ref_chosen, rejected - ref_rejected),
-            "margin": beta * log_ratio_margin(chosen, rejected, ref_chosen, ref_rejected),
+            "margin": beta * h,
             "reward_chosen": beta * (chosen - ref_chosen),
             "reward_rejected": beta * (rejected - ref_rejected),
             "log_prob_chosen": chosen,
@@ -78,12 +79,8 @@ def dpo(
     return supervised(
         lambda key: Params(policy.init(key), ()),
         draw,
-        summed,
+        summed_loss,
         lambda params: make_actor(policy, params.policy),
+        SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
         with_reference=True,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        anneal_steps=anneal_steps,
-        max_grad_norm=max_grad_norm,
-        micro_batches=micro_batches,
     )

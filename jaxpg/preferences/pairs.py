@@ -16,7 +16,11 @@ from jaxpg.types import Array, Key, Prompt, Rollout, Tree
 
 
 class PreferencePair(NamedTuple):
-    """prompt: leaves [P]. chosen, rejected: [T] int32, each with its end, or cut off without one."""
+    """One pair.
+
+    prompt: leaves [P].
+    chosen, rejected: [T] int32, each with its end token, or truncated without one.
+    """
 
     prompt: Prompt
     chosen: Array
@@ -24,10 +28,10 @@ class PreferencePair(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Where pairs come from.
+    """A source of pairs.
 
     draw(key): a pair to learn from.
-    held_out(key): one that is never learned from.
+    held_out(key): a pair for evaluation, never learned from.
     end: the token that ends a completion.
     """
 
@@ -45,24 +49,24 @@ def judged_pairs(
     sharpness: float = 10.0,
     num_pairs: int | None = None,
 ) -> Pairs:
-    """Pairs from a judge whose reward is known, and who errs: P(a preferred to b) = σ(sharpness (R(a) - R(b))).
+    """Pairs from a fallible judge whose reward R is known: P(a preferred to b) = σ(sharpness (R(a) - R(b))).
 
     This is the model of Bradley and Terry 1952 that a reward model assumes.
 
     Args:
-        task: where the prompts come from.
+        task: the source of prompts.
         held_out: the same task on its held-out prompts.
         true_reward: problem, completion [T], length [] -> [], as a task's `verify` reads a completion.
-        generate: problem, key -> completion [T]; the demonstrations of the task, which must then differ from each
-            other, if not given.
-        sharpness: how well the judge tells rewards apart.
-        num_pairs: learn from so many pairs, each judged once, drawn again and again; from ever new ones if not given.
+        generate: problem, key -> completion [T]. By default the demonstrations of the task, which must then differ
+            from each other.
+        sharpness: how well the judge distinguishes rewards.
+        num_pairs: number of pairs to learn from, each judged once and reused; every pair is new if not given.
 
     Raises:
-        UserError: not a single pair to learn from.
+        UserError: num_pairs below 1.
     """
     if num_pairs is not None and num_pairs < 1:
-        raise UserError(f"num_pairs must be at least 1, or none for ever new pairs, not {num_pairs}.")
+        raise UserError(f"num_pairs must be at least 1, or none to draw a new pair every time, not {num_pairs}.")
     write = generate or task.demonstration
     end = task.vocabulary.end
 
@@ -72,10 +76,10 @@ def judged_pairs(
         a, b = (write(problem, write_key) for write_key in write_keys)
         r_a, r_b = (true_reward(problem, tokens, completion_length(tokens, end)) for tokens in (a, b))
         prefers_a = jax.random.bernoulli(judge_key, jax.nn.sigmoid(sharpness * (r_a - r_b)))
-        return PreferencePair(task.prompt_of(problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
+        return PreferencePair(task.prompt(problem), jnp.where(prefers_a, a, b), jnp.where(prefers_a, b, a))
 
     def draw(key: Key) -> PreferencePair:
-        # A pair is a function of its key, so few keys are few pairs: nothing needs to be stored.
+        # A pair is a function of its key: num_pairs different keys give num_pairs pairs, and none needs storing.
         if num_pairs is not None:
             key = jax.random.fold_in(jax.random.key(0), jax.random.randint(key, (), 0, num_pairs))
         return judged(task, key)
@@ -84,29 +88,27 @@ def judged_pairs(
 
 
 def corrupted_demonstrations(task: Task, *, rate: float = 0.2) -> Callable[[Tree, Key], Array]:
-    """A generator for `judged_pairs`: demonstrations in which each token may slip into any other, at this `rate`.
+    """A generator for `judged_pairs`: demonstrations in which each token is replaced with probability `rate`.
 
-    The end stays where it was, or comes earlier.
+    The replacement is uniform over the vocabulary. The end token is never replaced, but may also appear earlier.
     """
     end, size = task.vocabulary.end, task.vocabulary.size
 
     def generate(problem: Tree, key: Key) -> Array:
-        demonstration_key, where_key, what_key = jax.random.split(key, 3)
+        demonstration_key, slip_key, token_key = jax.random.split(key, 3)
         tokens = task.demonstration(problem, demonstration_key)
         before_end = jnp.arange(len(tokens)) < completion_length(tokens, end) - 1
-        slips = before_end & (jax.random.uniform(where_key, tokens.shape) < rate)
-        return jnp.where(slips, jax.random.randint(what_key, tokens.shape, 0, size), tokens)
+        slips = before_end & (jax.random.uniform(slip_key, tokens.shape) < rate)
+        return jnp.where(slips, jax.random.randint(token_key, tokens.shape, 0, size), tokens)
 
     return generate
 
 
 def stored_pairs(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
-    """Pairs that lie in arrays, leaves `[N, ...]`.
-
-    Each is drawn for itself, any as likely as any other, so a batch may hold a pair twice.
+    """Pairs stored in arrays, leaves `[N, ...]`, drawn uniformly with replacement: a batch may hold a pair twice.
 
     Raises:
-        UserError: nothing to learn from, or nothing held out.
+        UserError: no pairs to learn from, or none held out.
     """
     if not len(pairs.chosen) or not len(held_out.chosen):
         raise UserError(
@@ -114,27 +116,27 @@ def stored_pairs(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
             "needed: give more pairs, of more prompts."
         )
 
-    def one_of(data: PairData, key: Key) -> PreferencePair:
+    def draw(data: PairData, key: Key) -> PreferencePair:
         i = jax.random.randint(key, (), 0, len(data.chosen))
         return PreferencePair(*jax.tree.map(lambda x: jnp.asarray(x)[i], data))
 
-    return Pairs(partial(one_of, pairs), partial(one_of, held_out), end)
+    return Pairs(partial(draw, pairs), partial(draw, held_out), end)
 
 
 def interleave_pairs(pairs: PreferencePair, *, end: int) -> Rollout:
-    """Pairs, leaves `[B, ...]`, as 2B neighbouring columns, the chosen completion before the rejected one."""
+    """Pairs, leaves `[B, ...]`, as a rollout of 2B columns: each chosen completion, then its rejected one."""
     prompt = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), pairs.prompt)
     tokens = jnp.stack([pairs.chosen, pairs.rejected], 1)
     return completion_rollout(prompt, tokens.reshape(-1, tokens.shape[-1]), end=end)
 
 
 def split_pairs(x: Array) -> tuple[Array, Array]:
-    """What belongs to the chosen and to the rejected ones, `[B]` each, of `[2B]` as `interleave_pairs` lays them."""
-    both = x.reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+    """`[2B]`, in the order of `interleave_pairs`, as the values of the chosen and of the rejected ones, `[B]` each."""
+    pairs = x.reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def completion_length(tokens: Array, end: int) -> Array:
-    """How many tokens of a completion `[T]` count, its end among them: [] int32."""
+    """The number of tokens of a completion `[T]` up to and including its end token: [] int32."""
     ended = tokens == end
     return jnp.where(ended.any(), jnp.argmax(ended) + 1, len(tokens)).astype(jnp.int32)

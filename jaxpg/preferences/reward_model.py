@@ -1,4 +1,4 @@
-"""The reward model: a score for completions, learned from which of two a judge preferred."""
+"""The reward model: a score for completions, learned from preference pairs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxpg.errors import UserError
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
-from jaxpg.preferences.supervised import SupervisedBatch, supervised
+from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
 
 
 def reward_model(
     pairs: Pairs,
-    scorer: RewardModel,
+    model: RewardModel,
     *,
     batch_size: int = 64,
     learning_rate: float = 1e-3,
@@ -29,29 +29,29 @@ def reward_model(
 
         loss = mean over pairs of -log σ(r_chosen - r_rejected - margin) + centring (r_chosen + r_rejected)²
 
-    Its parameters are those of the scorer, in the place of the critic's: there is no policy in it. It can adopt a
-    policy's network, on which it then puts its own head.
+    Its parameters are `Params.critic`; `Params.policy` is empty. It can start from a policy (`Learner.with_policy`),
+    whose head it replaces by its own.
 
     Args:
-        pairs: what it learns from.
-        scorer: what learns.
+        pairs: the source of preference pairs.
+        model: the reward model to train.
         batch_size: pairs per step, over all devices.
         learning_rate: step size of Adam.
         anneal_steps: completion tokens over which the step size falls linearly to zero; constant if not given.
         max_grad_norm: the gradient is scaled down to this global norm.
-        micro_batches: sum the gradient over so many parts of the batch, one at a time; the result is the same.
-        margin: by how much the chosen completion's score is to exceed that of the rejected one.
+        micro_batches: compute the gradient in this many parts of the batch, one at a time; the result is the same.
+        margin: required difference between the scores of the chosen and the rejected completion.
         centring: weight of the term that keeps the scores of a pair around zero.
 
     Raises:
-        UserError: a batch that cannot be cut into equal parts; where an actor is asked for.
+        UserError: a batch that cannot be cut into equal parts; `Learner.actor` was called, as it has no policy.
     """
 
     def draw(keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
-    def loss(params: Params, _: Tree, examples: SupervisedBatch) -> tuple[Array, Metrics]:
-        chosen, rejected = split_pairs(scorer.score(params.critic, examples.rollout))
+    def loss(params: Params, _: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
+        chosen, rejected = split_pairs(model.score(params.critic, batch.rollout))
         total = bradley_terry(chosen, rejected, margin=margin, centring=centring).sum() / batch_size
         metrics = {
             "loss": total,
@@ -62,40 +62,36 @@ def reward_model(
         return total, metrics
 
     return supervised(
-        lambda key: Params((), scorer.init(key)),
+        lambda key: Params((), model.init(key)),
         draw,
         loss,
-        _refuse_to_play,
-        adopted=lambda own, policy: Params((), _under_own_head(own.critic, policy)),
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        anneal_steps=anneal_steps,
-        max_grad_norm=max_grad_norm,
-        micro_batches=micro_batches,
+        _refuse_actor,
+        SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
+        from_policy=lambda params, policy: Params((), _replace_head(policy, params.critic)),
     )
 
 
-def held_out_accuracy(pairs: Pairs, scorer: RewardModel, params: Tree, key: Key, *, num_pairs: int = 256) -> Array:
-    """The share of held-out pairs of which the judge's choice has the higher score, [] float32; ties count half.
+def held_out_accuracy(pairs: Pairs, model: RewardModel, params: Tree, key: Key, *, num_pairs: int = 256) -> Array:
+    """The share of held-out pairs in which the chosen completion has the higher score, [] float32; ties count half.
 
-    `params` are the scorer's: `state.params.critic` of a reward model. A judge who errs keeps it below 1.
+    `params` are the model's: `state.params.critic` of a `reward_model`. The judge's errors keep it below 1.
     """
     rollout = interleave_pairs(jax.vmap(pairs.held_out)(jax.random.split(key, num_pairs)), end=pairs.end)
-    return preferred(*split_pairs(scorer.score(params, rollout))).mean()
+    return preferred(*split_pairs(model.score(params, rollout))).mean()
 
 
-def _under_own_head(own: Tree, policy: Tree) -> Tree:
-    """A policy's network with the scorer's head in the place of the one that makes logits."""
-    adopted = {"params": {**policy["params"], "head": own["params"]["head"]}}
-    if jax.tree.map(jnp.shape, adopted) != jax.tree.map(jnp.shape, own):
+def _replace_head(policy: Tree, reward_model: Tree) -> Tree:
+    """The parameters of a policy's network with the reward model's head in place of the one that computes logits."""
+    replaced = {"params": {**policy["params"], "head": reward_model["params"]["head"]}}
+    if jax.tree.map(jnp.shape, replaced) != jax.tree.map(jnp.shape, reward_model):
         raise UserError(
-            "The policy has another network than the reward model. Give the reward model the width, layers, heads, "
-            "kv_heads and expansion of the policy that it begins with."
+            "The policy has another network than the reward model. Give the reward model the same width, layers, "
+            "heads, kv_heads and expansion as the policy that it starts from."
         )
-    return adopted
+    return replaced
 
 
-def _refuse_to_play(params: Params) -> Actor:
+def _refuse_actor(params: Params) -> Actor:
     raise UserError(
         "A reward model scores completions and writes none, so it cannot be played or evaluated by episodes. Evaluate "
         "a policy, or measure the reward model by its accuracy on held-out pairs."

@@ -1,4 +1,4 @@
-"""Where preference pairs come from, as a config says it."""
+"""Preference pairs from the settings of a config: of a file, or of a judge who knows the true reward."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def make_pairs(
     """Preference pairs on a task: those of a file, or those of a judge who knows the true reward.
 
     Args:
-        task: where the prompts come from.
+        task: the source of prompts.
         held_out: the same task on its held-out prompts.
-        file: JSON lines, each with a prompt, a chosen and a rejected completion. Held out are the pairs whose prompts
-            are held out of the task.
-        num_pairs: learn from so many judged pairs, again and again; from ever new ones if not given.
-        sharpness: how well the judge tells rewards apart.
-        slip_rate: the judged completions are demonstrations in which each token may slip, with this probability.
+        file: JSON lines, each with a prompt, a chosen and a rejected completion. Pairs whose prompts belong to the
+            task's test split are held out.
+        num_pairs: number of judged pairs, reused again and again; every pair is new if not given.
+        sharpness: how well the judge distinguishes rewards.
+        slip_rate: the judged completions are demonstrations in which each token is replaced with this probability.
 
     Raises:
         UserError: a file that cannot be used, or a judge who could never see two different completions.
@@ -41,7 +41,7 @@ def make_pairs(
                 prompt_length=task.prompt_length,
                 max_tokens=task.max_tokens,
                 split=split,
-                held_out=task.held_out,
+                held_out=task.is_held_out,
             )
             for split in ("train", "test")
         )
@@ -64,4 +64,5 @@ def make_pairs(
 
 
 def _accuracy(task: Task) -> Callable[[Tree, Array, Array], Array]:
+    """The verifier's accuracy as a true reward."""
     return lambda problem, completion, length: task.verify(problem, completion, length).accuracy

@@ -1,4 +1,4 @@
-"""The loop that fine-tuning, the reward model and DPO share: examples, a loss that is a sum, a step of Adam."""
+"""The learner that fine-tuning, the reward model and DPO share: draw a batch, sum its loss, take a step of Adam."""
 
 from __future__ import annotations
 
@@ -15,11 +15,29 @@ from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
+from jaxpg.update import optimizers
 from jaxpg.vectorize import copy_tree
 
 
+class SupervisedSettings(NamedTuple):
+    """The settings that every learner from examples has.
+
+    batch_size: examples per step, over all devices.
+    learning_rate: step size of Adam.
+    anneal_steps: completion tokens over which the step size falls linearly to zero; None keeps it constant.
+    max_grad_norm: the gradient is scaled down to this global norm; None never scales it.
+    micro_batches: equal parts of a device's batch whose gradients are computed one after another and added.
+    """
+
+    batch_size: int
+    learning_rate: float
+    anneal_steps: int | None
+    max_grad_norm: float | None
+    micro_batches: int
+
+
 class SupervisedBatch(NamedTuple):
-    """A batch to learn from.
+    """A batch of examples.
 
     rollout: completions, as a policy would have collected them.
     weight: [T, B], of each token; sums to 1 over all devices.
@@ -30,10 +48,10 @@ class SupervisedBatch(NamedTuple):
 
 
 class SupervisedState(NamedTuple):
-    """All that one run carries from iteration to iteration.
+    """What a run carries from step to step.
 
-    reference: the policy's parameters as it began, `()` where nothing is measured against them.
-    steps: completion tokens that were trained on so far, int32.
+    reference: the policy's parameters at the start, `()` where no reference is needed.
+    steps: completion tokens trained on so far, int32.
     """
 
     params: Params
@@ -43,7 +61,10 @@ class SupervisedState(NamedTuple):
 
 
 Loss = Callable[[Params, Tree, SupervisedBatch], tuple[Array, Metrics]]
-"""params, reference, examples -> the loss and additive metrics, summed over these examples."""
+"""params, reference, batch -> the loss and additive metrics, both summed over the batch.
+
+Every term is divided by the size of the whole batch, so that sums over micro-batches and devices are its means.
+"""
 
 
 def supervised(
@@ -51,39 +72,31 @@ def supervised(
     draw: Callable[[Array], Rollout],
     loss: Loss,
     actor: Callable[[Params], Actor],
+    settings: SupervisedSettings,
     *,
-    adopted: Callable[[Params, Tree], Params] = lambda own, policy: Params(policy, ()),
+    from_policy: Callable[[Params, Tree], Params] = lambda params, policy: Params(policy, ()),
     with_reference: bool = False,
-    batch_size: int,
-    learning_rate: float,
-    anneal_steps: int | None,
-    max_grad_norm: float | None,
-    micro_batches: int,
 ) -> Learner:
-    """The learner from examples.
+    """The learner that minimises a loss on examples.
 
     Args:
-        init_params: the first parameters.
-        draw: keys `[n]` of examples -> their completions, whose columns lie in the order of the keys.
-        loss: summed over examples, so that the sum over parts of a batch and over devices is that of the batch.
-        actor: who plays what was learned.
-        adopted: own parameters, those of a policy -> parameters to begin with instead.
-        with_reference: whether to keep the policy as it began.
-        batch_size: examples per step, on all devices together.
-        learning_rate: step size of Adam.
-        anneal_steps: completion tokens over which it falls linearly to zero; constant if not given.
-        max_grad_norm: the gradient is scaled down to this global norm.
-        micro_batches: parts, taken one after the other, that the batch of a device is cut into.
+        init_params: key -> initial parameters.
+        draw: keys `[n]`, one per example -> their completions, columns in the order of the keys.
+        loss: see `Loss`.
+        actor: parameters -> the actor that uses them.
+        settings: see `SupervisedSettings`.
+        from_policy: own parameters, a policy's parameters -> the parameters to start from (`Learner.with_policy`).
+        with_reference: whether to keep a copy of the initial policy.
 
     Raises:
-        UserError: a batch that does not divide, here or, over devices, in `step`.
+        UserError: batch_size cannot be divided by micro_batches, or (in `step`) by micro_batches times devices.
     """
-    _check_division(batch_size, micro_batches, 1)
-    optimizer = update.adam(max_grad_norm=max_grad_norm)
+    _check_division(settings, shards=1)
+    optimizer = optimizers.adam(max_grad_norm=settings.max_grad_norm)
     schedule = (
-        partial(update.constant, value=learning_rate)
-        if anneal_steps is None
-        else partial(update.linear_decay, value=learning_rate, over=anneal_steps)
+        optimizers.constant
+        if settings.anneal_steps is None
+        else partial(optimizers.linear_decay, over=settings.anneal_steps)
     )
 
     def reference(params: Params) -> Tree:
@@ -94,13 +107,18 @@ def supervised(
         return SupervisedState(params, optimizer.init(params), reference(params), steps=jnp.zeros((), jnp.int32))
 
     def step(state: SupervisedState, key: Key) -> tuple[SupervisedState, Metrics]:
-        _check_division(batch_size, micro_batches, collectives.num_shards())
-        rollout = draw(env_keys(key, batch_size // collectives.num_shards()))
-        examples = SupervisedBatch(rollout, loss_weights.per_step(rollout.loss_mask))
+        shards = collectives.num_shards()
+        _check_division(settings, shards)
+        rollout = draw(env_keys(key, settings.batch_size // shards))
+        batch = SupervisedBatch(rollout, loss_weights.per_step(rollout.loss_mask))
         gradient, metrics = update.summed_gradient(
-            lambda params, part: loss(params, state.reference, part), state.params, examples, micro_batches, _part
+            lambda params, part: loss(params, state.reference, part),
+            state.params,
+            batch,
+            settings.micro_batches,
+            _micro_batch,
         )
-        rate = schedule(state.steps)
+        rate = schedule(state.steps, value=settings.learning_rate)
         params, opt_state, norm = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
         steps = state.steps + collectives.psum(rollout.loss_mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | {"gradient_norm": norm, "learning_rate": rate}
@@ -108,28 +126,29 @@ def supervised(
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
 
     def with_policy(state: SupervisedState, policy: Tree) -> SupervisedState:
-        params = adopted(state.params, policy)
+        params = from_policy(state.params, policy)
         return state._replace(params=params, reference=reference(params))
 
     return Learner(init, step, lambda state: actor(state.params), with_policy)
 
 
-def _part(examples: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
-    """The i-th of so many runs of neighbouring columns."""
-    size = examples.weight.shape[1] // parts
+def _micro_batch(batch: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
+    """The i-th of `parts` equal runs of neighbouring columns."""
+    size = batch.weight.shape[1] // parts
 
-    def pick(axis: int, x: Array) -> Array:
+    def columns(axis: int, x: Array) -> Array:
         return collectives.shard_columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
 
-    return SupervisedBatch(examples.rollout.map_columns(pick), pick(1, examples.weight))
+    return SupervisedBatch(batch.rollout.map_columns(columns), columns(1, batch.weight))
 
 
-def _check_division(batch_size: int, micro_batches: int, shards: int) -> None:
+def _check_division(settings: SupervisedSettings, shards: int) -> None:
+    batch_size, micro_batches = settings.batch_size, settings.micro_batches
     if batch_size < 1 or micro_batches < 1:
         raise UserError(f"batch_size = {batch_size} and micro_batches = {micro_batches} must be at least 1.")
     if batch_size % (micro_batches * shards):
-        over = f" on each of {shards} devices" if shards > 1 else ""
+        devices = f" on each of {shards} devices" if shards > 1 else ""
         raise UserError(
-            f"batch_size = {batch_size} cannot be cut into {micro_batches} equal micro_batches{over}: "
+            f"batch_size = {batch_size} cannot be cut into {micro_batches} equal micro_batches{devices}: "
             f"make it a multiple of {micro_batches * shards}."
         )

@@ -1,4 +1,4 @@
-"""Reports: statistics over seeds, figures, a comparison of algorithms, and a policy playing as a GIF."""
+"""Reports: statistics over seeds, figures, comparisons of algorithms, and episodes as GIFs."""
 
 from jaxpg.report.comparison import RunResult, Summary, comparison_page, comparison_table, summarize, write_comparison
 from jaxpg.report.episodes.gif import render_gif

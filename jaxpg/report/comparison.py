@@ -1,4 +1,4 @@
-"""Algorithms side by side on one task: what they reached, how soon, how fast; as a table, JSON and an HTML page."""
+"""Algorithms compared on one task: final performance, sample efficiency and speed; as a table, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_m
 
 
 class RunResult(NamedTuple):
-    """What one algorithm did on a task with S seeds.
+    """The result of one algorithm on a task with S seeds.
 
     steps: [N] or [N, S], environment steps of a seed when each row was recorded.
-    returns: [N, S], mean return of the episodes that ended since the row before, NaN if none did.
-    final: [S], performance of the finished agent: the mean return of its evaluation episodes.
+    returns: [N, S], mean return of the episodes that ended since the previous row, NaN if none did.
+    final: [S], final performance: the mean return of the trained policy over its evaluation episodes.
     seconds: wall time of the whole run, all seeds together.
     steps_per_second: environment steps of all seeds per second of training, without compilation.
     """
@@ -37,11 +37,11 @@ class RunResult(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The line of one algorithm in a comparison.
+    """The row of one algorithm in a comparison.
 
-    iqm, mean: of the final performance over seeds, with 95% stratified bootstrap intervals.
-    steps_to_threshold: [S], infinite for a seed that never reached it; None where no threshold is set.
-    final, seconds, steps_per_second: as in Run.
+    iqm, mean: interquartile mean and mean of the final performance, with 95% stratified bootstrap intervals.
+    steps_to_threshold: [S], infinite for a seed that never reached it; None without a threshold.
+    final, seconds, steps_per_second: as in RunResult.
     """
 
     iqm: Estimate
@@ -53,13 +53,13 @@ class Summary(NamedTuple):
 
 
 def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
-    """Condense runs to one line each.
+    """Summarise each run.
 
-    Steps to the threshold are read off the curves averaged on the one grid that `learning_curve` draws, so that an
-    algorithm with short iterations gains nothing from one lucky batch.
+    Steps to the threshold are read from curves that are averaged on one common grid, that of `learning_curve`, so that
+    a single lucky batch does not favour an algorithm with short iterations.
 
     Args:
-        runs: algorithm -> what it did.
+        runs: algorithm -> its result.
         threshold: the return that counts as solved.
     """
     edges = step_grid({name: (run.steps, run.returns) for name, run in runs.items()})
@@ -68,31 +68,37 @@ def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> 
 
 def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summary:
     final = np.asarray(run.final, float)
-    reached = None
+    steps = None
     if threshold is not None:
-        reached = steps_to_threshold(edges[1:], binned(run.steps, run.returns, edges), threshold)
-    iqm, average = (bootstrap(final, statistic=statistic) for statistic in (interquartile_mean, mean))
-    return Summary(iqm, average, reached, final, run.seconds, run.steps_per_second)
+        steps = steps_to_threshold(edges[1:], binned(run.steps, run.returns, edges), threshold)
+    return Summary(
+        iqm=bootstrap(final, statistic=interquartile_mean),
+        mean=bootstrap(final, statistic=mean),
+        steps_to_threshold=steps,
+        final=final,
+        seconds=run.seconds,
+        steps_per_second=run.steps_per_second,
+    )
 
 
 COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s", "wall time")
 
 
 def cells(name: str, summary: Summary) -> tuple[str, ...]:
-    """One algorithm's line as text, a cell for each of COLUMNS."""
-    reached = summary.steps_to_threshold
+    """One algorithm's row as text, a cell for each of COLUMNS."""
+    steps = summary.steps_to_threshold
     return (
         name,
         interval(summary.iqm),
         interval(summary.mean),
-        "–" if reached is None else _steps(reached),
+        "–" if steps is None else _median_steps(steps),
         quantity(summary.steps_per_second),
         duration(summary.seconds),
     )
 
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
-    """The comparison for the terminal, each interval under its value, so that 80 columns are enough."""
+    """The comparison for the terminal; each interval is below its value, so that 80 columns are enough."""
     table = Table(
         *COLUMNS,
         title=title,
@@ -125,12 +131,12 @@ def write_comparison(
     """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
 
     Args:
-        runs: algorithm -> what it did.
-        directory: where to write; it must exist.
+        runs: algorithm -> its result.
+        directory: an existing directory.
         title: the task.
         threshold: the return that counts as solved.
-        details: how the numbers were made (command, configurations, versions, device): text, numbers and mappings of
-            them, by heading; shown at the foot of the page and kept in the JSON.
+        details: how the numbers were produced (command, configs, versions, device): text, numbers and mappings of
+            them, by heading; printed at the end of the page and stored in the JSON.
 
     Returns:
         The summaries, for `comparison_table`.
@@ -142,15 +148,15 @@ def write_comparison(
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
     text = json.dumps(plain(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
-    written = comparison_page(runs, title=title, threshold=threshold, details=details)
-    replace_file(directory / "comparison.html", written)
+    page = comparison_page(runs, title=title, threshold=threshold, details=details)
+    replace_file(directory / "comparison.html", page)
     return summaries
 
 
 def comparison_page(
     runs: Mapping[str, RunResult], *, title: str, threshold: float | None = None, details: Mapping[str, Any]
 ) -> str:
-    """Runs as one HTML page that needs nothing else; arguments as for `write_comparison`."""
+    """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
     return html_page(
         title=title,
@@ -171,7 +177,7 @@ def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
 
 
 def plain(value: Any) -> Any:
-    """The same in JSON's types: records as objects, arrays as lists, what is not finite as null."""
+    """A value in JSON's types: records as objects, arrays as lists, numbers that are not finite as null."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, Mapping):
@@ -186,7 +192,7 @@ def plain(value: Any) -> Any:
 
 
 def number(x: float) -> str:
-    """Four significant digits, never in powers of ten for everyday sizes."""
+    """Four significant digits in decimal notation; 0 below 0.001, a dash if not finite."""
     if not math.isfinite(x):
         return "–"
     return f"{x:.{max(0, 3 - max(0, math.floor(math.log10(abs(x)))))}f}" if abs(x) >= 1e-3 else "0"
@@ -204,7 +210,7 @@ def quantity(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A wall time as a clock shows it: 0:42, 3:05, 2:10:00."""
+    """A wall time in minutes and seconds, or hours, minutes and seconds: 0:42, 3:05, 2:10:00."""
     if not math.isfinite(seconds):
         return "–"
     minutes, rest = divmod(round(seconds), 60)
@@ -213,12 +219,12 @@ def duration(seconds: float) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """A value with its interval, where it has one."""
+    """A value with its interval, if it has one."""
     value, low, high = (number(float(x)) for x in estimate)
     return value if low == "–" else f"{value} [{low}, {high}]"
 
 
-def _steps(reached: np.ndarray) -> str:
-    """The median seed's steps, and how many seeds got there."""
-    typical = quantity(float(np.sort(reached)[(len(reached) - 1) // 2]))
-    return f"{typical} ({np.isfinite(reached).sum()}/{len(reached)})"
+def _median_steps(steps: np.ndarray) -> str:
+    """The median seed's steps to the threshold, and the number of seeds that reached it."""
+    median = quantity(float(np.sort(steps)[(len(steps) - 1) // 2]))
+    return f"{median} ({np.isfinite(steps).sum()}/{len(steps)})"

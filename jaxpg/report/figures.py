@@ -23,10 +23,10 @@ BINS = 100
 FORMATS = (".png", ".svg", ".pdf")
 
 
-# Okabe and Ito's colours, told apart by colour-blind readers, without those that vanish on white or on black.
+# The palette of Okabe and Ito for colour-blind readers, without the colours that are invisible on white or on black.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES: tuple[str | tuple, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
-INK = "#24292f"  # no other element has this colour, see `inline_svg`
+INK = "#24292f"  # a colour that no other element has, see `inline_svg`
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
@@ -46,17 +46,17 @@ Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 def color(index: int) -> str:
-    """Colour of the algorithm at that place in a figure, table or page."""
+    """Colour of the algorithm with this index in a figure, table or page."""
     return COLORS[index % len(COLORS)]
 
 
 def line_style(index: int) -> str | tuple:
-    """Dashes of the algorithm at that place: solid until the colours have been used up."""
+    """Dashes of the algorithm with this index: solid for the first round of colours."""
     return LINES[index // len(COLORS) % len(LINES)]
 
 
 def step_grid(curves: Curves, bins: int = BINS) -> Floats:
-    """Edges of equal bins of steps from zero to the longest run, `[bins + 1]`."""
+    """Edges of equal bins from zero to the steps of the longest run, `[bins + 1]`."""
     return np.linspace(0.0, max(float(np.nanmax(steps, initial=0.0)) for steps, _ in curves.values()) or 1.0, bins + 1)
 
 
@@ -64,29 +64,29 @@ def learning_curve(curves: Curves, path: str | Path, *, title: str, threshold: f
     """Draw learning curves over environment steps into a file (PNG, SVG or PDF, by its suffix).
 
     Each line is the interquartile mean over seeds of the returns, averaged within a hundredth of the longest run; the
-    shade is its 95% bootstrap interval. A line begins and ends where not every seed has a return.
+    shaded area is its 95% bootstrap interval. A line covers the steps at which every seed has a return.
 
     Args:
         curves: label -> (steps `[N]` or `[N, S]`, returns `[N, S]`, NaN where no episode ended).
-        path: where to write.
+        path: the file to write.
         title: the task.
         threshold: return drawn as a dashed line.
 
     Raises:
-        UserError: if there is no curve, shapes do not fit, or the suffix is another.
+        UserError: there is no curve, shapes do not match, or the suffix is none of FORMATS.
     """
     save(curves_figure(curves, title=title, threshold=threshold), path)
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure into a file, whole or not at all.
+    """Write a figure to a file, completely or not at all.
 
     Raises:
         UserError: its suffix is none of FORMATS.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
-        raise UserError(f"A figure goes into a file that ends in {', '.join(FORMATS)}, not {path}.")
+        raise UserError(f"The file of a figure must end in {', '.join(FORMATS)}, not {path}.")
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=path.suffix[1:], dpi=200, facecolor="white")
@@ -94,7 +94,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def inline_svg(figure: Figure) -> str:
-    """A figure as an `<svg>` element without background, its ink in the text colour of the page around it."""
+    """A figure as an `<svg>` element without background, with its INK replaced by the text colour of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -105,7 +105,7 @@ def inline_svg(figure: Figure) -> str:
 def curves_figure(curves: Curves, *, title: str, threshold: float | None = None) -> Figure:
     """The figure of `learning_curve`."""
     if not curves:
-        raise UserError("there is no curve to draw; give at least one run")
+        raise UserError("There is no curve to draw: give at least one run.")
     edges = step_grid(curves)
     lines = {name: bootstrap(binned(steps, returns, edges)) for name, (steps, returns) in curves.items()}
     with matplotlib.rc_context(STYLE):
@@ -123,7 +123,7 @@ def curves_figure(curves: Curves, *, title: str, threshold: float | None = None)
         axes.set_xlim(0, edges[1:][known].max(initial=0.0) or edges[-1])
         if threshold is not None:
             axes.axhline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
-            # below the line and to the right, where curves that have come this far are above it
+            # below the line on the right, where curves that have reached the threshold are above the text
             place = (0.994, threshold), axes.get_yaxis_transform()
             axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
                           fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
@@ -138,7 +138,7 @@ def finals_figure(
 
     Args:
         finals: label -> (scores [S], their interquartile mean with interval).
-        title: what is shown.
+        title: of the figure.
         threshold: score drawn as a dashed line.
     """
     with matplotlib.rc_context(STYLE):
@@ -181,27 +181,27 @@ def _draw_line(axes: Axes, edges: Floats, line: Estimate, index: int, shade: flo
 
 
 def _label_ends(axes: Axes, edges: Floats, lines: Mapping[str, Estimate]) -> None:
-    """Write each name where its line ends, moved up or down as little as keeps the names apart."""
+    """Write each name at the end of its line, moved up or down as little as needed to avoid overlaps."""
     low, high = axes.get_ylim()
     ends = {name: line.value[np.isfinite(line.value)][-1:] for name, line in lines.items()}
-    shown = sorted((float(end[0]), index, name) for index, (name, end) in enumerate(ends.items()) if end.size)
-    if not shown:
+    labels = sorted((float(end[0]), index, name) for index, (name, end) in enumerate(ends.items()) if end.size)
+    if not labels:
         return
-    wanted = [(end - low) / (high - low) for end, _, _ in shown]
-    for y, at, (_, index, name) in zip(wanted, spread(wanted, gap=0.052), shown, strict=True):
-        look: dict[str, Any] = {"color": color(index), "transform": axes.transAxes, "clip_on": False}
-        axes.plot([1.0, 1.022], [y, at], linewidth=0.7, alpha=0.7, **look)
-        axes.plot([1.024, 1.062], [at, at], linewidth=1.8, linestyle=line_style(index), **look)
-        axes.annotate(name, (1.07, at), xycoords="axes fraction", color=color(index), fontweight="bold", va="center")
+    heights = [(end - low) / (high - low) for end, _, _ in labels]
+    for height, place, (_, index, name) in zip(heights, spread(heights, gap=0.052), labels, strict=True):
+        style: dict[str, Any] = {"color": color(index), "transform": axes.transAxes, "clip_on": False}
+        axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
+        axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=line_style(index), **style)
+        axes.annotate(name, (1.07, place), xycoords="axes fraction", color=color(index), fontweight="bold", va="center")
 
 
-def spread(wanted: ArrayLike, gap: float) -> Floats:
-    """Places within [0, 1], at least `gap` apart, nearest in squares to the wanted ones, which ascend.
+def spread(positions: ArrayLike, gap: float) -> Floats:
+    """Positions in [0, 1], at least `gap` apart, with the least squared distance to ascending ones.
 
-    Less the `gap` that each owes to those before it, places need only ascend: isotonic regression, clipped to the
-    bounds. Too many to fit get less room each.
+    After subtracting i · gap from the i-th, the positions need only ascend: isotonic regression, clipped to the bounds.
+    If they do not all fit, the gap becomes smaller.
     """
-    wanted = np.asarray(wanted, float)
-    gap = min(gap, 1.0 / max(len(wanted) - 1, 1))
-    owed = gap * np.arange(len(wanted))
-    return np.clip(isotonic_regression(wanted - owed).x, 0.0, 1.0 - owed[-1]) + owed
+    positions = np.asarray(positions, float)
+    gap = min(gap, 1.0 / max(len(positions) - 1, 1))
+    offsets = gap * np.arange(len(positions))
+    return np.clip(isotonic_regression(positions - offsets).x, 0.0, 1.0 - offsets[-1]) + offsets

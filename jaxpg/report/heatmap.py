@@ -48,11 +48,11 @@ def write_sweep(
     """
     estimate = bootstrap(scores)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    found = [
+    records = [
         {"settings": point, "final": final, "iqm": _at(estimate, place)}
         for place, (point, final) in enumerate(zip(points, scores, strict=True))
     ]
-    text = json.dumps(plain({"title": title, "grid": grid, "points": found, "details": details}), indent=1)
+    text = json.dumps(plain({"title": title, "grid": grid, "points": records, "details": details}), indent=1)
     replace_file(directory / "sweep.json", text + "\n")
     if np.isnan(estimate.value).all():
         raise UserError(f"Runs of every point diverged ({directory / 'sweep.json'}): try smaller step sizes.")
@@ -93,13 +93,13 @@ def ranked(scores: np.ndarray) -> list[int]:
 def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str) -> None:
     """Draw the interquartile mean over seeds at every point, with its 95% interval, into a file (PNG, SVG or PDF).
 
-    One setting makes a curve. Two make a heat map, the one with more values from left to right; each combination of the
-    others has a map of its own.
+    One setting gives a curve. Two give a heat map, with the one that has more values from left to right; each
+    combination of further settings has its own map.
 
     Args:
         grid: the settings.
         scores: [P, S], as in `sweep_table`.
-        path: where to write.
+        path: the file to write.
         title: what was trained.
     """
     estimate = bootstrap(scores)
@@ -118,7 +118,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     values = grid[name]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    _name(axes, title)
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
     numeric = len(values) > 1 and all(type(x) in (int, float) for x in values)
     x = np.asarray(values, float) if numeric else np.arange(len(values))
     if not numeric:
@@ -139,7 +139,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
 
 
 def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: str) -> Figure:
-    """Heat maps of the two settings with most values, one for each combination of the others."""
+    """Heat maps of the two settings with the most values, one for each combination of the others."""
     names = list(grid)
     order = sorted(range(len(names)), key=lambda i: len(grid[names[i]]))
     *others, down, across = order
@@ -147,14 +147,15 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
     combinations = list(itertools.product(*(grid[names[i]] for i in others)))
     maps = places.reshape(len(combinations), *places.shape[-2:])
     rows, columns = maps.shape[1:]
-    many = min(len(maps), 3)
-    size = (1.2 + many * (0.9 + 0.82 * columns), 1.1 + -(-len(maps) // many) * (1.0 + 0.55 * rows))
+    maps_per_row = min(len(maps), 3)
+    map_rows = -(-len(maps) // maps_per_row)
+    size = (1.2 + maps_per_row * (0.9 + 0.82 * columns), 1.1 + map_rows * (1.0 + 0.55 * rows))
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(f"{title}: final return, IQM [95% interval]", x=0.01, ha="left", fontweight="bold", fontsize=12)
     known = estimate.value[np.isfinite(estimate.value)]
     scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
-    grids = figure.subplots(-(-len(maps) // many), many, squeeze=False).flat
-    for axes, combination, map_ in itertools.zip_longest(grids, combinations, maps):
+    all_axes = figure.subplots(map_rows, maps_per_row, squeeze=False).flat
+    for axes, combination, map_ in itertools.zip_longest(all_axes, combinations, maps):
         if map_ is None:
             axes.set_axis_off()
             continue
@@ -168,7 +169,7 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
 
 
 def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: Normalize) -> None:
-    """One heat map: the value in every cell, and its interval below; the best cell has a frame."""
+    """One heat map: the value of every cell with its interval below; the best cell has a frame."""
     colors = colormaps["cividis"].with_extremes(bad="#d0d0d0")
     values = estimate.value[places]
     axes.imshow(np.ma.masked_invalid(values), cmap=colors, norm=scale, aspect="auto")
@@ -178,16 +179,12 @@ def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: N
     for (row, column), place in np.ndenumerate(places):
         value = values[row, column]
         ink = "white" if np.isfinite(value) and scale(value) < 0.55 else "black"
-        _, _, below = interval(_at(estimate, place)).partition(" ")
+        _, _, bounds = interval(_at(estimate, place)).partition(" ")
         axes.text(column, row - 0.1, number(float(value)), ha="center", va="center", color=ink, fontsize=9)
-        axes.text(column, row + 0.24, below, ha="center", va="center", color=ink, fontsize=6)
+        axes.text(column, row + 0.24, bounds, ha="center", va="center", color=ink, fontsize=6)
         if place == best:
             frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec="#D55E00", lw=2)
             axes.add_patch(frame)
-
-
-def _name(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
 
 
 def _at(estimate: Estimate, place: int) -> Estimate:

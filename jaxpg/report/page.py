@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: figures inline, light and dark by the reader's preference."""
+"""The comparison as one self-contained HTML file: figures inline, light or dark by the reader's preference."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def html_page(
         threshold: the return that counts as solved.
         curves: algorithm -> (steps, returns), as for `learning_curve`.
         finals: algorithm -> (final performance of each seed, its interquartile mean with interval).
-        rows: the table, a heading first.
-        seeds: the table per seed, a heading first.
+        rows: the table, its header first.
+        seeds: the table per seed, its header first.
         details: heading -> text, or a mapping of names to text, numbers and further mappings.
     """
     learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold))
-    reached = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold))
-    solved = "" if threshold is None else f" Solved from a return of {threshold:g} on."
+    performance = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold))
+    solved = "" if threshold is None else f" Solved at a return of {threshold:g}."
     note = (
         "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
-        "Steps to threshold: of the median seed, and how many seeds got there."
+        "Steps to threshold: of the median seed, and the number of seeds that reached it."
     )
     sections = "".join(f"<h2>{escape(str(name))}</h2>{_detail(value)}" for name, value in details.items())
     return (
@@ -79,13 +79,13 @@ def html_page(
         f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>"
         f'<h1>{escape(title)}</h1><p class="quiet">{escape(", ".join(curves))}.{solved}</p>'
         f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
-        f'<p class="quiet">{note}</p><figure>{reached}</figure>'
+        f'<p class="quiet">{note}</p><figure>{performance}</figure>'
         f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{sections}</body></html>\n"
     )
 
 
 def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
-    """A table; where keyed, each row begins with a dot in the colour of its algorithm."""
+    """A table; if keyed, each row begins with a dot in the colour of its algorithm."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = ""
     for index, row in enumerate(rows[1:]):
@@ -95,7 +95,7 @@ def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
 
 
 def _detail(value: Any) -> str:
-    """Text as it is; names and values as a list; a mapping within a mapping folded away."""
+    """Text as it is; a mapping as a list of names and values; a mapping in a mapping as a folded section."""
     if not isinstance(value, Mapping):
         return f"<pre>{escape(str(value))}</pre>"
     flat = "".join(

@@ -1,4 +1,4 @@
-"""Statistics over seeds, as Agarwal et al. 2021 ("Deep RL at the Edge of the Statistical Precipice") ask for them."""
+"""Statistics over seeds, as recommended by Agarwal et al. 2021 ("Deep RL at the Edge of the Statistical Precipice")."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 def interquartile_mean(scores: ArrayLike, axis: int = -1) -> Floats:
     """Mean of the middle half: a quarter of the scores, rounded down, is left out at each end (Agarwal et al., §4.3).
 
-    Less at the mercy of one lucky or failed seed than the mean, less wasteful than the median.
+    More robust to a single lucky or failed seed than the mean, more efficient than the median.
 
     Args:
         scores: one score per seed along `axis`.
@@ -48,26 +48,26 @@ def bootstrap(
 ) -> Estimate:
     """A statistic over seeds with its stratified percentile-bootstrap interval (Agarwal et al., §4.1).
 
-    Every stratum (a task) is resampled on its own, with replacement, so that each resample has as many runs of each
-    task as the data; the statistic is taken over all of them together. The interval reaches from the (1 − level)/2 to
-    the (1 + level)/2 quantile of the resampled statistics.
+    Every stratum (a task) is resampled separately, with replacement, so that each resample has as many runs of each
+    task as the data; the statistic is computed over all of them together. The interval is from the (1 − level)/2 to the
+    (1 + level)/2 quantile of the resampled statistics.
 
     Args:
         strata: one array `[..., S]` per task, seeds last; leading axes (points of a curve) are treated one by one.
         statistic: maps scores to numbers along `axis`.
-        level: coverage that the interval aims at.
-        resamples: how many times the data are drawn anew.
-        seed: fixes the resampling, so that a report can be made again.
+        level: nominal coverage of the interval.
+        resamples: number of resamples.
+        seed: of the resampling, so that a report can be reproduced.
 
     Returns:
-        Arrays of the leading shape. Where a score is NaN all three are NaN; one seed alone has no interval (NaN).
+        Arrays of the leading shape. Where a score is NaN all three are NaN; a single seed has no interval (NaN).
 
     Raises:
-        UserError: if there is no stratum or one has no seeds.
+        UserError: there is no stratum, or one has no seeds.
     """
     data = [np.atleast_1d(np.asarray(scores, float)) for scores in strata]
     if not data or any(scores.shape[-1] == 0 for scores in data):
-        raise UserError("an interval over seeds needs at least one seed of every task")
+        raise UserError("An interval over seeds needs at least one seed of every task.")
     result = np.full((3, *data[0].shape[:-1]), np.nan)
     known = np.all([np.isfinite(scores).all(axis=-1) for scores in data], axis=0)
     complete = [scores[known] for scores in data]
@@ -91,12 +91,12 @@ def bootstrap(
 def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
     """Curves of all seeds on one common grid of steps, `[bins, S]`.
 
-    A bin `(edges[i], edges[i + 1]]` holds the mean of what was recorded in it. Bins between recordings are filled by
-    linear interpolation, so coarse iterations make no holes; before a seed's first and after its last recording there
-    is NaN, so nothing is made up. A row that does not advance (a seed that waits for the others) counts for nothing.
+    A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it. Empty bins between recordings are filled
+    by linear interpolation; bins before a seed's first and after its last recording are NaN, so nothing is
+    extrapolated. A row that does not advance (a seed that waits for the others) is ignored.
 
     Args:
-        steps: [N] or [N, S], environment steps when each row was recorded, growing.
+        steps: [N] or [N, S], environment steps when each row was recorded, ascending.
         returns: [N, S], NaN where no episode ended.
         edges: [bins + 1], ascending.
     """
@@ -109,12 +109,12 @@ def per_seed(steps: ArrayLike, returns: Floats) -> Floats:
     """Steps `[N]` or `[N, S]` in the shape of returns, `[N, S]`.
 
     Raises:
-        UserError: if the shapes do not belong together.
+        UserError: the shapes do not match.
     """
     steps = np.asarray(steps, float)
     columns = steps[:, None] if steps.ndim == 1 else steps
     if returns.ndim != 2 or columns.shape not in (returns.shape, (len(returns), 1)):
-        raise UserError(f"returns must be [N, S] and steps [N] or [N, S]; got {returns.shape} and {steps.shape}")
+        raise UserError(f"returns must be [N, S] and steps [N] or [N, S], not {returns.shape} and {steps.shape}")
     return np.broadcast_to(columns, returns.shape)
 
 
@@ -135,7 +135,7 @@ def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
 def steps_to_threshold(steps: ArrayLike, returns: ArrayLike, threshold: float) -> Floats:
     """Environment steps at the first row that reaches the threshold, `[S]`; infinite where none does.
 
-    One lucky row counts: hand in curves that are averaged enough (`binned`), and alike for all that are compared.
+    A single lucky row counts, so pass curves that are averaged (`binned`), over the same bins for all algorithms.
 
     Args:
         steps: [N] or [N, S].

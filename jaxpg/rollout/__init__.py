@@ -1,4 +1,4 @@
-"""Experience: collecting it in one compiled scan, resampling groups, and evaluating whole episodes."""
+"""Experience: collecting rollouts, resampling groups without signal, and evaluating whole episodes."""
 
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, env_keys
 from jaxpg.rollout.dynamic_sampling import has_signal, with_dynamic_sampling

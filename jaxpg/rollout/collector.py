@@ -1,9 +1,10 @@
-"""Experience: one scan over time of environments side by side.
+"""What both kinds of rollout share: the record of a collector, the random keys, and one step of one environment.
 
-Two shapes of it. A *continuing* rollout carries its environments from one call to the next and resets each the moment
-its episode ends, so every step is real. An *episodic* rollout plays whole episodes from their start; those that end
-early are padded and masked. Columns draw from keys of their own, numbered over all devices, so that how the columns are
-laid over devices changes nothing.
+Experience is collected by one compiled loop over time, with the environments side by side. A *continuing* rollout
+(segments.py) carries its environments from one call to the next and resets each as its episode ends, so every step is
+real. An *episodic* rollout (episodes.py) runs whole episodes from their start; those that end early are padded and
+masked. Every column of `[T, B]` has its own keys, numbered over all devices, so the result does not depend on how the
+columns are split over devices.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from jaxpg.types import Array, Env, Key, Policy, Rollout, Transition, Tree
 
 
 class CollectorState(NamedTuple):
-    """Where each environment stands, leaves `[B, ...]`.
+    """The current state of each environment, leaves `[B, ...]`.
 
-    The last two are the return and the length of the episode under way. They follow from what a rollout recorded, so
-    they are `()` while it is under way and where episodes are whole.
+    env_state, obs: of the environment.
+    memory: the policy's memory.
+    episode_return, episode_length: of the episode in progress, `[B]`. They are kept between continuing rollouts only
+        and are `()` inside their scan (`segments.episode_stats`).
     """
 
     env_state: Tree
@@ -35,7 +38,12 @@ class CollectorState(NamedTuple):
 
 
 class RolloutStats(NamedTuple):
-    """What a rollout went through, summed over all devices: environment steps, and episodes that ended."""
+    """Sums over a rollout on all devices, [] each.
+
+    steps: environment steps.
+    episodes: episodes that ended.
+    return_sum, length_sum: their undiscounted returns and their lengths.
+    """
 
     steps: Array
     episodes: Array
@@ -44,12 +52,12 @@ class RolloutStats(NamedTuple):
 
 
 class Collector(NamedTuple):
-    """How experience is gathered.
+    """How experience is collected.
 
-    init(env, policy, params, key) -> runner: for all columns of all devices.
-    collect(env, policy, params, runner, key) -> runner, Rollout, RolloutStats: for the columns of this device.
-    num_envs: columns on all devices together.
-    group_size: neighbouring columns that share their start state.
+    init(env, policy, params, key) -> runner: the environments of all devices, CollectorState or `()`.
+    collect(env, policy, params, runner, key) -> runner, Rollout, RolloutStats: for the environments of this device.
+    num_envs: environments on all devices together.
+    group_size: so many neighbouring columns share their start state.
     """
 
     init: Callable[[Env, Policy, Tree, Key], Tree]
@@ -58,15 +66,35 @@ class Collector(NamedTuple):
     group_size: int = 1
 
 
-def env_keys(key: Key, num_columns: int, group_size: int = 1, *, each: tuple[int, ...] = ()) -> Array:
-    """Keys `[B, *each]` for every column of this device, the same for all columns of a group.
+class StepKeys(NamedTuple):
+    """The keys of the steps of a rollout by purpose, `[T, B]` each.
 
-    All in one call, by their number: random-number code is a large part of what there is to compile.
+    action: for sampling the action.
+    env: for `Env.step`.
+    reset: for `Env.reset` if the episode ends with the step, `()` in rollouts whose steps reset nothing.
+    """
+
+    action: Array
+    env: Array
+    reset: Tree = ()
+
+
+def env_keys(key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[int, ...] = ()) -> Array:
+    """Keys `[B, *shape]` for the columns of this device; the columns of a group get the same keys.
+
+    Key number i of column b is `fold_in(key, b // group_size * prod(shape) + i)`, with b counted over all devices. All
+    keys come from one call, because random-number code is a third of the compile time.
     """
     columns = collectives.shard_index() * num_columns + jnp.arange(num_columns)
-    per_column = math.prod(each)
+    per_column = math.prod(shape)
     numbers = (columns // group_size * per_column)[:, None] + jnp.arange(per_column)[None]
-    return jax.vmap(partial(jax.random.fold_in, key))(numbers.ravel()).reshape(num_columns, *each)
+    return jax.vmap(partial(jax.random.fold_in, key))(numbers.ravel()).reshape(num_columns, *shape)
+
+
+def step_keys(key: Key, num_columns: int, num_steps: int, *, with_reset: bool) -> StepKeys:
+    """The keys of all steps of the columns of this device."""
+    keys = env_keys(key, num_columns, shape=(num_steps, 3 if with_reset else 2)).swapaxes(0, 1)
+    return StepKeys(*(keys[..., purpose] for purpose in range(keys.shape[-1])))
 
 
 def reset_env(env: Env, policy: Policy, params: Tree, key: Key) -> CollectorState:
@@ -77,7 +105,13 @@ def reset_env(env: Env, policy: Policy, params: Tree, key: Key) -> CollectorStat
 
 
 def action_noise(policy: Policy, params: Tree, runner: CollectorState, keys: Array) -> Tree:
-    """The random numbers of all actions, from their keys `[T, B]`: one call outside the scan instead of T within it."""
+    """The random numbers of all actions, from their keys `[T, B]`, in one call before the loop over steps.
+
+    It replaces `distribution.sample(key)` at every step, on every platform, with the same actions (up to rounding where
+    they are continuous). The gain is on a CPU, where XLA wakes another thread whenever more than eight calls are ready:
+    without random numbers a step stays below that, and collecting with 4 environments takes half the CPU time
+    (benchmarks/LOG.md, "four environments again").
+    """
     one = jax.tree.map(lambda x: x[0], (runner.memory, runner.obs))
     distribution, _ = jax.eval_shape(partial(policy.act, params), *one)
     return jax.vmap(jax.vmap(distribution.noise))(keys)
@@ -103,5 +137,5 @@ def step_env(
 
 
 def total_stats(stats: RolloutStats) -> RolloutStats:
-    """Sums over the columns of all devices."""
+    """Statistics per column, `[B]`, summed over the columns of all devices."""
     return collectives.psum(jax.tree.map(jnp.sum, stats))

@@ -1,10 +1,10 @@
-"""Episodic rollouts: whole episodes from their start, padded and masked behind their end."""
+"""Episodic rollouts: whole episodes from their start, padded and masked after their end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,37 @@ from jaxpg.rollout.collector import (
     env_keys,
     reset_env,
     step_env,
+    step_keys,
     total_stats,
 )
 from jaxpg.rollout.successors import timed_out
-from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
+from jaxpg.types import Array, Env, Episodes, Key, Outcome, Policy, Rollout, Transition, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
+
+
+class _EpisodesState(NamedTuple):
+    """What the loop over steps carries.
+
+    t: [] int32, steps taken.
+    runner: the environments, which stay as they are after the end of their episode.
+    over: [B] bool, whether the episode has ended.
+    steps: [T, B, ...], filled up to `t`; padding from there on.
+    """
+
+    t: Array
+    runner: CollectorState
+    over: Array
+    steps: Transition
 
 
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     """`num_envs` whole episodes, in contiguous groups of `group_size` that share their start state.
 
-    The rollout is `env.time_limit` long, and what lies behind the end of an episode is masked; collecting ends with the
-    last episode. It raises a UserError where the episodes of a device do not divide into groups.
+    The rollout has `env.time_limit` rows, and what is behind the end of an episode is masked. Collecting stops when the
+    last episode has ended.
+
+    Raises:
+        UserError: the episodes of a device do not divide into groups (when `collect` is traced).
     """
     return Collector(
         init=_no_state,
@@ -42,78 +61,13 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
 
 
 def with_overlong_filtering(collector: Collector) -> Collector:
-    """Episodes that the time limit cut off are real, but do not train (DAPO, section 3.4, overlong filtering)."""
+    """Episodes cut off by the time limit stay real steps but take no part in the loss (DAPO, section 3.4)."""
     return collector._replace(collect=partial(_collect_filtered, collector.collect))
 
 
-def _no_state(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
-    """Episodic rollouts start afresh every time."""
-    return ()
-
-
-def _collect_episodes(
-    env: Env, policy: Policy, params: Tree, runner: tuple[()], key: Key, *, num_envs: int, group_size: int
-) -> tuple[tuple[()], Rollout, RolloutStats]:
-    num_columns = num_envs // collectives.num_shards()
-    if num_columns % group_size:
-        raise UserError(
-            f"{num_columns} episodes per device do not divide into groups of {group_size}: make the number of "
-            "environments a multiple of the group size on every device."
-        )
-    start_key, step_key = jax.random.split(key)
-    start = jax.vmap(partial(reset_env, env, policy, params))(env_keys(start_key, num_columns, group_size))
-    start = jax.tree.map(collectives.shard_columns, start)
-    keys = env_keys(step_key, num_columns, each=(env.time_limit, 2)).swapaxes(0, 1)
-
-    noise = action_noise(policy, params, start, keys[..., 0])
-
-    def column(runner: CollectorState, over: Array, noise: Tree, key: Key) -> tuple[CollectorState, Array, Transition]:
-        moved, transition = step_env(env, policy, params, runner, noise, key)
-        halted = tree_where(over, runner._replace(memory=()), moved._replace(memory=()))
-        # What is remembered behind the end is never read, and selecting it would copy it: a KV cache, at every token.
-        return (
-            halted._replace(memory=moved.memory),
-            over | transition.last,
-            tree_where(over, _padding(transition), transition),
-        )
-
-    def unfinished(carry: tuple[Array, CollectorState, Array, Transition]) -> Array:
-        t, _, over, _ = carry
-        return (t < env.time_limit) & any_in_batch(~over)
-
-    def step(carry: tuple[Array, CollectorState, Array, Transition]) -> tuple[Array, CollectorState, Array, Transition]:
-        t, runner, over, steps = carry
-        now = jax.tree.map(lambda x: x[t], (noise, keys[..., 1]))
-        runner, over, transition = jax.vmap(column)(runner, over, *now)
-        return t + 1, runner, over, jax.tree.map(lambda all_, one: all_.at[t].set(one), steps, transition)
-
-    over = jnp.zeros(num_columns, bool)
-    one = jax.eval_shape(jax.vmap(column), start, over, *jax.tree.map(lambda x: x[0], (noise, keys[..., 1])))[-1]
-    blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), one))
-    t = jnp.zeros((), jnp.int32)
-    _, after, over, steps = lax.while_loop(unfinished, step, (t, start, over, blank))
-    length, ended = steps.mask.sum(0), over.astype(jnp.float32)
-    episodes = Episodes(
-        memory=() if policy.evaluates_from_context else start.memory,
-        context=jax.vmap(env.context)(start.env_state) if env.context else (),
-    )
-    if env.outcome:
-        outcome = jax.vmap(env.outcome)(after.env_state)
-        at_end = steps.reward.at[length.astype(jnp.int32) - 1, jnp.arange(num_columns)].add(outcome.reward)
-        steps, episodes = steps._replace(reward=at_end), episodes._replace(outcome=outcome, length=length)
-    final_obs = jax.tree.map(lambda x: x[None], after.obs)
-    stats = RolloutStats(length, ended, ended * (steps.reward * steps.mask).sum(0), ended * length)
-    return (), Rollout(steps, steps.mask, final_obs, episodes), total_stats(stats)
-
-
-def _padding(steps: Transition) -> Transition:
-    """What stands in place of steps behind the end of an episode."""
-    return steps._replace(
-        reward=jnp.zeros_like(steps.reward),
-        discount=jnp.zeros_like(steps.discount),
-        last=jnp.ones_like(steps.last),
-        mask=jnp.zeros_like(steps.mask),
-    )
+def truncated(steps: Transition) -> Array:
+    """[B], whether the time limit ended the episode of a column, rather than a termination."""
+    return (timed_out(steps) & (steps.mask > 0)).any(0)
 
 
 def _collect_filtered(
@@ -123,6 +77,104 @@ def _collect_filtered(
     return runner, rollout._replace(loss_mask=rollout.loss_mask * ~truncated(rollout.steps)[None]), stats
 
 
-def truncated(steps: Transition) -> Array:
-    """[B], whether the time limit ended the episode of a column, rather than a termination."""
-    return (timed_out(steps) & (steps.mask > 0)).any(0)
+def _no_state(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
+    """Episodic rollouts carry nothing from one call to the next."""
+    return ()
+
+
+def _collect_episodes(
+    env: Env, policy: Policy, params: Tree, runner: tuple[()], key: Key, *, num_envs: int, group_size: int
+) -> tuple[tuple[()], Rollout, RolloutStats]:
+    num_columns = _columns_per_device(num_envs, group_size)
+    start_key, step_key = jax.random.split(key)
+    start = jax.vmap(partial(reset_env, env, policy, params))(env_keys(start_key, num_columns, group_size))
+    start = jax.tree.map(collectives.shard_columns, start)
+    keys = step_keys(step_key, num_columns, env.time_limit, with_reset=False)
+    noise = action_noise(policy, params, start, keys.action)
+    end = _run_episodes(env, policy, params, start, noise, keys.env)
+
+    steps, length = end.steps, end.steps.mask.sum(0)
+    context = jax.vmap(env.context)(start.env_state) if env.context else ()
+    episodes = Episodes(memory=_initial_memory(policy, start), context=context)
+    if env.outcome:
+        outcome = jax.vmap(env.outcome)(end.runner.env_state)
+        steps = _add_outcome(steps, outcome, length)
+        episodes = episodes._replace(outcome=outcome, length=length)
+    final_obs = jax.tree.map(lambda x: x[None], end.runner.obs)
+    ended = end.over.astype(jnp.float32)
+    stats = RolloutStats(length, ended, ended * (steps.reward * steps.mask).sum(0), ended * length)
+    return (), Rollout(steps, steps.mask, final_obs, episodes), total_stats(stats)
+
+
+def _columns_per_device(num_envs: int, group_size: int) -> int:
+    num_columns = num_envs // collectives.num_shards()
+    if num_columns % group_size:
+        raise UserError(
+            f"{num_columns} episodes per device do not divide into groups of {group_size}: make the number of "
+            "environments a multiple of the group size on every device."
+        )
+    return num_columns
+
+
+def _run_episodes(
+    env: Env, policy: Policy, params: Tree, start: CollectorState, noise: Tree, keys: Array
+) -> _EpisodesState:
+    """Step all environments until the last episode is over; `noise` and `keys` are `[T, B, ...]`."""
+    one_step = jax.vmap(partial(_step_or_stay, env, policy, params))
+
+    def unfinished(state: _EpisodesState) -> Array:
+        return (state.t < env.time_limit) & any_in_batch(~state.over)
+
+    def step(state: _EpisodesState) -> _EpisodesState:
+        inputs = jax.tree.map(lambda x: x[state.t], (noise, keys))
+        runner, over, transition = one_step(state.runner, state.over, *inputs)
+        steps = jax.tree.map(lambda rows, row: rows.at[state.t].set(row), state.steps, transition)
+        return _EpisodesState(state.t + 1, runner, over, steps)
+
+    over = jnp.zeros(keys.shape[1], bool)
+    *_, row = jax.eval_shape(one_step, start, over, *jax.tree.map(lambda x: x[0], (noise, keys)))
+    blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), row))
+    return lax.while_loop(unfinished, step, _EpisodesState(jnp.zeros((), jnp.int32), start, over, blank))
+
+
+def _step_or_stay(
+    env: Env, policy: Policy, params: Tree, runner: CollectorState, over: Array, noise: Tree, key: Key
+) -> tuple[CollectorState, Array, Transition]:
+    """One step of one environment; after the end of its episode the environment stays and the step is padding."""
+    moved, transition = step_env(env, policy, params, runner, noise, key)
+    row = tree_where(over, _padding(transition), transition)
+    return _stay_where_over(over, runner, moved), over | transition.last, row
+
+
+def _stay_where_over(over: Array, runner: CollectorState, moved: CollectorState) -> CollectorState:
+    """`runner` where its episode is over, else `moved`; the policy's memory is always that of `moved`.
+
+    Nothing reads the memory of an episode that is over. Selecting it too would copy it at every step on every platform:
+    of a language model, the whole KV cache at every token (benchmarks/LOG.md, "the first language loops").
+    """
+    selected = tree_where(over, runner._replace(memory=()), moved._replace(memory=()))
+    return selected._replace(memory=moved.memory)
+
+
+def _padding(steps: Transition) -> Transition:
+    """These steps as padding, for rows after the end of an episode."""
+    return steps._replace(
+        reward=jnp.zeros_like(steps.reward),
+        discount=jnp.zeros_like(steps.discount),
+        last=jnp.ones_like(steps.last),
+        mask=jnp.zeros_like(steps.mask),
+    )
+
+
+def _initial_memory(policy: Policy, start: CollectorState) -> Tree:
+    """The memory that a rollout stores, `[B, ...]`: `()` for policies whose `evaluate` starts from the context.
+
+    For a language model this saves the memory of one KV cache per column in every rollout, on every platform.
+    """
+    return () if policy.evaluates_from_context else start.memory
+
+
+def _add_outcome(steps: Transition, outcome: Outcome, length: Array) -> Transition:
+    """The steps with the reward of the outcome, `[B]`, added to the last step of each episode."""
+    last_step = length.astype(jnp.int32) - 1
+    return steps._replace(reward=steps.reward.at[last_step, jnp.arange(len(length))].add(outcome.reward))

@@ -1,4 +1,4 @@
-"""Whole episodes with fixed parameters: how good a policy is, and one episode recorded to look at."""
+"""Whole episodes with fixed parameters: evaluate a policy, or record one episode to look at."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxpg.vectorize import any_in_batch, tree_where
 
 
 class Evaluation(NamedTuple):
-    """What each whole episode came to.
+    """The results of whole episodes.
 
     returns: [episodes] float32, undiscounted sums of rewards.
     lengths: [episodes] int32, environment steps.
-    metrics: what else was measured, as means over the episodes (see types.Env, outcome and measure).
+    metrics: further metrics, as means over the episodes (see `Env.outcome` and `Env.measure`).
     """
 
     returns: Array
@@ -29,9 +29,9 @@ class Evaluation(NamedTuple):
 
 
 class RecordedEpisode(NamedTuple):
-    """One recorded episode, padded to T = the environment's time limit; from `length` on the entries mean nothing.
+    """One recorded episode, padded to T = the environment's time limit; entries from `length` on are meaningless.
 
-    states, observations: leaves [T + 1, ...], the initial one first; the last one reached stands at `length`.
+    states, observations: leaves [T + 1, ...], the initial one first; the last one reached is at index `length`.
     actions: [T, ...].
     rewards: [T] float32.
     length: [] int32.
@@ -44,8 +44,8 @@ class RecordedEpisode(NamedTuple):
     length: Array
 
 
-class _EpisodeState(NamedTuple):
-    """Where an episode stands between two steps."""
+class _Episode(NamedTuple):
+    """An episode between two steps; `key` is the key of all its steps."""
 
     key: Key
     state: Tree
@@ -53,34 +53,23 @@ class _EpisodeState(NamedTuple):
     memory: Tree
 
 
-_Carry = tuple[Array, _EpisodeState, Array, Evaluation]  # t, moments, running, sums
+class _EvaluationState(NamedTuple):
+    """What the loop over steps carries: steps taken, and per episode its state, whether it is running, and totals."""
 
-
-def _steps_key(key: Key) -> Key:
-    return jax.random.split(key)[1]
-
-
-def _reset(env: Env, actor: Actor, key: Key) -> _EpisodeState:
-    state, obs = env.reset(jax.random.split(key)[0])
-    return _EpisodeState(_steps_key(key), state, obs, actor.start(env.initial_input(state, obs)))
-
-
-def _step(
-    env: Env, actor: Actor, moment: _EpisodeState, t: Array, greedy: bool
-) -> tuple[_EpisodeState, Array, TimeStep]:
-    act_key, step_key = jax.random.split(jax.random.fold_in(moment.key, t))
-    action, memory = actor.act(moment.memory, moment.obs, act_key, greedy)
-    state, timestep = env.step(step_key, moment.state, action)
-    return _EpisodeState(moment.key, state, timestep.obs, memory), action, timestep
+    t: Array
+    episodes: _Episode
+    running: Array
+    returns: Array
+    lengths: Array
 
 
 def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, group_size: int = 1) -> Evaluation:
     """The returns and lengths of exactly `episodes` whole episodes, each from a fresh reset.
 
-    Counting episodes rather than steps keeps the average honest: among the first k episodes that *end*, short ones are
-    over-represented. All run side by side until the last one has ended; only their sums are carried. Pure: works under
-    jit and under vmap over seeds. Episode i depends on `jax.random.split(key, episodes)[i]` alone, and
-    `record_episode` with that key records the very same episode.
+    The number of episodes is fixed, not the number of steps: among the first k episodes that *end*, short ones are
+    over-represented. All episodes run side by side until the last has ended. The function is pure and works under jit
+    and under vmap over seeds. Episode i depends on `jax.random.split(key, episodes)[i]` alone if `group_size` is 1, and
+    `record_episode` with that key records the same episode.
 
     Args:
         env: the environment; no episode is longer than its `time_limit`.
@@ -88,52 +77,36 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
         key: the source of all randomness.
         episodes: how many, at least one (static).
         greedy: take the mode of the policy instead of a sample (static).
-        group_size: this many neighbouring episodes begin alike (static), as answers to one prompt.
+        group_size: so many neighbouring episodes share their start state (static), as answers to one prompt do.
 
     Raises:
-        UserError: if `episodes` is not positive, or does not divide into groups.
+        UserError: `episodes` is not positive, or does not divide into groups.
     """
     if episodes < 1:
         raise UserError(f"episodes must be at least 1, not {episodes}")
     if episodes % group_size:
         raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
     keys = jax.random.split(key, episodes)
-    leaders = jnp.arange(episodes) // group_size * group_size
-    moments = jax.vmap(partial(_reset, env, actor))(keys[leaders])._replace(key=jax.vmap(_steps_key)(keys))
-
-    def unfinished(carry: _Carry) -> Array:
-        t, _, running, _ = carry
-        return any_in_batch(running) & (t < env.time_limit)
-
-    def step(carry: _Carry) -> _Carry:
-        t, moments, running, sums = carry
-        moved, _, timestep = jax.vmap(lambda m: _step(env, actor, m, t, greedy))(moments)
-        if env.outcome:  # which reads the state at the end
-            halted = jax.vmap(tree_where)(running, moved.state, moments.state)
-            moved = moved._replace(state=halted)
-        reward = jnp.where(running, timestep.reward, 0.0).astype(jnp.float32)
-        sums = sums._replace(returns=sums.returns + reward, lengths=sums.lengths + running)
-        return t + 1, moved, running & ~timestep.last, sums
-
-    sums = Evaluation(jnp.zeros(episodes, jnp.float32), jnp.zeros(episodes, jnp.int32), {})
-    start = jnp.zeros((), jnp.int32), moments, jnp.ones(episodes, bool), sums
-    _, moments, _, sums = lax.while_loop(unfinished, step, start)
+    first_of_group = jnp.arange(episodes) // group_size * group_size
+    start = jax.vmap(partial(_reset, env, actor))(keys[first_of_group])._replace(key=jax.vmap(_steps_key)(keys))
+    end = _run_episodes(env, actor, start, greedy)
     if env.outcome is None:
-        return sums
-    outcome = jax.vmap(env.outcome)(moments.state)
+        return Evaluation(end.returns, end.lengths, {})
+    outcome = jax.vmap(env.outcome)(end.episodes.state)
     metrics = outcome_metrics(outcome)
     if env.measure:
-        metrics |= env.measure(outcome, sums.lengths, group_size)
-    return sums._replace(returns=sums.returns + outcome.reward, metrics=metrics)
+        metrics |= env.measure(outcome, end.lengths, group_size)
+    return Evaluation(end.returns + outcome.reward, end.lengths, metrics)
 
 
 def evaluation_metrics(
     env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool = False, group_size: int = 1
 ) -> Metrics:
-    """What is logged of an evaluation: `return` and `length`, the means of `evaluate`, and what else it measured.
+    """The metrics that are logged of an evaluation: the mean `return` and `length` of `evaluate`, and its `metrics`.
 
-    Where whole episodes are judged, as text is, and sampled, the same again for one greedy episode of each group, under
-    `greedy_...`. Arguments are those of `evaluate`.
+    Where the environment gives its reward for whole episodes, as for text, and actions are sampled, all metrics are
+    measured a second time with one greedy episode per group, and are named `greedy_...`. Arguments are those of
+    `evaluate`.
     """
 
     def means(**settings: Any) -> Metrics:
@@ -143,12 +116,12 @@ def evaluation_metrics(
     metrics = means(episodes=episodes, greedy=greedy, group_size=group_size)
     if env.outcome is None or greedy:
         return metrics
-    mode = means(episodes=episodes // group_size, greedy=True)
-    return metrics | {f"greedy_{name}": value for name, value in mode.items()}
+    greedy_metrics = means(episodes=episodes // group_size, greedy=True)
+    return metrics | {f"greedy_{name}": value for name, value in greedy_metrics.items()}
 
 
 def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> RecordedEpisode:
-    """Record one whole episode, for pictures and for close study.
+    """Record one whole episode with all its states, for animations and analysis.
 
     Args:
         env: the environment.
@@ -157,18 +130,60 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         greedy: take the mode of the policy instead of a sample (static).
     """
 
-    def step(carry: tuple[_EpisodeState, Array], t: Array) -> tuple[tuple[_EpisodeState, Array], Tree]:
-        moment, running = carry
-        following, action, timestep = _step(env, actor, moment, t, greedy)
-        record = following.state, following.obs, action, timestep.reward, running
-        return (following, running & ~timestep.last), record
+    def step(carry: tuple[_Episode, Array], t: Array) -> tuple[tuple[_Episode, Array], Tree]:
+        episode, running = carry
+        following, action, timestep = _step(env, actor, episode, t, greedy)
+        row = following.state, following.obs, action, timestep.reward, running
+        return (following, running & ~timestep.last), row
 
     first = _reset(env, actor, key)
-    _, record = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))
-    states, observations, actions, rewards, running = record
+    _, rows = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))
+    states, observations, actions, rewards, running = rows
     states, observations = jax.tree.map(
         lambda initial, later: jnp.concatenate([jnp.asarray(initial, later.dtype)[None], later]),
         (first.state, first.obs),
         (states, observations),
     )
     return RecordedEpisode(states, observations, actions, rewards.astype(jnp.float32), running.sum(dtype=jnp.int32))
+
+
+def _steps_key(key: Key) -> Key:
+    """The key of all steps of an episode, from the key of the episode."""
+    return jax.random.split(key)[1]
+
+
+def _reset(env: Env, actor: Actor, key: Key) -> _Episode:
+    state, obs = env.reset(jax.random.split(key)[0])
+    return _Episode(_steps_key(key), state, obs, actor.start(env.initial_input(state, obs)))
+
+
+def _step(env: Env, actor: Actor, episode: _Episode, t: Array, greedy: bool) -> tuple[_Episode, Array, TimeStep]:
+    act_key, env_key = jax.random.split(jax.random.fold_in(episode.key, t))
+    action, memory = actor.act(episode.memory, episode.obs, act_key, greedy)
+    state, timestep = env.step(env_key, episode.state, action)
+    return _Episode(episode.key, state, timestep.obs, memory), action, timestep
+
+
+def _run_episodes(env: Env, actor: Actor, start: _Episode, greedy: bool) -> _EvaluationState:
+    """Step all episodes, leaves `[episodes, ...]`, until the last has ended; only totals are kept."""
+
+    def unfinished(carry: _EvaluationState) -> Array:
+        return any_in_batch(carry.running) & (carry.t < env.time_limit)
+
+    def step(carry: _EvaluationState) -> _EvaluationState:
+        moved, _, timestep = jax.vmap(lambda episode: _step(env, actor, episode, carry.t, greedy))(carry.episodes)
+        if env.outcome:  # it is computed from the state at the end of the episode
+            moved = moved._replace(state=jax.vmap(tree_where)(carry.running, moved.state, carry.episodes.state))
+        reward = jnp.where(carry.running, timestep.reward, 0.0).astype(jnp.float32)
+        return _EvaluationState(
+            t=carry.t + 1,
+            episodes=moved,
+            running=carry.running & ~timestep.last,
+            returns=carry.returns + reward,
+            lengths=carry.lengths + carry.running,
+        )
+
+    number = start.key.shape[0]
+    zeros = jnp.zeros(number, jnp.float32), jnp.zeros(number, jnp.int32)
+    carry = _EvaluationState(jnp.zeros((), jnp.int32), start, jnp.ones(number, bool), *zeros)
+    return lax.while_loop(unfinished, step, carry)

@@ -1,9 +1,10 @@
-"""Continuing rollouts: segments of environments that are reset the moment their episode ends."""
+"""Continuing rollouts: segments of environments that are reset as soon as their episode ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +20,55 @@ from jaxpg.rollout.collector import (
     env_keys,
     reset_env,
     step_env,
+    step_keys,
     total_stats,
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
 
+NextStarts = Callable[[Tree, Array], CollectorState]
+"""(reset keys, episodes that each column has ended in this segment), `[B]` each -> start states of all columns."""
+
+
+class _SegmentState(NamedTuple):
+    """What the scan over the steps of a segment carries.
+
+    runner: the environments, without return and length of their episodes.
+    episodes: [B] int32, episodes that have ended in this segment.
+    final_obs: [K, B, ...], the final observations so far (see `Rollout.final_obs`).
+    num_final: [B] int32, how many of them are filled.
+    """
+
+    runner: CollectorState
+    episodes: Array
+    final_obs: Tree
+    num_final: Array
+
+
+class _StepInputs(NamedTuple):
+    """The inputs of each step of the scan, leaves `[T, ...]`.
+
+    t: the number of the step.
+    noise: random numbers of the actions, `[T, B, ...]`.
+    env_key, reset_key: see StepKeys.
+    """
+
+    t: Array
+    noise: Tree
+    env_key: Array
+    reset_key: Tree
+
 
 def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collector:
-    """Segments of `num_steps` steps of `num_envs` environments that are reset as their episodes end.
+    """Segments of `num_steps` steps of `num_envs` environments, each reset when its episode ends.
 
     Every reset is fresh by default. With `reset_pool` = n, each column draws n start states per segment, before the
-    scan, and uses them in turn (from the first again when more than n episodes end in it): cheaper where a reset
-    costs much, exact in distribution as long as no column ends more than n episodes.
+    scan, and uses them in turn, starting over if more than n of its episodes end. That is cheaper where a reset is
+    expensive, and exact in distribution as long as no column ends more than n episodes in a segment.
+
+    Raises:
+        UserError: the environment gives its reward for whole episodes (`Env.outcome`) or has a context.
     """
     return Collector(
         init=partial(_reset_all, num_envs=num_envs),
@@ -42,7 +79,7 @@ def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collect
 
 def _reset_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> CollectorState:
     if env.context or env.outcome:
-        raise UserError(f"{env.name} is judged by whole episodes. Collect whole episodes: num_steps = none.")
+        raise UserError(f"{env.name} gives its reward for whole episodes. Collect whole episodes: num_steps = none.")
     runner = jax.vmap(partial(reset_env, env, policy, params))(env_keys(key, num_envs))
     return runner._replace(episode_return=jnp.zeros(num_envs), episode_length=jnp.zeros(num_envs, jnp.int32))
 
@@ -52,76 +89,121 @@ def _collect_segment(
 ) -> tuple[CollectorState, Rollout, RolloutStats]:
     num_columns = runner.episode_length.shape[0]
     before = jax.tree.map(collectives.shard_columns, runner)
-    slots = 1 + -(-(num_steps - 1) // env.min_truncation_step)
-    begin = partial(reset_env, env, policy, params)
-
-    def start(key: Key, pool: Tree, episodes: Array) -> CollectorState:
-        return jax.tree.map(lambda x: x[episodes % reset_pool], pool) if reset_pool else begin(key)
-
-    def step(
-        carry: tuple[CollectorState, Array, Tree, Array], inputs: tuple[Array, Tree, Array]
-    ) -> tuple[tuple, Transition]:
-        runner, episodes, final_obs, used = carry
-        t, noise, keys = inputs
-        moved, transition = jax.vmap(partial(step_env, env, policy, params))(runner, noise, keys[:, 0])
-        last, broken = transition.last, timed_out(transition) | (t == num_steps - 1)
-
-        def restarted(moved: CollectorState) -> CollectorState:
-            return jax.vmap(tree_where)(last, jax.vmap(start)(keys[:, -1], pool, episodes), moved)
-
-        final_obs = _update_where_any(
-            broken, partial(_keep_final_obs, seen=moved.obs, broken=broken, used=used), final_obs
-        )
-        return (_update_where_any(last, restarted, moved), episodes + last, final_obs, used + broken), transition
-
-    pool: Tree = ()
+    reset = partial(reset_env, env, policy, params)
+    next_starts: NextStarts = partial(_fresh_starts, reset)
     if reset_pool:
         key, pool_key = jax.random.split(key)
-        pool = jax.vmap(jax.vmap(begin))(env_keys(pool_key, num_columns, each=(reset_pool,)))
-    keys = env_keys(key, num_columns, each=(num_steps, 2 if reset_pool else 3)).swapaxes(0, 1)
+        pool = jax.vmap(jax.vmap(reset))(env_keys(pool_key, num_columns, shape=(reset_pool,)))
+        next_starts = partial(_pooled_starts, pool, reset_pool)
+    keys = step_keys(key, num_columns, num_steps, with_reset=not reset_pool)
+    noise = action_noise(policy, params, before, keys.action)
+    inputs = _StepInputs(jnp.arange(num_steps), noise, keys.env, keys.reset)
+
+    def step(state: _SegmentState, inputs: _StepInputs) -> tuple[_SegmentState, Transition]:
+        moved, transition = jax.vmap(partial(step_env, env, policy, params))(state.runner, inputs.noise, inputs.env_key)
+        breaks_off = timed_out(transition) | (inputs.t == num_steps - 1)
+        following = _next_state(state, moved, transition.last, breaks_off, partial(next_starts, inputs.reset_key))
+        return following, transition
+
+    after, steps = lax.scan(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
+    steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
+    runner, stats = episode_stats(before, after.runner, steps)
+    return runner, Rollout(steps, steps.mask, after.final_obs, Episodes(memory=before.memory)), total_stats(stats)
+
+
+def final_obs_slots(env: Env, num_steps: int) -> int:
+    """K of `Rollout.final_obs`: how often a column of `num_steps` steps can break off.
+
+    Once at the end of the segment, and before it at time-outs, which are at least `env.min_truncation_step` steps
+    apart. If that is 1, the default, there is a slot for every step, which costs memory.
+    """
+    return 1 + -(-(num_steps - 1) // env.min_truncation_step)
+
+
+def _fresh_starts(reset: Callable[[Key], CollectorState], reset_key: Array, episodes: Array) -> CollectorState:
+    return jax.vmap(reset)(reset_key)
+
+
+def _pooled_starts(pool: CollectorState, size: int, reset_key: tuple[()], episodes: Array) -> CollectorState:
+    """The next state in turn of each column's pool, leaves `[B, size, ...]`."""
+    return jax.vmap(lambda states, number: jax.tree.map(lambda x: x[number % size], states))(pool, episodes)
+
+
+def _initial_state(before: CollectorState, slots: int) -> _SegmentState:
+    """The state at the start of a segment.
+
+    The return and length of the episode in progress are left out of the scan: they follow from the recorded steps
+    (`episode_stats`). A step that does not add them up has fewer calls for XLA to hand to other threads on a CPU
+    (benchmarks/LOG.md, "four environments again": a gain only together with `action_noise`).
+    """
+    none = jnp.zeros(before.episode_length.shape[0], jnp.int32)
     final_obs = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), before.obs)
-    none = jnp.zeros(num_columns, jnp.int32)
-    carry = (before._replace(episode_return=(), episode_length=()), none, final_obs, none)
-    noise = action_noise(policy, params, before, keys[..., 0])
-    (after, _, final_obs, _), steps = lax.scan(step, carry, (jnp.arange(num_steps), noise, keys[..., 1:]))
-    steps = steps._replace(mask=jnp.ones_like(steps.reward))  # as they are; but nothing is stored at every step for it
-    episode_return, episode_length, stats = episode_stats(before, steps)
-    after = after._replace(episode_return=episode_return, episode_length=episode_length)
-    return after, Rollout(steps, steps.mask, final_obs, Episodes(memory=before.memory)), total_stats(stats)
+    return _SegmentState(before._replace(episode_return=(), episode_length=()), none, final_obs, none)
 
 
-def episode_stats(before: CollectorState, steps: Transition) -> tuple[Array, Array, RolloutStats]:
-    """Return and length of the episodes under way behind a segment, and the tally of those that ended within it.
+def _next_state(
+    state: _SegmentState,
+    moved: CollectorState,
+    last: Array,
+    breaks_off: Array,
+    next_starts: Callable[[Array], CollectorState],
+) -> _SegmentState:
+    """The state after a step to `moved`: final observations stored, ended episodes replaced by new ones."""
 
-    What was under way before the segment and what came within it belongs to the ended ones, but for what came behind
-    the last end.
+    def store(final_obs: Tree) -> Tree:
+        return _store_final_obs(final_obs, moved.obs, breaks_off, state.num_final)
+
+    def restart(moved: CollectorState) -> CollectorState:
+        return jax.vmap(tree_where)(last, next_starts(state.episodes), moved)
+
+    return _SegmentState(
+        final_obs=_update_where_any(breaks_off, store, state.final_obs),
+        runner=_update_where_any(last, restart, moved),
+        episodes=state.episodes + last,
+        num_final=state.num_final + breaks_off,
+    )
+
+
+def _store_final_obs(final_obs: Tree, obs: Tree, breaks_off: Array, num_final: Array) -> Tree:
+    """Write `obs`, `[B, ...]`, into the next free slot of the columns that break off."""
+    slot = jnp.where(breaks_off, num_final, jax.tree.leaves(final_obs)[0].shape[0])  # behind the last: dropped
+    columns = jnp.arange(breaks_off.shape[0])
+    return jax.tree.map(lambda slots, x: slots.at[slot, columns].set(x, mode="drop"), final_obs, obs)
+
+
+def _update_where_any(condition: Array, update: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """`update(tree)`, for an update that changes nothing where no `condition` is true.
+
+    On a CPU a `lax.cond` replaces the plain call, so that a step at which no episode ends pays for no reset and for no
+    stored observation. Of resets this makes the PPO loop 1.03 to 1.15 times as fast (benchmarks/LOG.md, "four
+    environments again"); for observations see "large observations and the minibatch" there. Other backends always
+    update: on an accelerator the decision costs more than it saves.
+    """
+    if jax.default_backend() != "cpu":
+        return update(tree)
+    return lax.cond(any_in_batch(condition), update, lambda tree: tree, tree)
+
+
+def episode_stats(
+    before: CollectorState, after: CollectorState, steps: Transition
+) -> tuple[CollectorState, RolloutStats]:
+    """The state after a segment with return and length of its episodes in progress, and statistics per column, `[B]`.
+
+    The total of a column, from before the segment and within it, belongs to the episodes that ended, except for the
+    steps after the last end: those belong to the episode in progress.
     """
     t = jnp.arange(steps.last.shape[0])[:, None]
     last_end = jnp.where(steps.last, t, -1).max(0)
-    ended, under_way = last_end >= 0, t > last_end[None]
+    ended, in_progress = last_end >= 0, t > last_end[None]
     returns, lengths = before.episode_return + steps.reward.sum(0), before.episode_length + len(steps.last)
-    new_return, new_length = (steps.reward * under_way).sum(0), under_way.sum(0, dtype=jnp.int32)
+    new_return, new_length = (steps.reward * in_progress).sum(0), in_progress.sum(0, dtype=jnp.int32)
     stats = RolloutStats(
         steps=steps.mask.sum(0),
         episodes=steps.last.sum(0, dtype=jnp.float32),
         return_sum=ended * (returns - new_return),
         length_sum=(ended * (lengths - new_length)).astype(jnp.float32),
     )
-    return jnp.where(ended, new_return, returns), jnp.where(ended, new_length, lengths), stats
-
-
-def _update_where_any(condition: Array, change: Callable[[Tree], Tree], unchanged: Tree) -> Tree:
-    """`change(unchanged)`, which may be left out where no `condition` is true, since it then changes nothing.
-
-    On a CPU it is; deciding costs an accelerator more than doing it.
-    """
-    if jax.default_backend() != "cpu":
-        return change(unchanged)
-    return lax.cond(any_in_batch(condition), change, lambda unchanged: unchanged, unchanged)
-
-
-def _keep_final_obs(final_obs: Tree, *, seen: Tree, broken: Array, used: Array) -> Tree:
-    """Put what was `seen`, `[B, ...]`, into the next free slot of the columns that are `broken`."""
-    slot = jnp.where(broken, used, jax.tree.leaves(final_obs)[0].shape[0])
-    columns = jnp.arange(broken.shape[0])
-    return jax.tree.map(lambda kept, x: kept.at[slot, columns].set(x, mode="drop"), final_obs, seen)
+    after = after._replace(
+        episode_return=jnp.where(ended, new_return, returns), episode_length=jnp.where(ended, new_length, lengths)
+    )
+    return after, stats

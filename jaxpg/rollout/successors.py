@@ -16,30 +16,30 @@ def timed_out(steps: Transition) -> Array:
 
 
 def bootstraps_at(steps: Transition) -> Array:
-    """[T, B], where a column breaks off: at a time-out, and at the end of the segment.
+    """[T, B], where a column breaks off: at time-outs, and at the end of the segment.
 
-    Everywhere else the successor of an observation is the one below it, or the episode has terminated.
+    Everywhere else the successor of an observation is the next row, or the episode has terminated.
     """
     return timed_out(steps).at[-1].set(True)
 
 
-def bootstrap_steps(steps: Transition, number: int) -> Array:
-    """[number, B], the step at which each column breaks off for the k-th time; 0 where it does not."""
-    broken = bootstraps_at(steps)
-    nth = jnp.where(broken, jnp.cumsum(broken, 0) - 1, number)
-    t, columns = jnp.indices(broken.shape)
-    return jnp.zeros((number, broken.shape[1]), jnp.int32).at[nth, columns].set(t, mode="drop")
+def bootstrap_steps(steps: Transition, slots: int) -> Array:
+    """[slots, B], the step at which each column breaks off for the k-th time; 0 if it does not."""
+    breaks_off = bootstraps_at(steps)
+    slot = jnp.where(breaks_off, jnp.cumsum(breaks_off, 0) - 1, slots)
+    t, columns = jnp.indices(breaks_off.shape)
+    return jnp.zeros((slots, breaks_off.shape[1]), jnp.int32).at[slot, columns].set(t, mode="drop")
 
 
-def successor_values(rollout: Rollout, v_tm1: Array, at_final_obs: Callable[[Tree], Array]) -> Array:
-    """V of the successors, `[T, B]`, wherever the discount is not 0, for little more than the V(obs) that is known.
+def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Array]) -> Array:
+    """V of the successors, `[T, B]`, valid wherever the discount is not 0, from V(obs), `v_tm1`.
 
-    Between two steps of an episode it is V(obs) one step on. What is left is where columns break off:
-    `at_final_obs(rollout.final_obs)`, `[K, B]`. Without endings V is 0 there.
+    Within an episode it is V(obs) of the next row. Only where a column breaks off is it computed anew:
+    `value(rollout.final_obs)`, `[K, B]`. Without final observations the last row is 0.
     """
     if not jax.tree.leaves(rollout.final_obs):
         return jnp.concatenate([v_tm1[1:], jnp.zeros_like(v_tm1[:1])])
-    broken, v_end = bootstraps_at(rollout.steps), at_final_obs(rollout.final_obs)
-    number = jnp.clip(jnp.cumsum(broken, 0) - 1, 0, v_end.shape[0] - 1)
-    following = jnp.concatenate([v_tm1[1:], v_tm1[-1:]])
-    return jnp.where(broken, jnp.take_along_axis(v_end, number, 0), following)
+    breaks_off, v_final = bootstraps_at(rollout.steps), value(rollout.final_obs)
+    slot = jnp.clip(jnp.cumsum(breaks_off, 0) - 1, 0, v_final.shape[0] - 1)
+    v_next_row = jnp.concatenate([v_tm1[1:], v_tm1[-1:]])
+    return jnp.where(breaks_off, jnp.take_along_axis(v_final, slot, 0), v_next_row)

@@ -72,13 +72,13 @@ def trust_region_step(
     return params, opt_state, {**value_metrics, **metrics}
 
 
-def _fisher_product(local_kl: Callable[[Array], Array], flat: Array, damping: float, vector: Array) -> Array:
+def _fisher_product(local_kl: Callable[[Array], Array], flat: Array, damping: Array | float, vector: Array) -> Array:
     """(F + damping I) v, F being the Hessian of the mean KL(old || new) at the old parameters, on all devices."""
     return collectives.psum(jax.jvp(jax.grad(local_kl), (flat,), (vector,))[1]) + damping * vector
 
 
 def natural_step(
-    fisher_product: Callable[[Array], Array], descent: Array, *, max_kl: float, conjugate_steps: int
+    fisher_product: Callable[[Array], Array], descent: Array, *, max_kl: Array | float, conjugate_steps: int
 ) -> Array:
     """sqrt(2 max_kl / s.F s) s with s = F^-1 g: the step along the natural gradient whose quadratic KL is `max_kl`.
 
@@ -103,7 +103,7 @@ def line_search(
     start: Array,
     step: Array,
     *,
-    max_kl: float,
+    max_kl: Array | float,
     backtracks: int,
 ) -> Search:
     """The longest of start + step, start + step/2, start + step/4, ... with a lower loss and a KL of at most `max_kl`.

@@ -1,9 +1,9 @@
-"""The two forms of a completion: an answer alone, or thoughts and then an answer, each between its tags.
+"""The two forms of a completion: an answer alone, or a scratchpad and then an answer, each between its tags.
 
     ANSWER<eos>
-    <think>THOUGHTS</think><answer>ANSWER</answer><eos>
+    <think>SCRATCHPAD</think><answer>ANSWER</answer><eos>
 
-Thoughts may be empty, an answer may not.
+The scratchpad may be empty, the answer may not.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ TAGS_LENGTH = 4
 
 
 class ParsedCompletion(NamedTuple):
-    """What stands in a completion.
+    """The answer in a completion.
 
-    formed: [] bool, whether it has exactly the form that was asked for.
-    found: [] bool, whether there is an answer: the completion ended, and what it gave is neither empty nor padding.
-    answer: [T], padded behind its end.
-    length: [] int32, how many tokens the answer has.
+    well_formed: [] bool, whether the completion has exactly the required form.
+    found: [] bool, whether there is an answer: the completion ended, and the answer is not empty and has no padding.
+    answer: [T], padded behind its last token.
+    length: [] int32, the number of tokens of the answer.
     """
 
-    formed: Array
+    well_formed: Array
     found: Array
     answer: Array
     length: Array
 
 
-def format_completion(answer: Array, thoughts: Array | None, max_tokens: int) -> Array:
-    """A completion `[max_tokens]` in the form without thoughts (None) or with them; both may hold padding."""
-    if thoughts is None:
+def format_completion(answer: Array, scratchpad: Array | None, max_tokens: int) -> Array:
+    """A completion `[max_tokens]` in the form with a scratchpad, or without one (None); padding is removed."""
+    if scratchpad is None:
         return pack(answer, "<eos>", size=max_tokens)
-    return pack("<think>", thoughts, "</think><answer>", answer, "</answer><eos>", size=max_tokens)
+    return pack("<think>", scratchpad, "</think><answer>", answer, "</answer><eos>", size=max_tokens)
 
 
 def parse_completion(completion: Array, length: Array, *, think: bool) -> ParsedCompletion:
     """Read the first `length` tokens of a completion `[T]`.
 
-    Without `think` the answer is all that precedes the end. With it the answer is what the last pair of answer tags
-    encloses, wherever that stands: an <answer> and the </answer> behind it, without another answer tag in between.
-    A completion that did not end, and one with an end before its last token, gave no answer.
+    Without `think` the answer is everything before the end token. With it the answer is the text inside the last pair
+    of answer tags, in any position: an <answer> and the </answer> behind it, without another answer tag in between.
+    A completion without an end token, or with one before its last token, has no answer.
     """
     place = jnp.arange(len(completion))
     tokens = jnp.where(place < length, completion, PAD)
@@ -59,8 +59,8 @@ def parse_completion(completion: Array, length: Array, *, think: bool) -> Parsed
     answer = jnp.where(place < size, tokens.at[start + place].get(mode="fill", fill_value=PAD), PAD)
     found = ended & (size > 0) & ((answer != PAD) == (place < size)).all()
     special = ((tokens <= END_ANSWER) & (place < length)).sum()  # padding, end and tags come first in the vocabulary
-    formed = _is_thought_through(tokens) & (special == TAGS_LENGTH + 1) if think else special == 1
-    return ParsedCompletion(found & formed, found, answer, size)
+    well_formed = _tags_in_place(tokens) & (special == TAGS_LENGTH + 1) if think else special == 1
+    return ParsedCompletion(found & well_formed, found, answer, size)
 
 
 def uses_scratchpad(completion: Array, length: Array) -> Array:
@@ -69,19 +69,19 @@ def uses_scratchpad(completion: Array, length: Array) -> Array:
 
 
 def _last_answer(tokens: Array) -> tuple[Array, Array]:
-    """Where the last answer between tags begins and ends; (0, 0) if there is none."""
+    """Start and stop of the last answer between tags; (0, 0) if there is none."""
     place = jnp.arange(len(tokens))
     is_tag = (tokens == ANSWER) | (tokens == END_ANSWER)
-    newest = lax.cummax(jnp.where(is_tag, place, -1))
-    before = jnp.concatenate([jnp.full(1, -1, newest.dtype), newest[:-1]])
-    closes = (tokens == END_ANSWER) & (before >= 0) & (tokens[before] == ANSWER)
+    last_tag = lax.cummax(jnp.where(is_tag, place, -1))
+    previous_tag = jnp.concatenate([jnp.full(1, -1, last_tag.dtype), last_tag[:-1]])
+    closes = (tokens == END_ANSWER) & (previous_tag >= 0) & (tokens[previous_tag] == ANSWER)
     stop = jnp.max(jnp.where(closes, place, 0))
-    return jnp.where(closes.any(), before[stop] + 1, 0), stop
+    return jnp.where(closes.any(), previous_tag[stop] + 1, 0), stop
 
 
-def _is_thought_through(tokens: Array) -> Array:
-    """Whether every tag is where it should be; that there are no others is for the caller to see."""
-    after = jnp.concatenate([tokens[1:], jnp.full(1, PAD, tokens.dtype)])
-    turns = (tokens == END_THINK) & (after == ANSWER)
-    closes = (tokens == END_ANSWER) & (after == END)
-    return (tokens[0] == THINK) & turns.any() & closes.any()
+def _tags_in_place(tokens: Array) -> Array:
+    """Whether the four tags are where they must be; the caller checks that there are no others."""
+    following = jnp.concatenate([tokens[1:], jnp.full(1, PAD, tokens.dtype)])
+    answer_follows = (tokens == END_THINK) & (following == ANSWER)
+    end_follows = (tokens == END_ANSWER) & (following == END)
+    return (tokens[0] == THINK) & answer_follows.any() & end_follows.any()

@@ -4,9 +4,9 @@
     product = factor, { ("*" | "/"), factor }
     factor  = number | "(", sum, ")"
 
-As both levels are evaluated from left to right, what precedes a factor inside its parentheses is four numbers: the
-value of the finished products, the sign of the open one, its value, and whether it goes on by division. A parenthesis
-puts them on a stack.
+As both levels are evaluated from left to right, everything before a factor inside its parentheses is four numbers: the
+sum of the finished products, the sign of the open one, its value, and whether a division follows. An opening
+parenthesis pushes them onto a stack.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jaxpg.types import Array, Tree
 
 PLUS, MINUS, TIMES, OVER, OPENS, CLOSES = (CHARACTERS.id(symbol) for symbol in "+-*/()")
 DEPTH = 8
-"""Parentheses may be nested so deep."""
+"""Limit of nested parentheses."""
 HUGE = 10_000_000
-"""Numbers are not read further than this, so that none wraps around to one of the given."""
+"""Numbers saturate above this, so that none overflows to one of the given numbers."""
 
 
 class Frame(NamedTuple):
-    """What was read inside one pair of parentheses: total + sign * product [* or /] what comes."""
+    """What was read inside one pair of parentheses: total + sign * product [* or /] next factor."""
 
     total: Array
     sign: Array
@@ -39,15 +39,15 @@ class Frame(NamedTuple):
 
 
 class ParserState(NamedTuple):
-    """Where the parser stands.
+    """The state of the parser between two tokens.
 
-    legal: [] bool, whether all is well so far.
-    operand: [] bool, whether an operand has to come next.
-    number: [] int32, the number under way, -1 if none is.
-    unused: [N] bool, which of the given numbers are still to be used.
+    legal: [] bool, whether there was no error so far.
+    operand: [] bool, whether an operand must come next.
+    number: [] int32, the number being read, -1 if none is.
+    unused: [N] bool, which of the given numbers have not been used.
     frame: Frame of the innermost parentheses.
-    stack: Frame of those around it, leaves [DEPTH].
-    depth: [] int32, how many there are.
+    stack: Frame of the parentheses around it, leaves [DEPTH].
+    depth: [] int32, the number of open parentheses.
     """
 
     legal: Array
@@ -60,14 +60,14 @@ class ParserState(NamedTuple):
 
 
 def evaluate_expression(tokens: Array, length: Array, given: Array) -> tuple[Array, Array]:
-    """Parse the first `length` of tokens `[T]` and evaluate them in whole numbers.
+    """Parse the first `length` of tokens `[T]` and evaluate them in integers.
 
-    An expression is legal if it has the grammar above, with no other characters, uses each of the `given` numbers [N]
-    exactly once, written without leading zeros, divides only where nothing remains, and nests parentheses at most
-    `DEPTH` deep. The value of a legal expression must fit int32; that of another means nothing.
+    An expression is legal if it follows the grammar above, with no other characters, uses each of the `given` numbers
+    [N] exactly once, written without leading zeros, divides only without remainder, and nests parentheses at most
+    `DEPTH` deep. The value of a legal expression must fit int32.
 
     Returns:
-        [] bool, whether it is legal, and [] int32, its value.
+        [] bool, whether it is legal, and [] int32, its value, undefined if it is not.
     """
     zero = jnp.zeros((), jnp.int32)
     empty = Frame(total=zero, sign=zero + 1, product=zero + 1, divides=jnp.zeros((), bool))
@@ -92,16 +92,16 @@ def evaluate_expression(tokens: Array, length: Array, given: Array) -> tuple[Arr
 
 
 def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> ParserState:
-    """Read one token; END asks for the value of the whole."""
+    """Read one token; END completes the whole expression."""
     digit = token - ZERO
     is_digit = (digit >= 0) & (digit <= 9)
-    parser = _where(is_digit, parser, _number_ended(parser, given))
+    parser = _where(is_digit, parser, _finish_number(parser, given))
     opens, closes, ends = token == OPENS, token == CLOSES, token == END
     adds, multiplies = (token == PLUS) | (token == MINUS), (token == TIMES) | (token == OVER)
     allowed = jnp.select(
         [is_digit, opens, closes, adds | multiplies | ends],
         [
-            parser.operand | (parser.number > 0),  # a digit behind 0 would make that a leading zero
+            parser.operand | (parser.number > 0),  # a digit after 0 would make that a leading zero
             parser.operand & (parser.depth < DEPTH),
             ~parser.operand & (parser.depth > 0),
             ~parser.operand,
@@ -114,10 +114,10 @@ def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> Pars
     frame = _where(multiplies, frame._replace(divides=token == OVER), frame)
     frame = _where(ends, frame._replace(total=value), frame)
     top = jnp.arange(DEPTH) == parser.depth
-    stack = jax.tree.map(lambda all_, one: jnp.where(opens & top, one, all_), stack, frame)
+    stack = jax.tree.map(lambda frames, pushed: jnp.where(opens & top, pushed, frames), stack, frame)
     frame = _where(opens, empty, frame)
-    around = jax.tree.map(lambda all_: all_[parser.depth - 1], stack)
-    reentered, exact = _joined_by(around, value)
+    enclosing = jax.tree.map(lambda frames: frames[parser.depth - 1], stack)
+    reentered, exact = _append_factor(enclosing, value)
     return ParserState(
         legal=parser.legal & allowed & (~closes | exact),
         operand=opens | adds | multiplies,
@@ -129,22 +129,22 @@ def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> Pars
     )
 
 
-def _number_ended(parser: ParserState, given: Array) -> ParserState:
-    """The number under way, if there is one, is taken from the given ones and joins the open product."""
+def _finish_number(parser: ParserState, given: Array) -> ParserState:
+    """Mark the number that was being read, if any, as used and append it to the open product."""
     fits = parser.unused & (given == parser.number)
-    taken = jnp.arange(len(given)) == jnp.argmax(fits)
-    frame, exact = _joined_by(parser.frame, parser.number)
-    after = parser._replace(
+    used = jnp.arange(len(given)) == jnp.argmax(fits)
+    frame, exact = _append_factor(parser.frame, parser.number)
+    finished = parser._replace(
         legal=parser.legal & fits.any() & exact,
         number=jnp.full_like(parser.number, -1),
-        unused=parser.unused & ~taken,
+        unused=parser.unused & ~used,
         frame=frame,
     )
-    return _where(parser.number >= 0, after, parser)
+    return _where(parser.number >= 0, finished, parser)
 
 
-def _joined_by(frame: Frame, factor: Array) -> tuple[Frame, Array]:
-    """The frame after one more factor, and whether it is whole."""
+def _append_factor(frame: Frame, factor: Array) -> tuple[Frame, Array]:
+    """The frame after one more factor, and whether the division, if it is one, leaves no remainder."""
     divisor = jnp.where(factor == 0, 1, factor)
     exact = ~frame.divides | ((factor != 0) & (frame.product % divisor == 0))
     product = jnp.where(frame.divides, frame.product // divisor, frame.product * factor)

@@ -1,7 +1,7 @@
-"""Tasks whose problems are drawn at random: what one has to say of itself, and what they all share.
+"""Tasks whose problems are drawn at random: what a task defines (`Problems`), and what all of them share (`make_task`).
 
-That is the two forms of a completion, the verdict, and the split: about one problem in ten is held out, by a hash of
-its prompt, so whether a problem is held out depends on nothing but the problem.
+Shared are the two forms of a completion, the verdict and the split. About one problem in ten is held out, by a hash of
+its prompt, so that the split depends on the problem alone and not on the settings.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Tree
 
-HELD_OUT = 10
-"""One problem in so many."""
-FEWEST = 100
-"""Of fewer problems than this, chance might hold out none."""
-SLACK = 16
-"""Tokens for thoughts beyond those that the longest demonstration writes."""
+HELD_OUT_EVERY = 10
+"""One problem in this many is held out."""
+MIN_PROBLEMS = 100
+"""Of fewer problems than this, the hash might hold out none."""
+SPARE_TOKENS = 16
+"""Room for a scratchpad beyond the longest demonstration."""
 
 
 class Problems(NamedTuple):
-    """Problems, one at a time; texts are in CHARACTERS and may hold padding only at their ends.
+    """The problems of a task, one at a time; texts are in CHARACTERS and have padding only at their ends.
 
-    size: how many there are, or a number that is not greater.
-    sample(key): one of them, held out or not.
+    size: the number of problems, or a lower bound of it.
+    sample(key): a problem, of either split.
     prompt(problem): [P]
     answer(problem): a right answer.
-    scratchpad(problem): what a demonstration thinks.
-    judge(problem, answer, length): whether an answer [T] of so many tokens is right, and its fingerprint, [] int32.
-    canonical(problem): the one problem that stands for all that are to be held out together.
-    canonical_prompt(text): the prompt of that one, from a prompt as text, on the host.
+    scratchpad(problem): the scratchpad of a demonstration.
+    check_answer(problem, answer, length): whether an answer [T] of `length` tokens is right, [] bool, and its
+        fingerprint, [] int32.
+    canonical(problem): the representative of the problems that must be in the same split as this one.
+    canonical_prompt(text): the prompt of that representative, from a prompt as text, on the host.
     """
 
     size: int
@@ -48,9 +49,103 @@ class Problems(NamedTuple):
     prompt: Callable[[Tree], Array]
     answer: Callable[[Tree], Array]
     scratchpad: Callable[[Tree], Array]
-    judge: Callable[[Tree, Array, Array], tuple[Array, Array]]
+    check_answer: Callable[[Tree, Array, Array], tuple[Array, Array]]
     canonical: Callable[[Tree], Tree] = lambda problem: problem
     canonical_prompt: Callable[[str], str] = lambda text: text
+
+
+class TaskSettings(NamedTuple):
+    """The settings that all generated tasks share.
+
+    split: "train" or "test".
+    think: whether a completion has a scratchpad before its answer.
+    scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
+    max_tokens: completions are truncated after this many tokens; None for the length of the longest demonstration, and
+        SPARE_TOKENS more with `think`.
+    """
+
+    split: str
+    think: bool = False
+    scratchpad_share: float = 1.0
+    max_tokens: int | None = None
+
+
+def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
+    """The task of solving these problems.
+
+    Raises:
+        UserError: no such split, too few problems to hold some out, demonstrations longer than max_tokens.
+    """
+    _check_settings(name, problems, settings)
+    prompt_length, max_tokens = _lengths(name, problems, settings)
+    think = settings.think
+    from_test_split = settings.split == "test"
+
+    def demonstration(problem: Tree, key: Key) -> Array:
+        if not think:
+            return completion.format_completion(problems.answer(problem), None, max_tokens)
+        thoughts = problems.scratchpad(problem)
+        thoughts = jnp.where(jax.random.uniform(key) < settings.scratchpad_share, thoughts, PAD)
+        return completion.format_completion(problems.answer(problem), thoughts, max_tokens)
+
+    def verify(problem: Tree, tokens: Array, length: Array) -> Verdict:
+        parsed = completion.parse_completion(tokens, length, think=think)
+        right, answer = problems.check_answer(problem, parsed.answer, parsed.length)
+        return Verdict(
+            accuracy=(parsed.found & right).astype(jnp.float32),
+            format=parsed.well_formed.astype(jnp.float32),
+            answer=jnp.where(parsed.found, answer, -1),
+            scratchpad_used=completion.uses_scratchpad(tokens, length).astype(jnp.float32) if think else (),
+        )
+
+    def draw(key: Key) -> Tree:
+        return sample_split(problems, key, held_out=from_test_split)
+
+    def prompts_held_out(prompts: Sequence[str]) -> list[bool]:
+        tokens = jnp.asarray(pad_rows([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
+        return _hash_holds_out(jax.vmap(fingerprint)(tokens)).tolist()
+
+    return Task(
+        name=name,
+        vocabulary=CHARACTERS,
+        prompt_length=prompt_length,
+        max_tokens=max_tokens,
+        draw=draw,
+        prompt_tokens=problems.prompt,
+        demonstration=demonstration,
+        verify=verify,
+        is_held_out=prompts_held_out,
+    )
+
+
+def _check_settings(name: str, problems: Problems, settings: TaskSettings) -> None:
+    split, think, scratchpad_share, _ = settings
+    if split not in ("train", "test"):
+        raise UserError(f"{name}: split must be train or test, not {split!r}.")
+    if problems.size < MIN_PROBLEMS:
+        raise UserError(
+            f"{name}: with these settings there are only {problems.size} problems, too few to hold some out. "
+            f"Choose settings with at least {MIN_PROBLEMS}."
+        )
+    if not 0 <= scratchpad_share <= 1:
+        raise UserError(f"{name}: scratchpad_share must be from 0 to 1, not {scratchpad_share!r}.")
+    if scratchpad_share < 1 and not think:
+        raise UserError(f"{name}: scratchpad_share = {scratchpad_share!r} has no effect without think = true.")
+
+
+def _lengths(name: str, problems: Problems, settings: TaskSettings) -> tuple[int, int]:
+    """Tokens of a prompt and of a completion."""
+    any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
+    (prompt_length,), (answer_length,), (scratchpad_length,) = (
+        jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
+    )
+    longest = answer_length + 1 + (completion.TAGS_LENGTH + scratchpad_length if settings.think else 0)
+    max_tokens = settings.max_tokens
+    if max_tokens is None:
+        max_tokens = longest + (SPARE_TOKENS if settings.think else 0)
+    if max_tokens < longest:
+        raise UserError(f"{name}: demonstrations have up to {longest} tokens, so max_tokens = {max_tokens} is too few.")
+    return prompt_length, max_tokens
 
 
 def no_scratchpad(problem: Tree) -> Array:
@@ -59,84 +154,19 @@ def no_scratchpad(problem: Tree) -> Array:
 
 
 def exact_match(answer: Callable[[Tree], Array]) -> Callable[[Tree, Array, Array], tuple[Array, Array]]:
-    """A judge for problems with one answer: token by token the same. The fingerprint is of the text."""
+    """The `check_answer` of problems with one answer: equal token by token. The fingerprint is that of the tokens."""
 
-    def judge(problem: Tree, given: Array, length: Array) -> tuple[Array, Array]:
+    def check_answer(problem: Tree, given: Array, length: Array) -> tuple[Array, Array]:
         right = answer(problem)
         right = jnp.pad(right, (0, len(given) - len(right)), constant_values=PAD)
-        return (given == right).all(), positive(fingerprint(given))
+        return (given == right).all(), non_negative(fingerprint(given))
 
-    return judge
+    return check_answer
 
 
-def positive(hashed: Array) -> Array:
-    """A hash as an int32 that is not negative."""
+def non_negative(hashed: Array) -> Array:
+    """A uint32 hash as an int32 that is not negative."""
     return (hashed >> 1).astype(jnp.int32)
-
-
-def make_task(
-    name: str, problems: Problems, *, split: str, think: bool, scratchpad_share: float = 1.0, max_tokens: int | None
-) -> Task:
-    """The task of solving such problems.
-
-    Args:
-        name: what it is called.
-        problems: what it consists of.
-        split: "train" or "test".
-        think: whether a completion thinks before it answers.
-        scratchpad_share: share of the demonstrations that fill in their scratchpad.
-        max_tokens: where completions are cut off; None for as many as the longest demonstration has, and with `think`
-            some more.
-
-    Raises:
-        UserError: no such split, too few problems to hold some out, demonstrations that do not fit.
-    """
-    if split not in ("train", "test"):
-        raise UserError(f"{name}: split must be train or test, not {split!r}.")
-    if problems.size < FEWEST:
-        raise UserError(
-            f"{name}: with these settings there are only {problems.size} problems, too few to hold some out. "
-            f"Choose settings with at least {FEWEST}."
-        )
-    if not 0 <= scratchpad_share <= 1 or (scratchpad_share < 1 and not think):
-        raise UserError(
-            f"{name}: scratchpad_share is a share from 0 to 1, of use only with think = true, not {scratchpad_share!r}."
-        )
-    any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
-    (prompt_length,), (answer_length,), (thoughts_length,) = (
-        jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
-    )
-    longest = answer_length + 1 + (completion.TAGS_LENGTH + thoughts_length if think else 0)
-    if max_tokens is None:
-        max_tokens = longest + (SLACK if think else 0)
-    if max_tokens < longest:
-        raise UserError(f"{name}: demonstrations have up to {longest} tokens, so max_tokens = {max_tokens} is too few.")
-
-    def demonstration(problem: Tree, key: Key) -> Array:
-        if not think:
-            return completion.format_completion(problems.answer(problem), None, max_tokens)
-        thoughts = problems.scratchpad(problem)
-        thoughts = jnp.where(jax.random.uniform(key) < scratchpad_share, thoughts, PAD)
-        return completion.format_completion(problems.answer(problem), thoughts, max_tokens)
-
-    def verify(problem: Tree, tokens: Array, length: Array) -> Verdict:
-        reading = completion.parse_completion(tokens, length, think=think)
-        right, answer = problems.judge(problem, reading.answer, reading.length)
-        return Verdict(
-            accuracy=(reading.found & right).astype(jnp.float32),
-            format=reading.formed.astype(jnp.float32),
-            answer=jnp.where(reading.found, answer, -1),
-            scratchpad_used=completion.uses_scratchpad(tokens, length).astype(jnp.float32) if think else (),
-        )
-
-    def draw(key: Key) -> Tree:
-        return sample_split(problems, key, held_out=split == "test")
-
-    def held_out(prompts: Sequence[str]) -> list[bool]:
-        tokens = jnp.asarray(pad_rows([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
-        return (jax.vmap(fingerprint)(tokens) % HELD_OUT == 0).tolist()
-
-    return Task(name, CHARACTERS, prompt_length, max_tokens, draw, problems.prompt, demonstration, verify, held_out)
 
 
 def ascending(prompt: str) -> str:
@@ -148,19 +178,23 @@ def ascending(prompt: str) -> str:
 
 def is_held_out(problems: Problems, problem: Tree) -> Array:
     """[] bool, whether a problem belongs to the test split."""
-    return fingerprint(problems.prompt(problems.canonical(problem))) % HELD_OUT == 0
+    return _hash_holds_out(fingerprint(problems.prompt(problems.canonical(problem))))
+
+
+def _hash_holds_out(hashed: Array) -> Array:
+    return hashed % HELD_OUT_EVERY == 0
 
 
 def sample_split(problems: Problems, key: Key, *, held_out: bool) -> Tree:
-    """A problem of one split: problems are sampled until there is one."""
+    """A problem of one split, by rejection: problems are sampled until one belongs to it."""
 
-    def unsuitable(carry: tuple[Array, Tree]) -> Array:
+    def rejected(carry: tuple[Array, Tree]) -> Array:
         tries, problem = carry
         return (tries == 0) | (is_held_out(problems, problem) != held_out)
 
-    def again(carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
+    def try_again(carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
         tries, _ = carry
         return tries + 1, problems.sample(jax.random.fold_in(key, tries))
 
-    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(problems.sample, key))
-    return lax.while_loop(unsuitable, again, (jnp.zeros((), jnp.int32), blank))[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(problems.sample, key))
+    return lax.while_loop(rejected, try_again, (jnp.zeros((), jnp.int32), zeros))[1]

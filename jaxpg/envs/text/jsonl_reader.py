@@ -1,4 +1,4 @@
-"""A user's own texts: JSON-lines files, read with every line checked, split, and made into arrays of tokens."""
+"""A user's own JSON-lines files: reading and checking every line, splitting, and encoding as arrays of tokens."""
 
 from __future__ import annotations
 
@@ -16,119 +16,121 @@ from jaxpg.errors import UserError
 
 _TAG = re.compile("(</?(?:think|answer)>)")
 HeldOut = Callable[[Sequence[str]], Sequence[bool]]
-"""Which of some prompts are for the test."""
+"""prompts -> whether each belongs to the test split."""
 
 
 class Record(NamedTuple):
     """One record of a file.
 
-    where: the file and the number of the line, as messages name it.
-    fields: what it says; those that were asked for are texts, and not blank.
+    location: the file and the number of the line, for error messages.
+    fields: its fields; the required and optional ones of `read_records` are non-blank strings.
     """
 
-    where: str
+    location: str
     fields: Mapping[str, Any]
 
 
-def read_records(path: str | Path, *, texts: Sequence[str] = (), optional: Sequence[str] = ()) -> list[Record]:
+def read_records(path: str | Path, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> list[Record]:
     """The objects of a JSON-lines file in UTF-8; blank lines are skipped.
 
     Args:
         path: the file.
-        texts: fields that every object must have: strings that are not blank, or numbers, which become strings.
-        optional: fields of that kind which an object may lack.
+        required: fields that every object must have: non-blank strings, or numbers, which become strings.
+        optional: fields of the same kind that an object may lack.
 
     Raises:
-        UserError: there is no such file or nothing in it; or a line is no JSON, no object, or lacks a field, or a field
-            is no text or blank.
+        UserError: the file cannot be read or is empty; a line is not a JSON object or lacks a field; a field is blank
+            or neither a string nor a number.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
-    lines = [
-        _read_record(raw, f"{path}, line {number}", texts, optional)
+    records = [
+        _read_record(raw, f"{path}, line {number}", required, optional)
         for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
         if raw.strip()
     ]
-    if not lines:
+    if not records:
         raise UserError(f"{path} is empty. It should have one JSON object per line.")
-    return lines
+    return records
 
 
-def _read_record(raw: bytes, where: str, texts: Sequence[str], optional: Sequence[str]) -> Record:
+def _read_record(raw: bytes, location: str, required: Sequence[str], optional: Sequence[str]) -> Record:
     try:
         fields = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#x}.") from error
+        raise UserError(f"{location} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#x}.") from error
     except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not valid JSON: {error.msg}, at column {error.colno}.") from error
+        raise UserError(f"{location} is not valid JSON: {error.msg}, at column {error.colno}.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read: {error}.") from error
+        raise UserError(f"{location} cannot be read: {error}.") from error
     if not isinstance(fields, dict):
-        raise UserError(f'{where} is not an object such as {{"prompt": "1+1=", "answer": "2"}}, but {_shown(fields)}.')
-    for name in texts:
+        example = '{"prompt": "1+1=", "answer": "2"}'
+        raise UserError(f"{location} is not an object such as {example}, but {_excerpt(fields)}.")
+    for name in required:
         if name not in fields:
-            raise UserError(f"{where} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
-    asked = {name: _text(fields[name], name, where) for name in (*texts, *optional) if name in fields}
-    return Record(where, fields | asked)
+            raise UserError(f"{location} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
+    texts = {name: _checked_text(fields[name], name, location) for name in (*required, *optional) if name in fields}
+    return Record(location, fields | texts)
 
 
 def as_text(value: Any) -> str | None:
-    """What a field says, if it is a string or a number."""
+    """The text of a field that is a string or a number, else None."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return json.dumps(value)
     return value if isinstance(value, str) else None
 
 
-def _text(given: Any, name: str, where: str) -> str:
-    value = as_text(given)
-    if value is None:
-        raise UserError(f"{where}: the field {name!r} must be a string, not {_shown(given)}.")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{where}: the field {name!r} holds half of a surrogate pair, which is no character.")
-    if not value.strip():
-        raise UserError(f"{where}: the field {name!r} is empty.")
-    return value
+def _checked_text(value: Any, name: str, location: str) -> str:
+    text = as_text(value)
+    if text is None:
+        raise UserError(f"{location}: the field {name!r} must be a string, not {_excerpt(value)}.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{location}: the field {name!r} holds half of a surrogate pair, which is not a character.")
+    if not text.strip():
+        raise UserError(f"{location}: the field {name!r} is empty.")
+    return text
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
+    """A value as JSON of at most 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def hash_split(held_out: float, prompts: Sequence[str]) -> list[bool]:
-    """Which of the prompts are for the test: about the share `held_out` of all, by a hash of each.
+    """Whether each prompt belongs to the test split: about the share `held_out` of all, by a hash of the prompt.
 
     Raises:
-        UserError: a share that is none.
+        UserError: `held_out` is not from 0 to 1.
     """
     if not 0 <= held_out <= 1:
-        raise UserError(f"held_out is a share from 0 to 1, not {held_out!r}.")
+        raise UserError(f"held_out must be a share from 0 to 1, not {held_out!r}.")
     hashes = [hashlib.sha256(prompt.strip().encode()) for prompt in prompts]
     return [int.from_bytes(h.digest()[:6], "big") < held_out * 2**48 for h in hashes]
 
 
 def split_records(
-    path: str | Path, lines: Sequence[Record], prompt_field: str, *, split: str, held_out: HeldOut
+    path: str | Path, records: Sequence[Record], prompt_field: str, *, split: str, held_out: HeldOut
 ) -> list[int]:
-    """Which of the lines of a file belong to the split "train" or "test".
+    """The indices of the records that belong to the split "train" or "test".
 
-    The prompt alone decides, so that a prompt which stands in several lines is in one split only.
+    The prompt alone decides, so records with the same prompt are in the same split.
 
     Raises:
-        UserError: no such split, or nothing in that split.
+        UserError: no such split, or the split is empty.
     """
     if split not in ("train", "test"):
         raise UserError(f"split must be train or test, not {split!r}.")
-    in_test = held_out([line.fields[prompt_field] for line in lines])
-    chosen = [i for i, test in enumerate(in_test) if test == (split == "test")]
-    if not chosen:
+    in_test = held_out([record.fields[prompt_field] for record in records])
+    in_split = [i for i, test in enumerate(in_test) if test == (split == "test")]
+    if not in_split:
         raise UserError(
-            f"None of the {len(lines)} records of {path} is in the {split} split: add records of other prompts, or "
+            f"None of the {len(records)} records of {path} is in the {split} split: add records of other prompts, or "
             "change held_out where the task has it."
         )
-    return chosen
+    return in_split
 
 
 def without_tags(text: str) -> str:
@@ -137,7 +139,7 @@ def without_tags(text: str) -> str:
 
 
 def encode_fields(
-    lines: Sequence[Record],
+    records: Sequence[Record],
     fields: Sequence[str],
     tokenizer: Tokenizer,
     *,
@@ -145,40 +147,43 @@ def encode_fields(
     setting: str,
     end: bool = False,
 ) -> list[list[int]]:
-    """A text of each line as tokens.
+    """One text of each record as tokens.
 
-    Tags are encoded apart from what they enclose, so that an answer has the same tokens wherever it stands.
+    Tags are encoded separately from the text around them, so that an answer has the same tokens in every position.
 
     Args:
-        lines: where they stand.
-        fields: the first of them that a line has is its text.
-        tokenizer: what encodes them.
-        limit: the most tokens that a text may have, None for no limit.
-        setting: how the limit is called.
-        end: every text is followed by the end token, which counts.
+        records: the records.
+        fields: the first of these fields that a record has is its text.
+        tokenizer: the tokenizer.
+        limit: the maximal number of tokens of a text, None for no limit.
+        setting: the name of the limit, for error messages.
+        end: append the end token, which counts towards the limit.
 
     Raises:
-        UserError: a text without tokens, with parts that have none, with padding or an end in it, or with too many.
+        UserError: a text that has no tokens, has parts that the vocabulary lacks, contains padding or an end token, or
+            exceeds the limit.
     """
     rows = []
-    for line in lines:
-        field = next(name for name in fields if name in line.fields)
+    for record in records:
+        field = next(name for name in fields if name in record.fields)
         try:
-            ids = [i for piece in _TAG.split(line.fields[field]) if piece for i in tokenizer.encode(piece)]
+            ids = [i for piece in _TAG.split(record.fields[field]) if piece for i in tokenizer.encode(piece)]
         except UserError as error:
-            raise UserError(f"{line.where}, field {field!r}: {error}") from error
+            raise UserError(f"{record.location}, field {field!r}: {error}") from error
         if not ids:
-            raise UserError(f"{line.where}: the field {field!r} is empty, it has no tokens.")
+            raise UserError(f"{record.location}: the field {field!r} is empty, it has no tokens.")
         if PAD in ids or tokenizer.end in ids:
-            raise UserError(f"{line.where}: the field {field!r} holds padding or an end, which no text can.")
+            raise UserError(
+                f"{record.location}: the field {field!r} contains padding or an end token, which a text cannot have."
+            )
         rows.append([*ids, tokenizer.end] if end else ids)
         if limit is not None and len(rows[-1]) > limit:
             counted = f"{len(rows[-1])} tokens" + (" with its end" if end else "")
-            raise UserError(f"{line.where}: the field {field!r} has {counted}, more than {setting} = {limit}.")
+            raise UserError(f"{record.location}: the field {field!r} has {counted}, more than {setting} = {limit}.")
     return rows
 
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> np.ndarray:
-    """Rows of tokens as one array `[N, width]` int32, padded on the right; by default as wide as the longest."""
+    """Rows of tokens as one array `[N, width]` int32, padded on the right; by default as wide as the longest row."""
     width = max(map(len, rows)) if width is None else width
     return np.array([[*row, *[PAD] * (width - len(row))] for row in rows], np.int32)

@@ -1,15 +1,15 @@
-"""What makes a completion right, where a user's own records say what is asked.
+"""Verifiers for a user's own records: when is a completion right?
 
-"exact": the tokens of the answer, inside the compiled program. The answer of a completion is what its last pair of
-<answer> and </answer> encloses, or all of it where there is no such pair.
+"exact": the answer has the same tokens, compared inside the compiled program. The answer of a completion is the text
+inside its last pair of <answer> and </answer>, or all of it where there is no such pair.
 
 "numeric": the last number of the completion equals the last number of the answer, as decimal numbers without rounding.
 
-A function of prompt, completion and answer: what it returns is the accuracy, and 1 or more counts as right. It is also
-asked about completions that were cut off, which the other two never take for right.
+A function of prompt, completion and answer: its result is the accuracy, and 1 or more counts as right. It is called for
+truncated completions too, which are never right for the other two.
 
-The last two run on the host, on a whole batch at a time, and only they leave the program. What a function raises, or a
-value that is no finite number, does so as a UserError through `jaxpg.host`.
+The last two run on the host, on a whole batch at a time (`parallel.host_callback`). Exceptions of the function, and
+results that are not finite numbers, become UserErrors there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.envs.text.generated import positive
+from jaxpg.envs.text.generated import non_negative
 from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint
@@ -37,9 +37,10 @@ from jaxpg.types import Array
 from jaxpg.user_code import import_user_code
 
 Reward = Callable[[str, str, str], float]
+"""A user's function: prompt, completion, answer -> accuracy."""
 Verify = Callable[[Array, Array, Array], Verdict]
-Judge = Callable[[int, str, bool], tuple[float, int]]
-"""Number of a record, completion, whether that ended -> accuracy, and fingerprint of the answer, -1 for none."""
+HostGrader = Callable[[int, str, bool], tuple[float, int]]
+"""Index of a record, completion, whether it ended -> accuracy, and fingerprint of its answer, -1 for none."""
 _NUMBER = re.compile(
     r"(?:(?<![0-9)])[-+])?"  # a sign, not the operator of "5-3"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)"
@@ -49,30 +50,32 @@ _NUMBER = re.compile(
 
 def verifier(
     match: str | Reward,
-    lines: Sequence[Record],
+    records: Sequence[Record],
     tokenizer: Tokenizer,
     *,
     prompt_field: str,
     answer_field: str,
     max_tokens: int,
 ) -> Verify:
-    """The `verify` of a task whose problems are numbers of records; see above for `match`.
+    """The `verify` of a task whose problems are indices of records; `match` is described at the top of this file.
 
     Raises:
-        UserError: no such way to match, or an answer that can not be matched in this way.
+        UserError: an unknown `match`, or an answer that cannot be matched in this way.
     """
-    answers = [line.fields[answer_field] for line in lines]
+    answers = [record.fields[answer_field] for record in records]
     if match == "exact":
-        rows = encode_fields(lines, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
-        return _exact(pad_rows([row[:-1] for row in rows], max_tokens), tokenizer)
+        rows = encode_fields(records, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
+        return _verify_exactly(pad_rows([row[:-1] for row in rows], max_tokens), tokenizer)
     if match == "numeric":
-        for line, answer in zip(lines, answers, strict=True):
+        for record, answer in zip(records, answers, strict=True):
             if last_number(answer) is None:
-                raise UserError(f"{line.where}: the field {answer_field!r} has no number in it: {answer!r}.")
-        return _through_host(_same_number(answers), tokenizer)
-    function, name = (_load(match), match) if isinstance(match, str) else (match, getattr(match, "__name__", "match"))
-    prompts = [line.fields[prompt_field] for line in lines]
-    return _through_host(_user_judge(function, name, [line.where for line in lines], prompts, answers), tokenizer)
+                raise UserError(f"{record.location}: the field {answer_field!r} has no number in it: {answer!r}.")
+        return _verify_on_host(_numeric_grader(answers), tokenizer)
+    if isinstance(match, str):
+        function, name = _import_reward(match), match
+    else:
+        function, name = match, getattr(match, "__name__", "match")
+    return _verify_on_host(_user_grader(function, name, records, prompt_field, answer_field), tokenizer)
 
 
 def last_number(text: str) -> Decimal | None:
@@ -82,104 +85,107 @@ def last_number(text: str) -> Decimal | None:
 
 
 def extract_answer(completion: str) -> str:
-    """What the last pair of answer tags encloses, all of it where there is none; without space around it."""
+    """The text inside the last pair of answer tags, or all of it without such a pair; surrounding space is removed."""
     before, closing, _ = completion.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
     return (answer if opening and closing else completion).strip()
 
 
-def _exact(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
-    """`answers` is `[N, T]`."""
-    opening, closing = (_tag(tag, tokenizer) for tag in ("<answer>", "</answer>"))
+def _verify_exactly(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
+    """Compare tokens with `answers` `[N, T]`, inside the compiled program."""
+    opening, closing = (_encode_tag(tag, tokenizer) for tag in ("<answer>", "</answer>"))
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
         place = jnp.arange(len(completion))
-        stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # an end behind the length is none
+        stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # end tokens behind `length` do not count
         ended = stop < length
-        start, stop = _answer(jnp.where(place < stop, completion, PAD), stop, opening, closing)
+        start, stop = _answer_span(jnp.where(place < stop, completion, PAD), stop, opening, closing)
         answer = jnp.where(place < stop - start, completion.at[start + place].get(mode="fill", fill_value=PAD), PAD)
         found = ended & (stop > start) & ((answer != PAD) == (place < stop - start)).all()
         right = found & (answer == jnp.asarray(answers)[problem]).all()
-        fingerprints = jnp.where(found, positive(fingerprint(answer)), -1)
+        fingerprints = jnp.where(found, non_negative(fingerprint(answer)), -1)
         return Verdict(right.astype(jnp.float32), found.astype(jnp.float32), fingerprints)
 
     return verify
 
 
-def _tag(tag: str, tokenizer: Tokenizer) -> Array:
+def _encode_tag(tag: str, tokenizer: Tokenizer) -> Array:
     try:
         return jnp.array(tokenizer.encode(tag), jnp.int32)
-    except UserError:  # a vocabulary that can not write it: no completion has it
+    except UserError:  # the vocabulary cannot write the tag: an id that no completion has
         return jnp.array([-1], jnp.int32)
 
 
-def _answer(tokens: Array, stop: Array, opening: Array, closing: Array) -> tuple[Array, Array]:
-    """Where the answer begins, and where it is over, in tokens `[T]` that are padding from `stop` on."""
+def _answer_span(tokens: Array, stop: Array, opening: Array, closing: Array) -> tuple[Array, Array]:
+    """Start and stop of the answer in tokens `[T]` that are padding from `stop` on."""
     place = jnp.arange(len(tokens))
-    opens, closes = _stands_at(opening, tokens), _stands_at(closing, tokens)
-    begins = place + len(opening)
-    extract_answer = opens & (begins <= jnp.max(jnp.where(closes, place, -1)))
-    start = jnp.max(jnp.where(extract_answer, begins, 0))
-    closed = jnp.min(jnp.where(closes & (place >= start), place, stop))
-    return start, jnp.where(extract_answer.any(), closed, stop)
+    opens, closes = _occurrences(opening, tokens), _occurrences(closing, tokens)
+    starts = place + len(opening)
+    is_closed = opens & (starts <= jnp.max(jnp.where(closes, place, -1)))
+    start = jnp.max(jnp.where(is_closed, starts, 0))
+    closed_at = jnp.min(jnp.where(closes & (place >= start), place, stop))
+    return start, jnp.where(is_closed.any(), closed_at, stop)
 
 
-def _stands_at(pattern: Array, tokens: Array) -> Array:
-    """[T] bool, the places where a pattern begins."""
+def _occurrences(pattern: Array, tokens: Array) -> Array:
+    """[T] bool, the positions where a pattern begins."""
     windows = jnp.arange(len(tokens))[:, None] + jnp.arange(len(pattern))[None]
     return (tokens.at[windows].get(mode="fill", fill_value=PAD) == pattern[None]).all(1)
 
 
-def _through_host(judge: Judge, tokenizer: Tokenizer) -> Verify:
-    def verdicts(completions: np.ndarray, problems: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
+    """Decode completions and grade them in Python, a whole batch per call of the host."""
+
+    def grade_batch(completions: np.ndarray, problems: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
         accuracy = np.empty(problems.shape, np.float32)
         answer = np.empty(problems.shape, np.int32)
-        for at in np.ndindex(problems.shape):
-            tokens = completions[at][: lengths[at]].tolist()
-            accuracy[at], answer[at] = judge(int(problems[at]), tokenizer.decode(tokens), tokenizer.end in tokens)
+        for i in np.ndindex(problems.shape):
+            tokens = completions[i][: lengths[i]].tolist()
+            accuracy[i], answer[i] = grade(int(problems[i]), tokenizer.decode(tokens), tokenizer.end in tokens)
         return accuracy, answer
 
     results = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
-        accuracy, answer = host_callback.call(verdicts, results, completion, problem, length)
+        accuracy, answer = host_callback.call(grade_batch, results, completion, problem, length)
         return Verdict(accuracy, (answer >= 0).astype(jnp.float32), answer)
 
     return verify
 
 
-def _same_number(answers: Sequence[str]) -> Judge:
-    def judge(problem: int, completion: str, ended: bool) -> tuple[float, int]:
+def _numeric_grader(answers: Sequence[str]) -> HostGrader:
+    def grade(problem: int, completion: str, ended: bool) -> tuple[float, int]:
         number = last_number(completion) if ended else None
         if number is None:
             return 0.0, -1
         return float(number == last_number(answers[problem])), hash(number) & 0x7FFFFFFF
 
-    return judge
+    return grade
 
 
-def _user_judge(
-    function: Reward, name: str, where: Sequence[str], prompts: Sequence[str], answers: Sequence[str]
-) -> Judge:
-    def judge(problem: int, completion: str, ended: bool) -> tuple[float, int]:
+def _user_grader(
+    function: Reward, name: str, records: Sequence[Record], prompt_field: str, answer_field: str
+) -> HostGrader:
+    def failure(reason: str, record: Record, completion: str) -> UserError:
+        return UserError(
+            f"The reward function {name} {reason}, for the record of {record.location} and the completion "
+            f"{completion!r}."
+        )
+
+    def grade(problem: int, completion: str, ended: bool) -> tuple[float, int]:
+        record = records[problem]
         try:
-            value: Any = function(prompts[problem], completion, answers[problem])
+            value: Any = function(record.fields[prompt_field], completion, record.fields[answer_field])
         except Exception as error:
-            reason = f"raised {type(error).__name__}: {error}"
-            raise UserError(_complaint(name, where[problem], reason, completion)) from error
+            raise failure(f"raised {type(error).__name__}: {error}", record, completion) from error
         if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-            reason = f"returned {value!r} instead of a finite number"
-            raise UserError(_complaint(name, where[problem], reason, completion))
+            raise failure(f"returned {value!r} instead of a finite number", record, completion)
         return float(value), zlib.crc32(extract_answer(completion).encode()) >> 1 if ended else -1
 
-    return judge
+    return grade
 
 
-def _complaint(name: str, where: str, reason: str, completion: str) -> str:
-    return f"The reward function {name} {reason}, for the record of {where} and the completion {completion!r}."
-
-
-def _load(name: str) -> Reward:
+def _import_reward(name: str) -> Reward:
     """The function "package.module:function"."""
     if ":" not in name:
         refuse_unknown("way to match", name, ["exact", "numeric", "package.module:function"])

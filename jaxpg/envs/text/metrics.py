@@ -1,6 +1,6 @@
-"""What is measured of a batch of completions, in groups of `G` neighbours that answer the same prompt.
+"""Metrics of a batch of completions, in groups of `G` neighbours that answer the same prompt.
 
-A completion is right where its accuracy is at least 1. All numbers are for all devices together; a group lives on one.
+A completion is right where its accuracy is at least 1. All numbers are over all devices; a group lives on one device.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ def completion_metrics(outcome: Outcome, length: Array, group_size: int) -> Metr
 
     - "reward_std": standard deviation of the rewards over the batch;
     - "length_max": tokens of the longest completion;
-    - "correct", "incorrect": how many, and "length_correct", "length_incorrect": their mean length, NaN
-      where there is none;
-    - in groups also "frac_zero_std": the share of groups whose rewards are all equal, "pass@k" for k = 1, 2, 4, ...
-      up to G (`pass_at_k`), and "cons@G" (`majority_vote`).
+    - "correct", "incorrect": numbers of right and wrong completions, and "length_correct", "length_incorrect": their
+      mean lengths, NaN where there are none;
+    - for groups of more than one also "frac_zero_std": the share of groups whose rewards are all equal, "pass@k" for
+      k = 1, 2, 4, ... up to G (`pass_at_k`), and "cons@G" (`majority_vote`).
     """
     right = (outcome.parts["accuracy"] >= 1).astype(jnp.float32)
     length = length.astype(jnp.float32)
     deviation = outcome.reward - collectives.mean(outcome.reward)
     metrics = {"reward_std": jnp.sqrt(collectives.mean(deviation**2)), "length_max": collectives.maximum(length)}
-    for name, which in {"correct": right, "incorrect": 1 - right}.items():
-        count, total = collectives.psum((which.sum(), (which * length).sum()))
+    for name, selected in {"correct": right, "incorrect": 1 - right}.items():
+        count, total = collectives.psum((selected.sum(), (selected * length).sum()))
         metrics |= {name: count, f"length_{name}": total / jnp.where(count > 0, count, jnp.nan)}
     return metrics | _group_metrics(outcome, right, group_size) if group_size > 1 else metrics
 
 
 def _group_metrics(outcome: Outcome, right: Array, group_size: int) -> Metrics:
-    assert not isinstance(outcome.answer, tuple)  # what has an accuracy has given an answer
+    assert not isinstance(outcome.answer, tuple)  # text tasks always have one
     reward, right, answer = (x.reshape(-1, group_size) for x in (outcome.reward, right, outcome.answer))
     metrics = {"frac_zero_std": collectives.mean((reward.max(1) == reward.min(1)).astype(jnp.float32))}
-    tries = [2**i for i in range(group_size.bit_length())]
-    metrics |= {f"pass@{k}": collectives.mean(pass_at_k(right, k)) for k in tries}
+    powers = [2**i for i in range(group_size.bit_length())]
+    metrics |= {f"pass@{k}": collectives.mean(pass_at_k(right, k)) for k in powers}
     return metrics | {f"cons@{group_size}": collectives.mean(majority_vote(answer, right))}
 
 
@@ -69,17 +69,17 @@ def pass_at_k(correct: Array, k: int) -> Array:
 
 
 def majority_vote(answer: Array, correct: Array) -> Array:
-    """Whether the answer that most of n completions give is right; among tied answers, the chance that one is.
+    """Whether the most frequent answer among n completions is right; among tied answers, the probability of it.
 
-    A tie is broken by choosing any of the tied answers with equal probability, and what is returned is the expectation
-    over that choice. Where completions with the same answer are not all right or all wrong, as many of its votes count.
+    A tie is broken by choosing one of the tied answers with equal probability; the result is the expectation over that
+    choice. An answer whose completions are partly right counts as right in that proportion.
 
     Args:
-        answer: [..., n] integers, one number per answer; a negative one stands for no answer, and does not vote.
+        answer: [..., n] integers, equal for equal answers; a negative number means no answer and does not vote.
         correct: [..., n], 1 or true where a completion is right, else 0.
 
     Returns:
-        [...] float32, 0 where nobody votes.
+        [...] float32, 0 where there is no vote.
 
     Source: Wang et al. 2022 (Self-Consistency Improves Chain of Thought Reasoning), section 2.
     """

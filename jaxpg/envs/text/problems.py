@@ -1,17 +1,18 @@
 """Problems with one right answer: reverse, sort, addition, modular chains.
 
-Texts have no spaces, a prompt ends in "=". Problems of different lengths are equally likely to have each length.
+Texts have no spaces, and a prompt ends in "=". Where problems differ in length, all lengths are equally likely.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.generated import Problems, ascending, exact_match, make_task, no_scratchpad
+from jaxpg.envs.text.generated import Problems, TaskSettings, ascending, exact_match, make_task, no_scratchpad
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.token_arrays import ZERO, A, join_rows, numeral, pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
@@ -28,7 +29,7 @@ class Word(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """Two numbers `[2]` int32 to be added."""
+    """A sum: its two terms `[2]` int32."""
 
     terms: Array
 
@@ -38,7 +39,7 @@ class Chain(NamedTuple):
 
     operands: [K] int32
     operators: [K] int32, the token before each operand, padding before the first.
-    length: [] int32, how many operands there are.
+    length: [] int32, the number of operands.
     """
 
     operands: Array
@@ -60,21 +61,16 @@ def reverse(
     Args:
         length: of the longest string.
         min_length: of the shortest string; half of the longest if not given.
-        letters: how many different ones, the first of the alphabet.
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        letters: size of the alphabet, whose letters are a, b, c and so on.
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
     """
-    shortest = length_range("reverse", length, min_length)
-
-    def answer(word: Word) -> Array:
-        return pack(word.tokens[::-1])
-
-    problems = _words("reverse", shortest, length, letters)._replace(answer=answer, judge=exact_match(answer))
-    return make_task("reverse", problems, split=split, think=think, max_tokens=max_tokens)
+    problems = _words("reverse", min_length, length, letters, answer=lambda word: pack(word.tokens[::-1]))
+    return make_task("reverse", problems, TaskSettings(split, think, max_tokens=max_tokens))
 
 
 def sort(
@@ -91,21 +87,16 @@ def sort(
     Args:
         length: of the longest string.
         min_length: of the shortest string; half of the longest if not given.
-        letters: how many different ones, the first of the alphabet.
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        letters: size of the alphabet, whose letters are a, b, c and so on.
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
     """
-    shortest = length_range("sort", length, min_length)
-
-    def answer(word: Word) -> Array:
-        return pack(jnp.sort(word.tokens))
-
-    problems = _words("sort", shortest, length, letters)._replace(answer=answer, judge=exact_match(answer))
-    return make_task("sort", problems, split=split, think=think, max_tokens=max_tokens)
+    problems = _words("sort", min_length, length, letters, answer=lambda word: pack(jnp.sort(word.tokens)))
+    return make_task("sort", problems, TaskSettings(split, think, max_tokens=max_tokens))
 
 
 def addition(
@@ -119,49 +110,46 @@ def addition(
 ) -> Task:
     """The sum of two numbers: "57+466=" has the answer "523". The scratchpad is the sum, least significant digit first.
 
-    Every number of digits is equally likely. The same numbers in the other order are held out together.
+    Every number of digits is equally likely. The same terms in the other order belong to the same split.
 
     Args:
         digits: of the longest term, 1 to 9.
-        reversed_answer: the answer is to be written with its least significant digit first: "325".
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
+        reversed_answer: the answer is written with its least significant digit first: "325".
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
         scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
     """
     if not 1 <= digits <= 9:
         raise UserError(f"addition: digits must be from 1 to 9, not {digits!r}.")
-    width = digits
 
     def sample(key: Key) -> Sum:
         size_key, number_key = jax.random.split(key)
-        above = 10 ** jax.random.randint(size_key, (2,), 1, width + 1)
-        least = jnp.where(above == 10, 0, above // 10)
-        return Sum(jax.random.randint(number_key, (2,), least, above))
+        upper = 10 ** jax.random.randint(size_key, (2,), 1, digits + 1)
+        lower = jnp.where(upper == 10, 0, upper // 10)
+        return Sum(jax.random.randint(number_key, (2,), lower, upper))
 
-    def backwards(problem: Sum) -> Array:
-        return pack(numeral(problem.terms.sum(), width + 1)[::-1])
+    def reversed_sum(problem: Sum) -> Array:
+        return pack(numeral(problem.terms.sum(), digits + 1)[::-1])
 
-    def forwards(problem: Sum) -> Array:
-        return pack(numeral(problem.terms.sum(), width + 1))
+    def plain_sum(problem: Sum) -> Array:
+        return pack(numeral(problem.terms.sum(), digits + 1))
 
-    answer = backwards if reversed_answer else forwards
+    answer = reversed_sum if reversed_answer else plain_sum
     problems = Problems(
-        size=10**width * (10**width + 1) // 2,
+        size=10**digits * (10**digits + 1) // 2,
         sample=sample,
-        prompt=lambda problem: pack(numeral(problem.terms[0], width), "+", numeral(problem.terms[1], width), "="),
+        prompt=lambda problem: pack(numeral(problem.terms[0], digits), "+", numeral(problem.terms[1], digits), "="),
         answer=answer,
-        scratchpad=backwards,
-        judge=exact_match(answer),
+        scratchpad=reversed_sum,
+        check_answer=exact_match(answer),
         canonical=lambda problem: Sum(jnp.sort(problem.terms)),
         canonical_prompt=ascending,
     )
-    return make_task(
-        "addition", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
-    )
+    return make_task("addition", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
 
 def modular_chain(
@@ -182,16 +170,16 @@ def modular_chain(
     Args:
         terms: of the longest chain, at least 2.
         min_terms: of the shortest chain; half of the longest, but at least 2, if not given.
-        modulus: from 2 to 10000; terms lie below it.
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
+        modulus: from 2 to 10000; terms are from 0 to modulus - 1.
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
         scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
     """
-    shortest = length_range("modular_chain", terms, min_terms, least=2, setting="terms")
+    shortest = length_range("modular_chain", terms, min_terms, minimum=2, setting="terms")
     if not 2 <= modulus <= 10_000:
         raise UserError(f"modular_chain: modulus must be from 2 to 10000, not {modulus!r}.")
     width = len(str(modulus - 1))
@@ -224,49 +212,48 @@ def modular_chain(
         prompt=prompt,
         answer=answer,
         scratchpad=scratchpad,
-        judge=exact_match(answer),
+        check_answer=exact_match(answer),
     )
-    return make_task(
-        "modular_chain", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
-    )
+    return make_task("modular_chain", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
 
 def length_range(
-    name: str, longest: int, shortest: int | None, *, least: int = 1, setting: str = "length", most: int = 1000
+    name: str, longest: int, shortest: int | None, *, minimum: int = 1, setting: str = "length", maximum: int = 1000
 ) -> int:
-    """The shortest length: the one given, or half of the longest, at least `least`.
+    """The shortest length: the one given, or half of the longest, at least `minimum`.
 
     Raises:
-        UserError: not least <= shortest <= longest <= most.
+        UserError: not minimum <= shortest <= longest <= maximum.
     """
-    shortest = max(least, (longest + 1) // 2) if shortest is None else shortest
-    if not least <= shortest <= longest <= most:
+    shortest = max(minimum, (longest + 1) // 2) if shortest is None else shortest
+    if not minimum <= shortest <= longest <= maximum:
         raise UserError(
-            f"{name}: {setting} and min_{setting} must be from {least} to {most}, the latter not the greater, "
-            f"not {longest!r} and {shortest!r}."
+            f"{name}: {setting} and min_{setting} must be from {minimum} to {maximum}, and min_{setting} at most "
+            f"{setting}, not {longest!r} and {shortest!r}."
         )
     return shortest
 
 
 def sample_word(key: Key, shortest: int, longest: int, first: int, symbols: int) -> Word:
-    """Independent uniform tokens `first .. first + symbols - 1`, as many as a uniform number."""
+    """Independent uniform tokens `first .. first + symbols - 1`; the length is uniform, too."""
     length_key, token_key = jax.random.split(key)
     length = jax.random.randint(length_key, (), shortest, longest + 1)
     tokens = jax.random.randint(token_key, (longest,), first, first + symbols)
     return Word(jnp.where(jnp.arange(longest) < length, tokens, PAD))
 
 
-def _words(name: str, shortest: int, longest: int, letters: int) -> Problems:
-    """Strings of letters, whose answer is still to be said."""
+def _words(name: str, shortest: int | None, longest: int, letters: int, answer: Callable[[Word], Array]) -> Problems:
+    """Problems whose prompt is a string of letters."""
+    min_length = length_range(name, longest, shortest)
     if not 1 <= letters <= 26:
         raise UserError(f"{name}: letters must be from 1 to 26, not {letters!r}.")
     return Problems(
-        size=sum(letters**k for k in range(shortest, longest + 1)),
-        sample=lambda key: sample_word(key, shortest, longest, A, letters),
+        size=sum(letters**k for k in range(min_length, longest + 1)),
+        sample=lambda key: sample_word(key, min_length, longest, A, letters),
         prompt=lambda word: pack(word.tokens, "="),
-        answer=no_scratchpad,
+        answer=answer,
         scratchpad=no_scratchpad,
-        judge=exact_match(no_scratchpad),
+        check_answer=exact_match(answer),
     )
 
 

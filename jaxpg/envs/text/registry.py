@@ -1,4 +1,4 @@
-"""The generated tasks by the names that a person types."""
+"""The generated tasks by name."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ TASKS: dict[str, Callable[..., Task]] = {
     "countdown": countdown,
     "summarise_toy": summarise_toy,
 }
-"""Factories of tasks; all take `split` and `max_tokens` besides settings of their own."""
+"""Task factories; all have `split` and `max_tokens` among their keyword-only settings."""

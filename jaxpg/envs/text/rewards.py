@@ -10,26 +10,19 @@ import jax.numpy as jnp
 
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.errors import UserError, refuse_unknown
-from jaxpg.objectives.kl import (
-    Scalar,
-)
 from jaxpg.types import Array
 
 
-def overlong_penalty(length: Array, max_length: Scalar, cache: Scalar) -> Array:
+def overlong_penalty(length: Array, max_length: Array | float, cache: Array | float) -> Array:
     """0 up to max_length - cache, then linear to -1 at max_length, and -1 beyond: one number per sequence.
 
-    `length`, `max_length` and `cache` > 0 are in tokens (steps). Source: Yu et al. 2025 (DAPO), equation 13.
+    `length`, `max_length` and `cache` > 0 are in tokens. Source: Yu et al. 2025 (DAPO), equation 13.
     """
     return jnp.clip((max_length - cache - length) / cache, -1, 0)
 
 
-ACCURACY = {"accuracy": 1.0}
-"""The reward of an answer: 1 for a right one, else 0."""
-
-
 class GradedCompletion(NamedTuple):
-    """A completion that is over, as reward functions see it: `length` [] int32 of `max_tokens` tokens."""
+    """A finished completion as reward functions see it: its verdict, and `length` [] int32 of `max_tokens` tokens."""
 
     verdict: Verdict
     length: Array
@@ -38,30 +31,37 @@ class GradedCompletion(NamedTuple):
 
 
 REWARDS: dict[str, Callable[[GradedCompletion], Array]] = {
-    "accuracy": lambda judged: judged.verdict.accuracy,
-    "format": lambda judged: judged.verdict.format,
-    "length": lambda judged: -judged.length / judged.max_tokens,
-    "overlong": lambda judged: overlong_penalty(judged.length, judged.max_tokens, judged.overlong_cache),
+    "accuracy": lambda graded: graded.verdict.accuracy,
+    "format": lambda graded: graded.verdict.format,
+    "length": lambda graded: -graded.length / graded.max_tokens,
+    "overlong": lambda graded: overlong_penalty(graded.length, graded.max_tokens, graded.overlong_cache),
 }
-"""Reward functions by name: right, of the form asked for, a price per token (-1 for all of them), and the soft
-punishment of completions that come near the maximum (Yu et al. 2025 (DAPO), equation 13)."""
+"""Reward functions by name: a right answer, the required form, a price per token (-1 for max_tokens), and
+`overlong_penalty`."""
+ACCURACY = {"accuracy": 1.0}
+"""The default weights: 1 for a right answer, else 0."""
 
 
 def check_rewards(task: Task, rewards: Mapping[str, Array | float], overlong_cache: int) -> None:
-    """Raise a UserError unless these rewards exist, have finite weights, and use the overlong_cache that is given."""
+    """Check weights of reward functions.
+
+    Raises:
+        UserError: no reward, an unknown one, a weight that is not finite, an overlong_cache that is out of range or
+            that no reward uses.
+    """
     if not rewards:
         raise UserError(f"{task.name} needs a reward. There are: {', '.join(REWARDS)}.")
     for name, weight in rewards.items():
         if name not in REWARDS:
             refuse_unknown("reward", name, REWARDS, f" of {task.name}")
-        if isinstance(weight, Array):  # one per run, perhaps: who writes that knows what it is
+        if isinstance(weight, Array):  # traced: a weight per run, whose value is not known here
             continue
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise UserError(f"{task.name}: the weight of the reward {name} must be a finite number, not {weight!r}.")
     if "overlong" in rewards and not 1 <= overlong_cache <= task.max_tokens:
         raise UserError(
-            f"{task.name}: the overlong reward falls over the last overlong_cache tokens, from 1 to all "
-            f"{task.max_tokens}, not {overlong_cache!r}."
+            f"{task.name}: the reward overlong needs an overlong_cache from 1 to max_tokens = {task.max_tokens}, "
+            f"not {overlong_cache!r}."
         )
     if "overlong" not in rewards and overlong_cache:
-        raise UserError(f"{task.name}: overlong_cache = {overlong_cache!r} is of use only with the reward overlong.")
+        raise UserError(f"{task.name}: overlong_cache = {overlong_cache!r} has no effect without the reward overlong.")

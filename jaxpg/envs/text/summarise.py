@@ -1,4 +1,4 @@
-"""Summaries of strings of letters, whose quality is known: a toy for learning from preferences."""
+"""A toy for learning from preferences: summaries of strings of letters, whose quality is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.text.generated import Problems, exact_match, make_task, no_scratchpad
+from jaxpg.envs.text.generated import Problems, TaskSettings, exact_match, make_task, no_scratchpad
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.token_arrays import A, pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD
@@ -15,7 +15,7 @@ from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
 IMPORTANT = 8
-"""The first letters of the alphabet, a to h, carry the content of a text; as many from its end, s to z, fill it up."""
+"""The first letters of the alphabet, a to h, are the content of a text; as many from its end, s to z, are filler."""
 FILLER = CHARACTERS.id("z") + 1 - IMPORTANT
 
 
@@ -36,18 +36,18 @@ def summarise_toy(
 ) -> Task:
     """Summarise a text: "xacxaubs=" has the perfect summary "acb", its important letters once each, in their order.
 
-    `verify` asks for just that; how good other summaries are says `true_reward`. Demonstrations are by an imperfect
-    writer, who forgets some letters, adds unimportant ones and now and then mistakes one for another. Since this writer
-    forgets more than they add and hardly ever repeats anything, longer is better among what they write, and a reward
-    model that learned from it has seen no reason why that should end: there is more room than a summary needs.
+    `verify` accepts only the perfect summary; `true_reward` measures the quality of any other. Demonstrations are
+    imperfect: they omit some letters, copy unimportant ones and sometimes replace one by another. They omit more than
+    they add and hardly ever repeat a letter, so among them longer is better. A reward model that learned from them has
+    no evidence that this ever ends, and there is room for more than a summary needs.
 
     Args:
         length: letters of a text.
-        drop: probability that a demonstration forgets an important letter.
+        drop: probability that a demonstration omits an important letter.
         extra: probability that it copies an unimportant letter of the text.
-        slip: probability that a letter is written wrong.
-        split: train or test, the problems that are held out.
-        max_tokens: summaries are cut off after so many; as many as a text has, and the end, if not given.
+        slip: probability that a letter is replaced by a random one.
+        split: train or test; the problems of test are held out.
+        max_tokens: summaries are truncated after this many tokens; as many as a text has, and the end, if not given.
 
     Raises:
         UserError: settings out of range, or demonstrations that do not fit.
@@ -60,13 +60,13 @@ def summarise_toy(
 
     def sample(key: Key) -> Text:
         letter_key, kind_key, place_key = jax.random.split(key, 3)
-        # Any text has something to say: one letter, anywhere, is important for certain.
+        # Every text has content: one letter, in a random place, is always important.
         important = jax.random.bernoulli(kind_key, 0.5, (length,))
         important = important.at[jax.random.randint(place_key, (), 0, length)].set(True)
         return Text(_letter(jax.random.randint(letter_key, (length,), 0, IMPORTANT), important))
 
     def answer(text: Text) -> Array:
-        return pack(jnp.where(_worth_mentioning(text), text.letters, PAD))
+        return pack(jnp.where(_first_important(text), text.letters, PAD))
 
     problems = Problems(
         size=IMPORTANT**length,
@@ -74,20 +74,20 @@ def summarise_toy(
         prompt=lambda text: pack(text.letters, "="),
         answer=answer,
         scratchpad=no_scratchpad,
-        judge=exact_match(answer),
+        check_answer=exact_match(answer),
     )
-    task = make_task("summarise_toy", problems, split=split, think=False, max_tokens=max_tokens)
+    task = make_task("summarise_toy", problems, TaskSettings(split, max_tokens=max_tokens))
 
     def demonstration(text: Text, key: Key) -> Array:
         keep_key, slip_key, kind_key, letter_key = jax.random.split(key, 4)
         filler = text.letters >= FILLER
-        kept = jax.random.bernoulli(keep_key, jnp.where(_worth_mentioning(text), 1 - drop, extra * filler))
+        copied = jax.random.bernoulli(keep_key, jnp.where(_first_important(text), 1 - drop, extra * filler))
         slips = jax.random.bernoulli(slip_key, slip, (length,))
         other = _letter(
             jax.random.randint(letter_key, (length,), 0, IMPORTANT), jax.random.bernoulli(kind_key, 0.5, (length,))
         )
         written = jnp.where(slips, other, text.letters)
-        return pack(jnp.where(kept, written, PAD), "<eos>", size=task.max_tokens)
+        return pack(jnp.where(copied, written, PAD), "<eos>", size=task.max_tokens)
 
     return task._replace(demonstration=demonstration, true_reward=true_reward)
 
@@ -95,19 +95,19 @@ def summarise_toy(
 def true_reward(
     text: Text, completion: Array, length: Array, *, token_price: float = 0.7, foreign_price: float = 0.3
 ) -> Array:
-    """How good a summary is, from -1 to 1: [] float32.
+    """The quality of a summary, from -1 to 1: [] float32.
 
         share of the important letters that it mentions - (token_price tokens + foreign_price foreign tokens) / T
 
-    over its tokens without the end, of the first `length` of `completion` `[T]`. Foreign ones do not stand in the text.
-    Repeating a letter costs and brings nothing, and the order does not matter.
+    over its tokens without the end, of the first `length` of `completion` `[T]`. Foreign tokens are those that the text
+    does not have. Repeating a letter costs and gains nothing, and the order does not matter.
     """
     place = jnp.arange(len(completion))
     written = (place < length) & (completion != END)
-    exact_match = (text.letters[:, None] == completion[None, :]) & written[None, :]
-    worth = _worth_mentioning(text)
-    covered = (worth & exact_match.any(1)).sum() / jnp.maximum(worth.sum(), 1)
-    foreign = written & ~exact_match.any(0)
+    same_letter = (text.letters[:, None] == completion[None, :]) & written[None, :]
+    important = _first_important(text)
+    covered = (important & same_letter.any(1)).sum() / jnp.maximum(important.sum(), 1)
+    foreign = written & ~same_letter.any(0)
     price = (token_price * written.sum() + foreign_price * foreign.sum()) / len(completion)
     return (covered - price).astype(jnp.float32)
 
@@ -116,8 +116,8 @@ def _letter(index: Array, important: Array) -> Array:
     return (index + jnp.where(important, A, FILLER)).astype(jnp.int32)
 
 
-def _worth_mentioning(text: Text) -> Array:
+def _first_important(text: Text) -> Array:
     """[L] bool, the first occurrence of each important letter."""
     letters = text.letters
-    seen_before = jnp.tril(letters[:, None] == letters[None, :], -1).any(1)
-    return (letters < A + IMPORTANT) & ~seen_before
+    repeated = jnp.tril(letters[:, None] == letters[None, :], -1).any(1)
+    return (letters < A + IMPORTANT) & ~repeated

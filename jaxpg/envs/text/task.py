@@ -1,4 +1,4 @@
-"""The contract of a text task: problems are drawn, shown, demonstrated and verified inside the compiled program."""
+"""The contract of a text task: drawing, prompts, demonstrations and verification, all inside the compiled program."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxpg.types import Array, Key, Prompt, Tree
 
 
 class Verdict(NamedTuple):
-    """What is to be said of one completion.
+    """The verification of one completion.
 
     accuracy: [] float32, 1 if it is right, else 0.
-    format: [] float32, 1 if it has the form that was asked for, right or wrong, else 0.
-    answer: [] int32, a fingerprint of the answer that it gave, for the majority vote; -1 if none could be read.
-    thinks: [] float32, 1 if its scratchpad is not empty, else 0; `()` where there is none to fill.
+    format: [] float32, 1 if it has the required form, right or wrong, else 0.
+    answer: [] int32, a fingerprint of its answer, for the majority vote; -1 if no answer could be read.
+    scratchpad_used: [] float32, 1 if its scratchpad is not empty, else 0; `()` for a task without a scratchpad.
     """
 
     accuracy: Array
@@ -27,15 +27,15 @@ class Verdict(NamedTuple):
 class Task(NamedTuple):
     """Problems with a verifier, for one problem at a time: `vmap` makes batches. Tokens are int32.
 
-    prompt_length: P, prompts are padded to this.
-    max_tokens: T, completions are cut off after this many tokens, the end token counted.
-    draw(key): a problem, of the training or of the held-out ones as was settled when the task was made.
-    prompt(problem): [P], padded on the right, with at least one real token.
-    demonstration(problem, key): [T], a right completion with its end, padded behind it.
-    verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end counted
-        where there is one. What lies behind them is not read.
-    held_out(prompts): which of these texts are prompts of the test split; asked outside the compiled program.
-    true_reward(problem, completion, length): how good a completion really is, [] float32, where there is more to say
+    prompt_length: P, prompts are padded to this length.
+    max_tokens: T, completions are truncated after this many tokens, the end token included.
+    draw(key): a problem, of the split for which the task was made.
+    prompt_tokens(problem): [P], padded on the right, with at least one real token.
+    demonstration(problem, key): [T], a right completion with its end token, padded behind it.
+    verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end token
+        included where there is one. Tokens behind them are ignored.
+    is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
+    true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.
     """
 
@@ -44,13 +44,13 @@ class Task(NamedTuple):
     prompt_length: int
     max_tokens: int
     draw: Callable[[Key], Tree]
-    prompt: Callable[[Tree], Array]
+    prompt_tokens: Callable[[Tree], Array]
     demonstration: Callable[[Tree, Key], Array]
     verify: Callable[[Tree, Array, Array], Verdict]
-    held_out: Callable[[Sequence[str]], Sequence[bool]]
+    is_held_out: Callable[[Sequence[str]], Sequence[bool]]
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
 
-    def prompt_of(self, problem: Tree) -> Prompt:
-        """The prompt of a problem, with what of it is real."""
-        tokens = self.prompt(problem)
+    def prompt(self, problem: Tree) -> Prompt:
+        """The prompt of a problem, with the mask of its real tokens."""
+        tokens = self.prompt_tokens(problem)
         return Prompt(tokens, tokens != PAD)

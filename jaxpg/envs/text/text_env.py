@@ -17,9 +17,9 @@ from jaxpg.types import Array, Discrete, Env, Key, Outcome, TimeStep, Tree
 class TextState(NamedTuple):
     """State of a text environment.
 
-    problem: what the prompt asks, as the task drew it.
+    problem: the problem, as the task drew it.
     tokens: [T] int32, the completion so far, padded behind it.
-    length: [] int32, how many tokens it has.
+    length: [] int32, the number of tokens written so far.
     """
 
     problem: Tree
@@ -30,26 +30,26 @@ class TextState(NamedTuple):
 def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, overlong_cache: int = 0) -> Env:
     """The environment of a text task.
 
-    Observations are the tokens before each action: the last one of the prompt, then those written. The context is a
-    Prompt. A completion ends with its end token (a termination) or when `task.max_tokens` are written (a time-out).
-    Steps pay nothing; the outcome is the sum of weight times reward function, which the parts list one by one, without
-    their weights, as "reward_accuracy" and so on, beside "accuracy" (pass@1), "format", "truncated", which is 1 where
-    the tokens ran out, and, where there is a scratchpad, "scratchpad_used", which is 1 where it was used.
+    Observations are the token before each action: the last one of the prompt, then those of the completion. The context
+    is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
+    Rewards of the steps are 0. The reward of the outcome is Σ weight · reward function. Its parts are the reward
+    functions without their weights ("reward_accuracy" and so on), "accuracy" (pass@1), "format", "truncated" (1 where
+    the completion has no end token) and, for tasks with a scratchpad, "scratchpad_used".
 
     Args:
-        task: what is asked.
-        rewards: the weights of reward functions by name: accuracy, format, length, overlong.
-        overlong_cache: how many tokens before the maximum the overlong reward begins to fall.
+        task: the task.
+        rewards: weights of reward functions by name: accuracy, format, length, overlong.
+        overlong_cache: the number of tokens before the maximum over which the overlong reward falls to -1.
 
     Raises:
-        UserError: rewards that do not exist or have no finite weight, or an overlong_cache without a use.
+        UserError: unknown rewards, weights that are not finite, or an overlong_cache without the reward overlong.
     """
     check_rewards(task, rewards, overlong_cache)
     vocabulary = task.vocabulary
 
     def reset(key: Key) -> tuple[TextState, Array]:
         problem = task.draw(key)
-        prompt = task.prompt_of(problem)
+        prompt = task.prompt(problem)
         state = TextState(problem, jnp.full(task.max_tokens, PAD, jnp.int32), jnp.zeros((), jnp.int32))
         return state, prompt.tokens[prompt.mask.sum() - 1]
 
@@ -66,13 +66,14 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
 
     def outcome(state: TextState) -> Outcome:
         verdict = task.verify(state.problem, state.tokens, state.length)
-        judged = GradedCompletion(verdict, state.length, task.max_tokens, overlong_cache)
-        paid = {name: REWARDS[name](judged).astype(jnp.float32) for name in rewards}
-        total = sum((weight * paid[name] for name, weight in rewards.items()), jnp.zeros((), jnp.float32))
-        cut_off = state.tokens[state.length - 1] != vocabulary.end
-        parts = {f"reward_{name}": value for name, value in paid.items()}
-        parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": cut_off.astype(jnp.float32)}
-        parts |= {"scratchpad_used": verdict.scratchpad_used} if not isinstance(verdict.scratchpad_used, tuple) else {}
+        graded = GradedCompletion(verdict, state.length, task.max_tokens, overlong_cache)
+        values = {name: REWARDS[name](graded).astype(jnp.float32) for name in rewards}
+        total = sum((weight * values[name] for name, weight in rewards.items()), jnp.zeros((), jnp.float32))
+        truncated = state.tokens[state.length - 1] != vocabulary.end
+        parts = {f"reward_{name}": value for name, value in values.items()}
+        parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": truncated.astype(jnp.float32)}
+        if not isinstance(verdict.scratchpad_used, tuple):
+            parts["scratchpad_used"] = verdict.scratchpad_used
         return Outcome(total, parts, verdict.answer)
 
     space = Discrete(vocabulary.size)
@@ -83,7 +84,7 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         observation_space=space,
         action_space=space,
         time_limit=task.max_tokens,
-        context=lambda state: task.prompt_of(state.problem),
+        context=lambda state: task.prompt(state.problem),
         outcome=outcome,
         measure=completion_metrics,
     )

@@ -1,4 +1,4 @@
-"""Text of varying length in arrays of fixed size: written with gaps of padding, then pushed together."""
+"""Text of varying length in arrays of fixed size: written with gaps of padding, which `pack` moves to the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ZERO, A = CHARACTERS.id("0"), CHARACTERS.id("a")
 
 
 def pack(*pieces: Array | str, size: int | None = None) -> Array:
-    """The pieces one behind the other without their padding, which comes last; `[size]`, all of it by default."""
+    """The pieces concatenated, with all padding moved to the end; `[size]`, by default the sum of their sizes."""
     tokens = jnp.concatenate([tokens_of(piece) if isinstance(piece, str) else piece for piece in pieces])
     real = tokens != PAD
     size = len(tokens) if size is None else size
@@ -26,34 +26,33 @@ def tokens_of(text: str) -> Array:
 
 
 def numeral(number: Array, width: int) -> Array:
-    """A number >= 0 without leading zeros, `[width]`, padded on the left; it must have no more digits than that."""
+    """A number >= 0 of at most `width` digits, without leading zeros: `[width]`, padded on the left."""
     power = 10 ** np.arange(width - 1, -1, -1, dtype=np.int32)
     leading = (number < power) & (power > 1)
     return jnp.where(leading, PAD, ZERO + number // power % 10).astype(jnp.int32)
 
 
 def join_rows(rows: Array, present: Array, separator: str) -> Array:
-    """Rows of tokens `[K, w]` as one line with gaps, `[K * (w + 1)]`, a separator before each but the first.
+    """Rows of tokens `[K, w]` as one line with gaps, `[K * (w + 1)]`, with a separator before each but the first.
 
-    present: [K], rows that are not are left out; the first must be.
+    present: [K] bool, the rows to include; the first must be among them.
     """
-    between = jnp.full((len(rows), 1), CHARACTERS.id(separator)).at[0].set(PAD)
-    lines = jnp.concatenate([between, rows], axis=1)
+    separators = jnp.full((len(rows), 1), CHARACTERS.id(separator)).at[0].set(PAD)
+    lines = jnp.concatenate([separators, rows], axis=1)
     return jnp.where(present[:, None], lines, PAD).astype(jnp.int32).reshape(-1)
 
 
 def fingerprint(tokens: Array) -> Array:
-    """A hash of the tokens `[n]` and their places, [] uint32, alike however much padding (0) follows them.
+    """A hash of the tokens `[n]` and their positions, [] uint32, which does not depend on the padding (0) behind them.
 
-    Every token is scrambled together with its place, and the sum of those once more, by the finalizer of MurmurHash3
-    (Appleby 2011).
+    Each token is mixed with its position, and their sum once more, by the finalizer of MurmurHash3 (Appleby 2011).
     """
     place = jnp.arange(1, len(tokens) + 1, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
-    scrambled = _scramble(tokens.astype(jnp.uint32) + place)
-    return _scramble(jnp.where(tokens == PAD, jnp.uint32(0), scrambled).sum(dtype=jnp.uint32))
+    mixed = _mix(tokens.astype(jnp.uint32) + place)
+    return _mix(jnp.where(tokens == PAD, jnp.uint32(0), mixed).sum(dtype=jnp.uint32))
 
 
-def _scramble(x: Array) -> Array:
+def _mix(x: Array) -> Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""Vocabularies for a user's own text: the characters that it has, or the tokens of a tokenizer.json."""
+"""Tokenizers for a user's own text: its characters, or the tokens of a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabula
 from jaxpg.errors import UserError
 
 TAGS = CHARACTERS.symbols[:6]
-"""Padding, the end, and the tags."""
+"""Padding, the end token and the tags."""
 SHIFT = 2
-"""Ids of a file's tokens are moved up to make room for padding and the end, whatever the file calls its own."""
+"""Ids of a tokenizer.json are shifted by this, to make room for padding and the end token."""
 
 
 class FileTokenizer(NamedTuple):
-    """The tokens of a tokenizer.json, each id moved up by two: 0 is padding and 1 the end here as everywhere.
+    """The tokens of a tokenizer.json, each id plus SHIFT: 0 is padding and 1 the end token, as in every vocabulary.
 
     tokenizer: tokenizers.Tokenizer
-    unknown: the id in the file that stands for what has no token, None where such text is dropped.
-    size: how many ids there are, padding and end included.
+    unknown: the id of the file's unknown token, None where the file drops text that has no token.
+    size: the number of ids, padding and end token included.
     """
 
     tokenizer: Any
@@ -31,26 +31,26 @@ class FileTokenizer(NamedTuple):
     end: int = END
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without an end.
+        """The ids of a text, without an end token.
 
         Raises:
-            UserError: A part of the text has no token.
+            UserError: a part of the text has no token.
         """
         try:
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises plain Exceptions
             raise UserError(f"The tokenizer cannot encode {text!r}: {error}.") from error
         if self.unknown is not None:
-            lost = [text[slice(*where)] for i, where in _located(encoding) if i == self.unknown]
+            missing = [text[slice(*span)] for i, span in _ids_and_spans(encoding) if i == self.unknown]
         else:
-            covered = {place for _, where in _located(encoding) for place in range(*where)}
-            lost = [c for place, c in enumerate(text) if place not in covered and not c.isspace()]
-        if lost:
-            raise UserError(f"The tokenizer has no token for {lost[0]!r} in {text!r}.")
+            covered = {place for _, span in _ids_and_spans(encoding) for place in range(*span)}
+            missing = [c for place, c in enumerate(text) if place not in covered and not c.isspace()]
+        if missing:
+            raise UserError(f"The tokenizer has no token for {missing[0]!r} in {text!r}.")
         return [i + SHIFT for i in encoding.ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids before the first end, without padding."""
+        """The text of the ids before the first end token, without padding."""
         real: list[int] = []
         for i in ids:
             if i == END:
@@ -60,7 +60,8 @@ class FileTokenizer(NamedTuple):
         return self.tokenizer.decode(real, skip_special_tokens=False)
 
 
-def _located(encoding: Any) -> Iterable[tuple[int, tuple[int, int]]]:
+def _ids_and_spans(encoding: Any) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Each id of an encoding, with the (start, stop) of its text."""
     return zip(encoding.ids, encoding.offsets, strict=True)
 
 
@@ -68,7 +69,7 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
     """The tokenizer of a local tokenizer.json, as Hugging Face's library `tokenizers` writes it.
 
     Raises:
-        UserError: no such file, not the file of a tokenizer, or the library is not installed.
+        UserError: the file cannot be read or is not a tokenizer, or the library is not installed.
     """
     try:
         import tokenizers
@@ -79,32 +80,32 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
         raise UserError(f"The tokenizer {path} cannot be read: {error.strerror}.") from error
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain Exceptions
         raise UserError(f"{path} is not the file of a tokenizer: {error}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     model = json.loads(text)["model"]
-    named = model.get("unk_token")
-    unknown = model.get("unk_id") if named is None else tokenizer.token_to_id(named)
+    unknown_token = model.get("unk_token")
+    unknown = model.get("unk_id") if unknown_token is None else tokenizer.token_to_id(unknown_token)
     return FileTokenizer(tokenizer, unknown, size=max(tokenizer.get_vocab().values(), default=-1) + 1 + SHIFT)
 
 
 def character_vocabulary(path: str | Path) -> Vocabulary:
-    """The vocabulary of all characters in the texts of a JSON-lines file, beside padding, the end and the tags.
+    """The vocabulary of all characters in the texts of a JSON-lines file, with padding, the end token and the tags.
 
     Raises:
-        UserError: a line that cannot be read, see `lines.read_records`.
+        UserError: a line that cannot be read, see `read_records`.
     """
-    texts = [as_text(value) or "" for line in read_records(path) for value in line.fields.values()]
+    texts = [as_text(value) or "" for record in read_records(path) for value in record.fields.values()]
     return Vocabulary((*TAGS, *sorted(set("".join(map(without_tags, texts))))))
 
 
 def load_tokenizer(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
-    """A tokenizer by what a person may type: "characters" for those of the file `path`, "standard" for CHARACTERS, or
-    the path of a tokenizer.json. What is no name is the tokenizer itself.
+    """A tokenizer by name: "characters" for those of the JSON-lines file `path`, "standard" for CHARACTERS, or the path
+    of a tokenizer.json. A Tokenizer is returned unchanged.
 
     Raises:
-        UserError: it is the path of no tokenizer.
+        UserError: it is not the path of a tokenizer.
     """
     if not isinstance(tokenizer, str):
         return tokenizer

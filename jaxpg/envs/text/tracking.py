@@ -1,4 +1,4 @@
-"""Problems of following a state through a long input, where a model of fixed depth needs a scratchpad.
+"""Problems of tracking a state through a long input, for which a model of fixed depth needs a scratchpad.
 
 Parity is the word problem of the group of two elements. That of the permutations of five objects is complete for NC¹
 (Barrington 1989), which constant-depth transformers are thought not to reach, but with a scratchpad they do
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.text.generated import Problems, exact_match, make_task
+from jaxpg.envs.text.generated import Problems, TaskSettings, exact_match, make_task
 from jaxpg.envs.text.problems import Word, length_range, sample_word
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.token_arrays import ZERO, A, join_rows, pack
@@ -24,10 +24,10 @@ from jaxpg.types import Array, Key
 
 
 class Swaps(NamedTuple):
-    """Exchanges of two places, one after the other.
+    """A series of swaps of two positions.
 
-    places: [K, 2] int32, the two places of each, counted from 0, the lower first.
-    length: [] int32, how many there are.
+    places: [K, 2] int32, the two positions of each, counted from 0, the lower first.
+    length: [] int32, the number of swaps.
     """
 
     places: Array
@@ -48,33 +48,31 @@ def parity(
     Args:
         length: of the longest string, at most 1000.
         min_length: of the shortest string; half of the longest if not given.
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
         scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
     """
     shortest = length_range("parity", length, min_length)
 
-    def running(word: Word) -> Array:
+    def running_parity(word: Word) -> Array:
         return ZERO + jnp.cumsum(word.tokens == ZERO + 1, dtype=jnp.int32) % 2
 
     def answer(word: Word) -> Array:
-        return running(word)[-1:]
+        return running_parity(word)[-1:]
 
     problems = Problems(
         size=sum(2**k for k in range(shortest, length + 1)),
         sample=lambda key: sample_word(key, shortest, length, ZERO, 2),
         prompt=lambda word: pack(word.tokens, "="),
         answer=answer,
-        scratchpad=lambda word: jnp.where(word.tokens == PAD, PAD, running(word)),
-        judge=exact_match(answer),
+        scratchpad=lambda word: jnp.where(word.tokens == PAD, PAD, running_parity(word)),
+        check_answer=exact_match(answer),
     )
-    return make_task(
-        "parity", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
-    )
+    return make_task("parity", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
 
 def permutations(
@@ -87,18 +85,18 @@ def permutations(
     scratchpad_share: float = 1.0,
     max_tokens: int | None = None,
 ) -> Task:
-    """Objects in a row, "abcde", after some exchanges: "12 35 13=" has the answer "eabdc".
+    """The row "abcde" after a series of swaps: "12 35 13=" has the answer "eabdc".
 
-    "35" exchanges what stands on the third and the fifth place. The scratchpad holds the row after each exchange.
+    "35" swaps the objects in the third and the fifth position. The scratchpad holds the row after each swap.
 
     Args:
-        length: of the longest series of exchanges, at most 1000.
+        length: of the longest series of swaps, at most 1000.
         min_length: of the shortest; half of the longest if not given.
-        objects: how many there are, from 3 to 9; 5 is the fewest for which the problem is complete for NC¹.
-        split: train or test, the problems that are held out.
-        think: completions think before they answer.
+        objects: number of objects, from 3 to 9; 5 is the fewest for which the problem is complete for NC¹.
+        split: train or test; the problems of test are held out.
+        think: completions have a scratchpad before the answer.
         scratchpad_share: share of the demonstrations that fill in their scratchpad; the others leave it empty.
-        max_tokens: completions are cut off after so many; as many as needed if not given.
+        max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
         UserError: settings out of range, too few problems, or demonstrations that do not fit.
@@ -125,15 +123,13 @@ def permutations(
         prompt=lambda problem: pack(join_rows(ZERO + 1 + problem.places, present(problem), " "), "="),
         answer=answer,
         scratchpad=lambda problem: pack(join_rows(A + _arrangements(problem, objects), present(problem), " ")),
-        judge=exact_match(answer),
+        check_answer=exact_match(answer),
     )
-    return make_task(
-        "permutations", problems, split=split, think=think, scratchpad_share=scratchpad_share, max_tokens=max_tokens
-    )
+    return make_task("permutations", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
 
 def _arrangements(problem: Swaps, objects: int) -> Array:
-    """Which object stands where after each exchange, [K, objects]."""
+    """The object in each position after each swap, [K, objects]."""
 
     def step(row: Array, places: Array) -> tuple[Array, Array]:
         row = row.at[places].set(row[places[::-1]])

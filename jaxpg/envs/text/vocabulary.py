@@ -1,4 +1,4 @@
-"""Tokens and their text: what a vocabulary has to offer, and the characters of the generated tasks."""
+"""Tokens and their text: the contract of a tokenizer, and the characters of the generated tasks."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ PAD, END = 0, 1
 
 
 class Tokenizer(Protocol):
-    """What turns text into tokens and back: a `Vocabulary`, or one read from a file."""
+    """Converts text to tokens and back: a `Vocabulary`, or a tokenizer read from a file."""
 
     @property
     def size(self) -> int:
-        """How many tokens there are: the ids are `0 .. size - 1`."""
+        """The number of tokens: the ids are `0 .. size - 1`."""
 
     @property
     def end(self) -> int:
         """The id of the token that ends a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without an end."""
+        """The ids of a text, without an end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids before the first end, without padding."""
+        """The text of the ids before the first end token, without padding."""
 
 
 class Vocabulary(NamedTuple):
-    """A list of symbols: the id of a token is its place.
+    """A list of symbols: the id of a token is its index.
 
-    symbols: no two alike and none empty; the first is padding, the second the end.
+    symbols: all different, none empty; the first is padding, the second the end token.
     """
 
     symbols: tuple[str, ...]
@@ -48,25 +48,24 @@ class Vocabulary(NamedTuple):
         """The ids of a text, the longest symbol that fits first.
 
         Raises:
-            UserError: No symbol begins with the next character.
+            UserError: no symbol matches the next character.
         """
         by_length = sorted(range(self.size), key=lambda i: -len(self.symbols[i]))
         ids: list[int] = []
-        at = 0
-        while at < len(text):
-            fitting = (i for i in by_length if text.startswith(self.symbols[i], at))
-            found = next(fitting, None)
-            if found is None:
+        position = 0
+        while position < len(text):
+            longest = next((i for i in by_length if text.startswith(self.symbols[i], position)), None)
+            if longest is None:
                 raise UserError(
-                    f"There is no token for {text[at]!r}, character {at + 1} of {text!r}. "
+                    f"There is no token for {text[position]!r}, character {position + 1} of {text!r}. "
                     f"The vocabulary has: {' '.join(self.symbols)}."
                 )
-            ids.append(found)
-            at += len(self.symbols[found])
+            ids.append(longest)
+            position += len(self.symbols[longest])
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids before the first end, without padding."""
+        """The text of the ids before the first end token, without padding."""
         text = []
         for i in ids:
             if i == END:

@@ -1,4 +1,4 @@
-"""Scenes on a board of cells: MinAtar, Catch, grid worlds; and the observations of whatever has no scene."""
+"""Scenes on a board of cells: MinAtar, Catch, grid worlds; and observations, for environments without a scene."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def minatar(env: Env, episode: RecordedEpisode) -> Scene:
     """The ten-by-ten board, a colour per channel."""
     colors, actions = MINATAR[env.name]
     boards = np.asarray(jax.jit(jax.vmap(gymnax.make(env.name)[0].get_obs))(unwrap(episode.states)))
-    named = actions if env.action_space == Discrete(len(actions)) else ()  # otherwise it is the full set of six
-    return _board(boards, colors, fps=15, actions=named)
+    names = actions if env.action_space == Discrete(len(actions)) else ()  # () for the full set of six actions
+    return _board(boards, colors, fps=15, actions=names)
 
 
 def _board(boards: np.ndarray, colors: tuple[str, ...], fps: float, actions: tuple[str, ...] = ()) -> Scene:
@@ -52,7 +52,7 @@ def _board(boards: np.ndarray, colors: tuple[str, ...], fps: float, actions: tup
 
 
 def catch(env: Env, episode: RecordedEpisode) -> Scene:
-    """A ball that falls and the paddle that is to catch it."""
+    """A falling ball and the paddle that must catch it."""
     state = unwrap(episode.states)
     rows, columns = int(state.paddle_y[0]) + 1, 2 * int(state.paddle_x[0]) + 1  # it starts in the middle of the floor
     row, column = np.divmod(np.arange(rows * columns).reshape(rows, columns), columns)
@@ -71,14 +71,14 @@ def four_rooms(env: Env, episode: RecordedEpisode) -> Scene:
 
 
 def grid_world(env: Env, episode: RecordedEpisode) -> Scene:
-    """FrozenLake and the grid worlds, whose map is found out by trying every action in every cell."""
-    walls, gain = _explore(env, jax.tree.map(lambda x: x[0], episode.states))
+    """FrozenLake and grid worlds; the map is explored by trying every action in every cell."""
+    walls, rewards = _explore(env, jax.tree.map(lambda x: x[0], episode.states))
     columns = walls.shape[1]
 
     def cell(state: Any) -> tuple[int, int]:
         return divmod(int(state.position), columns)
 
-    return _world(walls, gain, cell, actions=("left", "down", "right", "up"), fps=5)
+    return _world(walls, rewards, cell, actions=("left", "down", "right", "up"), fps=5)
 
 
 _STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
@@ -86,26 +86,26 @@ _STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 
 def _world(
     walls: np.ndarray,
-    gain: dict[tuple[int, int], float],
+    rewards: dict[tuple[int, int], float],
     cell: Callable[[Any], tuple[int, int]],
     actions: tuple[str, ...],
     fps: float,
 ) -> Scene:
-    """A floor plan with walls, cells that end the episode by what they give, and the agent heading somewhere.
+    """A floor plan with walls, terminal cells with their rewards, and the agent with the direction of its action.
 
     Args:
         walls: [rows, columns] bool.
-        gain: (row, column) -> the reward of the cell: green above zero, red below, a hole at zero.
+        rewards: (row, column) -> reward of a terminal cell: green above zero, red below, a hole at zero.
         cell: state -> (row, column) of the agent.
-        actions: their names, among those of `_STEPS`.
-        fps: pace.
+        actions: their names, keys of `_STEPS`.
+        fps: frames per second.
     """
     rows, columns = walls.shape
     view, width = (-0.2, columns + 0.2, -0.2, rows + 0.2), min(400, max(240, 60 * columns))
     floor = Canvas(view, width)
     for row, column in np.ndindex(rows, columns):
         x, y = column, rows - 1 - row
-        value = gain.get((row, column))
+        value = rewards.get((row, column))
         color = QUIET if walls[row, column] else FAINT if not value else GREEN if value > 0 else RED
         floor.box(x + 0.03, y + 0.03, x + 0.97, y + 0.97, color, 0.1)
         if value == 0:
@@ -126,13 +126,13 @@ def _world(
 
 
 def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[tuple[int, int], float]]:
-    """The floor plan of a grid world: walls `[rows, columns]`, and what the cells that end an episode give.
+    """The floor plan of a grid world: walls `[rows, columns]`, and the rewards of its terminal cells.
 
-    Neighbours above one another are `columns` apart in the numbering of the cells; what cannot be reached is a wall.
+    Vertical neighbours are `columns` apart in the numbering of the cells; unreachable cells are walls.
     """
 
     def attempt(cell: Array, action: Array, key: Array) -> tuple[Array, Array, Array]:
-        after, timestep = env.step(key, _placed(state, cell), action)
+        after, timestep = env.step(key, _move_agent(state, cell), action)
         return unwrap(after).position, timestep.reward, timestep.discount == 0
 
     sizes = prod(env.observation_space.shape), len(_STEPS), tries
@@ -142,24 +142,24 @@ def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[t
     moved = reached != origin
     terminal = set(reached[ended & moved].tolist())
     paths = set(zip(origin[moved].tolist(), reached[moved].tolist(), strict=True))
-    seen = {int(unwrap(state).position)}
-    while new := {after for before, after in paths if before in seen} - seen:
-        seen |= new
-    columns = max(abs(after - before) for before, after in paths if before in seen)
-    walls = ~np.isin(np.arange((max(seen) // columns + 1) * columns), list(seen)).reshape(-1, columns)
-    gain = {divmod(cell, columns): float(reward[moved & (reached == cell)].max()) for cell in terminal & seen}
-    return walls, gain
+    reachable = {int(unwrap(state).position)}
+    while new := {after for before, after in paths if before in reachable} - reachable:
+        reachable |= new
+    columns = max(abs(after - before) for before, after in paths if before in reachable)
+    walls = ~np.isin(np.arange((max(reachable) // columns + 1) * columns), list(reachable)).reshape(-1, columns)
+    rewards = {divmod(cell, columns): float(reward[moved & (reached == cell)].max()) for cell in terminal & reachable}
+    return walls, rewards
 
 
-def _placed(state: Tree, cell: Array) -> Tree:
-    """The state with the agent in another cell."""
+def _move_agent(state: Tree, cell: Array) -> Tree:
+    """The state with the agent in this cell."""
     if isinstance(state, Wrapped):
-        return state._replace(inner=_placed(state.inner, cell))
+        return state._replace(inner=_move_agent(state.inner, cell))
     return state._replace(position=cell) if isinstance(state, TabularState) else state.replace(position=cell)
 
 
 def observations(env: Env, episode: RecordedEpisode) -> Scene:
-    """Whatever has no scene of its own: observations with rows and columns as a board, all others as bars."""
+    """Binary observations with rows and columns as a board, all others as bars."""
     frames = np.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(episode.observations)], axis=1)
     shape = np.shape(jax.tree.leaves(episode.observations)[0])[1:]
     if len(shape) in (2, 3) and np.isin(frames, (0, 1)).all():
@@ -170,7 +170,7 @@ def observations(env: Env, episode: RecordedEpisode) -> Scene:
 
 
 def _bars(frames: np.ndarray) -> Scene:
-    """Vectors `[T, n]` as bars from zero, in parts of the largest magnitude that each entry takes."""
+    """Vectors `[T, n]` as bars from zero; each entry is divided by its largest magnitude."""
     count = frames.shape[1]
     heights = frames / np.maximum(np.abs(frames).max(axis=0), 1e-9)
 

@@ -1,4 +1,4 @@
-"""A small drawing surface in the units of what is drawn, smooth at the edges; and the record of a scene on it."""
+"""A small antialiased drawing surface in scene units, and the record of a scene."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 class Canvas:
-    """Shapes in scene units, x to the right and y upwards; lengths, line widths and text sizes too."""
+    """A drawing surface; positions, lengths, line widths and text sizes are in scene units, x right and y up."""
 
     def __init__(self, view: View, width: int, background: str = PAPER) -> None:
         left, right, bottom, top = view
@@ -80,24 +80,24 @@ class Canvas:
         self._draw.text(self._pixel(center), text, fill=color, font=font(round(size * self._scale)), anchor="mm")
 
     def stamp(self, other: Canvas) -> None:
-        """Begin from what another canvas of the same view and width shows."""
+        """Copy the picture of another canvas of the same view and width."""
         self._image.paste(other._image)
 
     def image(self) -> Image.Image:
-        """What was drawn, at its final size."""
+        """The picture at its final size."""
         return self._image.reduce(OVERSAMPLING)
 
 
 class Scene(NamedTuple):
     """How one episode is drawn.
 
-    view: what the canvas shows, in scene units.
-    draw(canvas, t, state, action): one frame: step `t`, the innermost environment's state as numpy arrays, and the
-        action about to be taken, None in the last frame.
-    fps: its natural pace, frames per second.
+    view: the visible area, in scene units.
+    draw(canvas, t, state, action): draws one frame: step `t`, the innermost environment's state as numpy arrays, and
+        the action taken next, None in the last frame.
+    fps: default frames per second.
     actions: names of discrete actions.
     width: pixels.
-    background: colour behind everything.
+    background: its colour.
     """
 
     view: View

@@ -1,4 +1,4 @@
-"""Scenes of classic control; geometry and units are those of gymnax's states."""
+"""Scenes of classic control, with the geometry and units of gymnax's states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpg.types import Env
 
 
 def cart_pole(env: Env, episode: RecordedEpisode) -> Scene:
-    """A cart on its track, whose ends are the limits; an arrow pushes it."""
+    """A cart on a track that ends at its limits; an arrow shows the push."""
 
     def draw(canvas: Canvas, t: int, state: Any, action: Any) -> None:
         x, theta = float(state.x), float(state.theta)
@@ -31,7 +31,7 @@ def cart_pole(env: Env, episode: RecordedEpisode) -> Scene:
 
 
 def mountain_car(env: Env, episode: RecordedEpisode) -> Scene:
-    """A car in a valley; the flag stands at the goal."""
+    """A car in a valley, with a flag at the goal."""
     continuous = env.name.startswith("MountainCarContinuous")
     goal = 0.45 if continuous else 0.5
     xs = np.linspace(-1.3, 0.7, 80)
@@ -66,7 +66,7 @@ def mountain_car(env: Env, episode: RecordedEpisode) -> Scene:
 
 
 def acrobot(env: Env, episode: RecordedEpisode) -> Scene:
-    """Two links under a pivot; the foot has to rise above the line."""
+    """Two links below a pivot; the foot must rise above the line."""
 
     def draw(canvas: Canvas, t: int, state: Any, action: Any) -> None:
         first, second = float(state.joint_angle1), float(state.joint_angle1 + state.joint_angle2)

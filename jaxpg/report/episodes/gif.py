@@ -30,27 +30,27 @@ SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
     **dict.fromkeys(("FrozenLake-misc", "frozen_lake", "grid_world"), boards.grid_world),
 }
 CAPTION = 28  # pixels
-HOLD = 1500  # milliseconds that the last frame stays
+HOLD = 1500  # duration of the last frame in milliseconds
 
 
 def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
     """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
 
-    Environments without a scene of their own show their observations.
+    Environments without a scene are drawn by their observations.
 
     Args:
-        env: the environment that was played; its name chooses the scene.
-        episode: what `jaxpg.evaluate.play` recorded.
-        path: where to write.
-        fps: frames per second, at most 50 (GIF counts in hundredths, and viewers slow down what is faster); None for
-            the scene's natural pace.
+        env: the environment of the episode; its name selects the scene.
+        episode: as recorded by `rollout.evaluation.record_episode`.
+        path: the file to write.
+        fps: frames per second, at most 50 (a GIF counts hundredths of a second, and viewers slow down faster ones);
+            None for the scene's own rate.
     """
     episode = trimmed(episode)
     length = len(episode.rewards)
     scene = SCENES.get(env.name, boards.observations)(env, episode)
     palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
     frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in range(length + 1))
-    pace = 10 * max(2, round(100 / (fps or scene.fps)))
+    frame_duration = 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
     first = next(frames)
     buffer = io.BytesIO()
     first.save(
@@ -58,7 +58,7 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
         format="GIF",
         save_all=True,
         append_images=frames,
-        duration=[pace] * length + [HOLD],
+        duration=[frame_duration] * length + [HOLD],
         loop=0,
         optimize=False,
         disposal=1,
@@ -74,7 +74,7 @@ def trimmed(episode: RecordedEpisode) -> RecordedEpisode:
 
 
 def draw_frame(env: Env, scene: Scene, episode: RecordedEpisode, t: int) -> Image.Image:
-    """Step `t` of a trimmed episode, above its caption."""
+    """Step `t` of a trimmed episode, with a caption below it."""
     action = episode.actions[t] if t < len(episode.actions) else None
     canvas = Canvas(scene.view, scene.width, scene.background)
     scene.draw(canvas, t, jax.tree.map(lambda x: x[t], unwrap(episode.states)), action)
@@ -85,12 +85,12 @@ def draw_frame(env: Env, scene: Scene, episode: RecordedEpisode, t: int) -> Imag
     middle = picture.height + CAPTION // 2
     total = float(episode.rewards[:t].sum())
     draw.text((10, middle), f"step {t}", fill=QUIET, font=font(12), anchor="lm")
-    draw.text((frame.width // 2, middle), _action(env, scene, action), fill=QUIET, font=font(12), anchor="mm")
+    draw.text((frame.width // 2, middle), _action_text(env, scene, action), fill=QUIET, font=font(12), anchor="mm")
     draw.text((frame.width - 10, middle), f"return {total:.4g}", fill=INK, font=font(12), anchor="rm")
     return frame
 
 
-def _action(env: Env, scene: Scene, action: Any) -> str:
+def _action_text(env: Env, scene: Scene, action: Any) -> str:
     if action is None:
         return "end"
     if isinstance(env.action_space, Discrete):
@@ -100,7 +100,7 @@ def _action(env: Env, scene: Scene, action: Any) -> str:
 
 
 def _palette(frames: list[Image.Image]) -> Image.Image:
-    """255 colours that serve all frames, so that nothing flickers; one is left for what does not change."""
+    """One palette of 255 colours for all frames, so that colours do not flicker; one index is left for transparency."""
     width, height = frames[0].size
     sheet = Image.new("RGB", (width, height * len(frames)))
     for index, frame in enumerate(frames):

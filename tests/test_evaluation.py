@@ -1,3 +1,5 @@
+"""Evaluation: whole episodes, their totals, and the same episodes recorded."""
+
 from __future__ import annotations
 
 import jax
@@ -89,7 +91,7 @@ def cart_pole_actor() -> Actor:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_play_records_the_very_episode_that_evaluate_counted(greedy):
+def test_record_episode_records_the_episode_that_evaluate_counts(greedy):
     env, actor, key = envs.make("CartPole-v1", max_steps_in_episode=60), cart_pole_actor(), jax.random.key(3)
     result = jax.jit(lambda key: evaluate(env, actor, key, episodes=3, greedy=greedy))(key)
     record = jax.jit(jax.vmap(lambda key: record_episode(env, actor, key, greedy=greedy)))(jax.random.split(key, 3))
@@ -99,7 +101,7 @@ def test_play_records_the_very_episode_that_evaluate_counted(greedy):
     assert (result.lengths == 60).all() if greedy else len(set(result.lengths.tolist())) > 1
 
 
-def test_a_record_holds_what_was_acted_on_and_what_followed():
+def test_a_recorded_episode_has_every_observation_and_its_successor():
     env = envs.make("CartPole-v1", max_steps_in_episode=20)
     episode = record_episode(env, cart_pole_actor(), jax.random.key(4), greedy=True)
     assert episode.observations.shape == (21, 4)
@@ -123,7 +125,7 @@ def test_every_step_has_randomness_of_its_own():
     assert len({*episode.actions.tolist(), *episode.rewards.tolist()}) == 18
 
 
-def test_a_policy_plays_its_mode_or_its_samples():
+def test_an_actor_takes_the_mode_or_samples():
     actor = make_actor(
         tiny.softmax_policy(jnp.log(jnp.array([[0.3, 0.5, 0.2]]))), jnp.log(jnp.array([[0.3, 0.5, 0.2]]))
     )
@@ -136,8 +138,8 @@ def test_a_policy_plays_its_mode_or_its_samples():
     np.testing.assert_allclose(sampled / 2000, [0.3, 0.5, 0.2], atol=0.05)
 
 
-def test_a_config_says_whether_evaluations_are_greedy():
-    """A new policy for CartPole: its samples stay up longer than its mode."""
+def test_a_config_sets_whether_evaluations_are_greedy():
+    """An untrained policy on CartPole: its samples balance longer than its mode."""
     key = jax.random.key(0)
 
     def measured(greedy):
@@ -151,6 +153,6 @@ def test_a_config_says_whether_evaluations_are_greedy():
     assert measured(False) > measured(True) + 3
 
 
-def test_no_episodes_are_refused():
+def test_zero_episodes_are_refused():
     with pytest.raises(UserError, match="at least 1, not 0"):
         evaluate(countdown(), COUNTER, jax.random.key(0), episodes=0, greedy=False)
