@@ -176,7 +176,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "pairs.sharpness 10.0 how well the judge tells rewards apart." in listed("pairs")
     out = listed("options", "dapo")
     assert "clip_high 0.28" in out
-    assert "rounds of sampling" in out
+    assert "sampling rounds" in out
     assert "network.{cnn}.channels" in out.replace(" ", "")
 
 
