@@ -18,10 +18,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from jaxpg.policy_gradient import PolicyGradient
-from jaxpg.types import Array
-
-Scalar = float | Array
-"""A setting that may be traced, as under `jax.vmap` over learning rates."""
+from jaxpg.types import Scalar
 
 Algorithm = Callable[..., PolicyGradient]
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)

@@ -17,6 +17,8 @@ import numpy as np
 Array = jax.Array
 Key = jax.Array
 Tree = Any  # a pytree of arrays
+Scalar = Array | float
+"""A setting that may be traced, as under `jax.vmap` over learning rates."""
 Metrics = dict[str, Array]
 
 

@@ -1,8 +1,9 @@
-"""Functions of the user, imported by name: "package.module:function"."""
+"""Functions by name, "package.module:function", and the arguments that a function takes."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,3 +31,9 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{name} must be a function, not {found!r}.")
     return found
+
+
+def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Names of the arguments of a function or class, with their defaults (`inspect.Parameter.empty` without one)."""
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}

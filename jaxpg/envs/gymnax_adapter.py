@@ -20,7 +20,6 @@ What gymnax 1.0.1 does, checked for each environment it registers:
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from gymnax.environments.environment import Environment
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
+from jaxpg.user_code import argument_defaults
 
 # Environments whose episodes terminate after a known number of steps, mostly far below max_steps_in_episode. It becomes
 # their time limit, by which storage is sized.
@@ -164,12 +164,6 @@ def _observation_encoder(space: Any) -> tuple[Callable[[Array], Array], Box]:
         return lambda obs: jnp.asarray(obs, jnp.float32), converted
     n = converted.n
     return lambda obs: jax.nn.one_hot(obs, n, dtype=jnp.float32), Box(np.zeros(n, np.float32), np.ones(n, np.float32))
-
-
-def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Names of the arguments of a function or class, with their defaults (`inspect.Parameter.empty` without one)."""
-    parameters = inspect.signature(factory).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def _cast_setting(value: Any, default: Any) -> Any:

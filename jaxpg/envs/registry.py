@@ -12,7 +12,7 @@ import numpy as np
 from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
 from jaxpg.errors import UserError, hint, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import import_user_code
+from jaxpg.user_code import argument_defaults, import_user_code
 
 Factory = Callable[..., Env]
 
@@ -123,11 +123,11 @@ def default_settings(name: str) -> dict[str, Any]:
         UserError: an unknown name, a function that cannot be imported, or MNISTBandit without its data.
     """
     if name in _factories:
-        return gymnax_adapter.argument_defaults(_factories[name])
+        return argument_defaults(_factories[name])
     if name in gymnax_adapter.gymnax_names():
         return gymnax_adapter.gymnax_settings(name)
     if ":" in name:
-        return gymnax_adapter.argument_defaults(import_user_code(name, "environment"))
+        return argument_defaults(import_user_code(name, "environment"))
     refuse_unknown("environment", name, names())
 
 
@@ -139,7 +139,7 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     """
     if name not in WRAPPERS:
         refuse_unknown("wrapper", name, WRAPPERS)
-    known = gymnax_adapter.argument_defaults(WRAPPERS[name])
+    known = argument_defaults(WRAPPERS[name])
     del known["env"]
     _check_settings(name, settings, known)
     return WRAPPERS[name](env, **settings)

@@ -19,9 +19,8 @@ from jax import lax
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.objectives import returns
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Transition
+from jaxpg.types import Array, Scalar, Transition
 
-Scalar = Array | float
 BASELINE_KINDS = ("batch", "running")
 
 

@@ -15,9 +15,7 @@ from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.objectives.surrogates import likelihood_ratio
-from jaxpg.types import Array
-
-Scalar = Array | float
+from jaxpg.types import Array, Scalar
 
 
 def k1(log_prob: Array, ref_log_prob: Array) -> Array:

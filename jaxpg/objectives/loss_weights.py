@@ -12,9 +12,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array
-
-Scalar = Array | float
+from jaxpg.types import Array, Scalar
 
 
 def per_step(mask: Array) -> Array:

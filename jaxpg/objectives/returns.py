@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
-from jaxpg.types import Array
-
-Scalar = Array | float
+from jaxpg.types import Array, Scalar
 
 
 def _backward(a: Array, b: Array, init: Array) -> Array:

@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.types import Array
-
-Scalar = Array | float
+from jaxpg.types import Array, Scalar
 
 
 def untied_minimum(x: Array, limit: Scalar, where: Array | None = None) -> Array:

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.types import Array
-
-Scalar = Array | float
+from jaxpg.types import Array, Scalar
 
 
 def sequence_log_prob(log_prob: Array, mask: Array, *, per_token: bool = False) -> Array:

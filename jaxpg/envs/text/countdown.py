@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.text.expression import evaluate_expression
-from jaxpg.envs.text.generated import Problems, TaskSettings, ascending, make_task, non_negative
+from jaxpg.envs.text.generated import Problems, TaskSettings, ascending, make_task
 from jaxpg.envs.text.task import Task
-from jaxpg.envs.text.token_arrays import fingerprint, join_rows, numeral, pack, tokens_of
+from jaxpg.envs.text.token_arrays import fingerprint, join_rows, non_negative, numeral, pack, tokens_of
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key

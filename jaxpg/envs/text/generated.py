@@ -17,7 +17,7 @@ from jax import lax
 from jaxpg.envs.text import completion
 from jaxpg.envs.text.jsonl_reader import pad_rows
 from jaxpg.envs.text.task import Task, Verdict
-from jaxpg.envs.text.token_arrays import fingerprint
+from jaxpg.envs.text.token_arrays import fingerprint, non_negative
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Tree
@@ -162,11 +162,6 @@ def exact_match(answer: Callable[[Tree], Array]) -> Callable[[Tree, Array, Array
         return (given == right).all(), non_negative(fingerprint(given))
 
     return check_answer
-
-
-def non_negative(hashed: Array) -> Array:
-    """A uint32 hash as an int32 that is not negative."""
-    return (hashed >> 1).astype(jnp.int32)
 
 
 def ascending(prompt: str) -> str:

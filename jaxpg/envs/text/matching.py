@@ -26,10 +26,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.envs.text.generated import non_negative
 from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows
 from jaxpg.envs.text.task import Verdict
-from jaxpg.envs.text.token_arrays import fingerprint
+from jaxpg.envs.text.token_arrays import fingerprint, non_negative
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.parallel import host_callback

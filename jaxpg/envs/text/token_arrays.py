@@ -56,3 +56,8 @@ def _mix(x: Array) -> Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+def non_negative(hashed: Array) -> Array:
+    """A uint32 hash as an int32 that is not negative."""
+    return (hashed >> 1).astype(jnp.int32)
