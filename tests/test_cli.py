@@ -172,8 +172,8 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "json_lines path, tokenizer = characters," in out  # path has no default
     out = listed("wrappers")
     assert all(name in out for name in envs.WRAPPERS)
-    assert "probability 0.25 of repeating the action before, in [0, 1]." in out
-    assert "pairs.sharpness 10.0 how well the judge tells rewards apart." in listed("pairs")
+    assert "probability 0.25 of repeating the previous action, in [0, 1]." in out
+    assert "pairs.sharpness 10.0 how well the judge distinguishes rewards." in listed("pairs")
     out = listed("options", "dapo")
     assert "clip_high 0.28" in out
     assert "sampling rounds" in out
