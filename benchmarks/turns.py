@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +62,13 @@ class Worker:
         command = [peers.python_for(program), *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
         around = os.environ | ({"PYTHONPATH": str(peers.purejaxrl)} if program.workload == "purejaxrl" else {})
         around |= {"NPROC": str(program.threads)} if program.threads else {}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=around)
+        self.start(command, around)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the process, and wait until its program is made."""
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         hello = self._read()
         self.work: int = hello["work"]
         self.bytes: int = hello["bytes"]
