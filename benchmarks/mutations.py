@@ -294,7 +294,7 @@ MUTATIONS = (
         "update/optimizers.py",
         "else optax.clip_by_global_norm(max_grad_norm)\n    return flat_if_small",
         "else optax.clip(max_grad_norm)\n    return flat_if_small",
-        "tests/test_ladder.py -k norm",
+        "tests/test_optimizers.py",
     ),
     Mutation(
         "the step in a trust region is too short by √2",
@@ -344,7 +344,7 @@ MUTATIONS = (
         "rollout/dynamic_sampling.py",
         "candidates[rank]",
         "candidates[0 * rank]",
-        ROLLOUT,
+        "tests/test_dynamic_sampling.py",
     ),
     Mutation(
         "dynamic sampling discards what it has drawn",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 from jax import lax
 
@@ -52,6 +53,7 @@ class Case(NamedTuple):
     devices: four devices are to end where one does. Not so where a device deals its steps into minibatches, draws start
         states or refills groups for itself.
     seeds: the row stands for a kind of program of its own, where `vmap` over seeds could go wrong in its own way.
+    quick: in the quick lane; rows that only put together what others have are in the full one.
     """
 
     algorithm: str
@@ -62,6 +64,7 @@ class Case(NamedTuple):
     adam: bool = False
     devices: bool = True
     seeds: bool = False
+    quick: bool = True
 
 
 CASES = {
@@ -70,13 +73,17 @@ CASES = {
     "reinforce_baseline": Case("reinforce_baseline", EPISODES),
     "running baseline": Case("reinforce_baseline", EPISODES | {"baseline_kind": "running"}),
     "actor_critic_mc": Case("actor_critic_mc", EPISODES | {"normalize_advantages": True}),
-    "actor_critic_mc, gaussian": Case("actor_critic_mc", EPISODES, env=target, scales=SCALED, adam=True, devices=False),
+    "actor_critic_mc, gaussian": Case(
+        "actor_critic_mc", EPISODES, env=target, scales=SCALED, adam=True, devices=False, quick=False
+    ),
     "actor_critic_td": Case("actor_critic_td", SEGMENT),
     "a2c": Case("a2c", SEGMENT | {"learning_rate": 0.2}, scales=SCALED, seeds=True),
     "trpo": Case("trpo", SEGMENT | TRUST, seeds=True),
-    "trpo, shared": Case("trpo", SEGMENT | TRUST, network=partial(mlp, shared=True), adam=True, devices=False),
+    "trpo, shared": Case(
+        "trpo", SEGMENT | TRUST, network=partial(mlp, shared=True), adam=True, devices=False, quick=False
+    ),
     "trpo, squashed": Case(
-        "trpo", SEGMENT | TRUST, env=target, network=partial(mlp, squash=True), adam=True, devices=False
+        "trpo", SEGMENT | TRUST, env=target, network=partial(mlp, squash=True), adam=True, devices=False, quick=False
     ),
     "ppo": Case("ppo", SEGMENT | WHOLE_BATCH),
     "ppo, adam": Case(
@@ -105,11 +112,19 @@ CASES = {
     "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled
     "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True),
-    "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder),
+    "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder, quick=False),
     "cispo": Case("cispo", GROUPS, env=target),
     "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
     "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder),
 }
+
+
+def names(chosen: Callable[[Case], bool] = lambda case: True) -> list:
+    """The parameters of a test: all rows, those that are not `chosen` or not quick for the full lane alone."""
+    return [
+        name if case.quick and chosen(case) else pytest.param(name, marks=pytest.mark.full)
+        for name, case in CASES.items()
+    ]
 
 
 def make(name: str, **changes: Any) -> Learner:

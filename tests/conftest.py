@@ -18,11 +18,25 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)
 
-LONGEST = ("contracts", "cli", "update", "preferences_learners", "oracle", "language", "training", "parallel")
+LONGEST = (
+    "processes",
+    "readme",
+    "learning",
+    "contracts",
+    "parallel",
+    "cli",
+    "preferences_learners",
+    "update",
+    "oracle",
+    "language",
+    "training",
+)
 """Files to begin with, so that no worker is left alone with one of them at the end."""
 
 FULL = {
     "cli": (
+        "test_compare",
+        "test_interrupt_twice_stops_at_once",
         "test_every_core_is_a_device_unless_more_are_asked_for",
         "test_a_run_goes_on_with_other_devices",
         "test_devices_share_the_seeds_and_the_environments[--devices 4]",
@@ -44,7 +58,15 @@ FULL = {
     ),
     "ladder": ("test_numbers_may_be_traced[trpo]",),
     "losses": ("test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[rlhf]",),
+    "networks": (
+        "test_initial_weights_are_orthogonal_with_the_gains_of_ppo[network1]",
+        "test_the_critic_reads_the_policys_torso_only_if_it_is_shared[cnn-env1-False]",
+        "test_gradients_reach_the_memory_through_time_but_not_across_ends[min_gru]",
+    ),
     "oracle": (
+        "test_a_mean_over_each_episode_*",
+        "test_grpo_*",
+        "test_actor_critic_td_*",
         "test_a2c_is_unbiased_with_the_exact_critic_*[0.0]",
         "test_a2c_is_unbiased_with_the_exact_critic_*[1.0]",
         "test_a2c_with_a_wrong_critic_*[0.0]",
@@ -55,7 +77,11 @@ FULL = {
         *(f"test_micro_batches_change_nothing[{name}]" for name in ("sft", "ipo")),
         "test_it_is_the_sum_over_devices_that_makes_them_one[sft]",
     ),
-    "readme": ("test_commands_work_in_order",),
+    "readme": (
+        "test_code_runs_as_it_stands[block0]",
+        "test_commands_work_in_order",
+    ),
+    "reductions": ("test_refilling_where_every_group_has_signal_changes_nothing",),
     "report_gif": (
         "test_every_environment_plays[Asterix-MinAtar]",
         "test_every_environment_plays[Breakout-MinAtar]",
@@ -63,11 +89,13 @@ FULL = {
         "test_every_environment_plays[Seaquest-MinAtar]",
     ),
     "sweep": (
+        "test_a_run_that_*",
         "test_waves_fit_the_memory_and_are_all_alike",
         "test_too_little_memory_is_told_before_anything_is_trained",
     ),
     "text_countdown": ("test_problems_have_the_solution_that_is_shown[settings1]",),
     "text_environment": (
+        "test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first",
         "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[addition]",
         "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[modular_chain]",
         "test_every_task_is_made_by_name_and_pays_for_its_demonstrations[permutations]",
@@ -82,10 +110,16 @@ FULL = {
         "test_a_prompt_as_text_is_held_out_as_its_problem_is[permutations]",
     ),
     "training": (
+        "test_a_seed_learns_the_same_alone_and_beside_others",
+        "test_where_chunks_are_cut_changes_nothing[1]",
+        "test_where_chunks_are_cut_changes_nothing[60]",
         "test_kill_at_any_moment",
         "test_side_by_side_is_the_same_as_one_after_the_other",
     ),
-    "update": ("test_chunks_change_neither_parameters_nor_metrics[columns]",),
+    "update": (
+        "test_chunks_change_neither_parameters_nor_metrics[columns, gathered late]",
+        "test_chunks_change_neither_parameters_nor_metrics[columns]",
+    ),
 }
 """Tests of the full lane beside those marked `full` where they stand: by file, by name or by name and parameters, with
 * for any text.

@@ -20,6 +20,7 @@ from cases import (
     gru,
     min_gru,
     mlp,
+    names,
     pictures,
     run,
     target,
@@ -30,10 +31,12 @@ from jaxpg import ladder
 from jaxpg.training import checkpoint
 from jaxpg.training.advance import MEAN_OVER
 
-SEEDS = [name if case.seeds else pytest.param(name, marks=pytest.mark.full) for name, case in CASES.items()]
+DEVICES = [
+    pytest.param(name, marks=[] if case.quick else [pytest.mark.full]) for name, case in CASES.items() if case.devices
+]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=names())
 def case(request):
     return run(request.param)
 
@@ -82,14 +85,16 @@ def test_a_second_step_is_not_traced_again(case):
 
 
 @pytest.mark.parametrize(
-    "case", ["reinforce", pytest.param("trpo", marks=pytest.mark.full), "ppo, gru, pool"], indirect=True
+    "case",
+    ["reinforce", *(pytest.param(name, marks=pytest.mark.full) for name in ("trpo", "ppo, gru, pool"))],
+    indirect=True,
 )
 def test_without_jit_the_numbers_are_the_same(case):
     """Both ways of collecting and all of improving: op by op is slow."""
     near(case.learner.step(case.states[0], KEYS[0]), (case.states[1], case.metrics[0]))
 
 
-@pytest.mark.parametrize("case", SEEDS, indirect=True)
+@pytest.mark.parametrize("case", names(lambda case: case.seeds), indirect=True)
 def test_vmap_over_seeds_is_a_loop_over_seeds(case):
     seeds = jnp.stack([jax.random.key(0), jax.random.key(7)])
     states = tiny.jit(jax.vmap(case.learner.init))(seeds)
@@ -101,7 +106,7 @@ def test_vmap_over_seeds_is_a_loop_over_seeds(case):
         near(jax.tree.map(lambda x, i=i: x[i], both), alone)
 
 
-@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.devices], indirect=True)
+@pytest.mark.parametrize("case", DEVICES, indirect=True)
 def test_four_shards_of_a_batch_are_one(case):
     """By `vmap` over the axis of the devices; test_parallel.py has the devices themselves."""
     assert_same(case, *by_vmap(case.learner, case.states[0]))
