@@ -87,7 +87,7 @@ def test_files_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.Cap
         (["train", "catch", "a2c", "--out", below, *TINY], f"{below} cannot be written to (Not a directory)"),
         (["train", str(tmp_path / "folder.toml"), "ppo"], "folder.toml cannot be read or written (Is a directory)"),
         (["train", str(tmp_path / "latin.toml"), "ppo"], "latin.toml is not valid TOML"),
-        (["plot", str(run), "--out", "x.foo"], "ends in .png, .svg, .pdf, not x.foo"),
+        (["plot", str(run), "--out", "x.foo"], "must end in .png, .svg, .pdf, not x.foo"),
         (["plot", str(run), "--out", f"{absent}.png"], "x.png cannot be read or written (No such file or directory)"),
         (["play", str(run), "--gif", f"{absent}.gif"], "x.gif cannot be read or written (No such file or directory)"),
     ):
