@@ -170,7 +170,7 @@ def learns(devices: Sequence[int], seeds: int) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for number in devices:
         learner = build(config, shards=number).learner
-        mesh = parallel.make_mesh(1, config.batch, jax.devices()[:number])
+        mesh = parallel.make_mesh(1, config.batch_size, jax.devices()[:number])
         updates = config.total_steps // (config.settings["num_envs"] * config.settings["num_steps"])
         final = []
         for seed in range(seeds):

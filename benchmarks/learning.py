@@ -41,7 +41,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
-from jaxpg.report.comparison import number, plain, quantity
+from jaxpg.report.comparison import format_number, format_quantity, to_jsonable
 from jaxpg.rollout.evaluation import evaluation_metrics
 from jaxpg.training import provenance, run_directory
 from jaxpg.training.loop import TrainingHooks, train
@@ -218,7 +218,7 @@ def read(path: Path) -> dict[str, Any]:
 def write(path: Path, results: Mapping[str, Any]) -> None:
     """Replace the file at once, so that an interruption leaves the old one."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(plain(results), indent=1, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(to_jsonable(results), indent=1, allow_nan=False) + "\n")
     os.replace(temporary, path)
 
 
@@ -234,8 +234,8 @@ def rows(results: Mapping[str, Any]) -> list[Row]:
             target += f", {cell.solved[0]} seeds ≥ {cell.solved[1]:g}"
         reached = "" if cell.target is None else ("yes" if is_reached(cell, result) else "no")
         algorithm = f"{cell.algorithm} ({cell.variant})" if cell.variant else cell.algorithm
-        steps, seeds = quantity(result["total_steps"]), str(len(result["final"]))
-        mean, iqm = interval(result["mean"]), interval(result["iqm"])
+        steps, seeds = format_quantity(result["total_steps"]), str(len(result["final"]))
+        mean, iqm = format_estimate(result["mean"]), format_estimate(result["iqm"])
         return cell.task, algorithm, steps, seeds, mean, iqm, target, reached, cell.published
 
     return [line(cell, results[cell.name]) for cell in CELLS if cell.name in results]
@@ -249,9 +249,9 @@ def is_reached(cell: Cell, result: Mapping[str, Any]) -> bool:
     return sum(seed >= score for seed in result["final"]) >= number_of_seeds
 
 
-def interval(estimate: Mapping[str, float]) -> str:
+def format_estimate(estimate: Mapping[str, float]) -> str:
     """A value with its interval."""
-    value, low, high = (number(estimate[name]) for name in ("value", "low", "high"))
+    value, low, high = (format_number(estimate[name]) for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
 
 
@@ -266,7 +266,7 @@ def control_rows(results: Mapping[str, Any]) -> list[Row]:
             continue
         a, b = results[right.name]["mean"], results[wrong.name]["mean"]
         noticed = "yes" if b["value"] < a["low"] else "no"
-        lines.append((right.task, right.algorithm, wrong.variant, interval(a), interval(b), noticed))
+        lines.append((right.task, right.algorithm, wrong.variant, format_estimate(a), format_estimate(b), noticed))
     return lines
 
 
@@ -333,10 +333,12 @@ def main() -> None:
         known = results.get(cell.name, {}).get("fingerprint")
         if known == fingerprint(cell, resolve(cell)) and not arguments.fresh:
             continue
-        measured = plain(measure(cell, console, fresh=arguments.fresh))
+        measured = to_jsonable(measure(cell, console, fresh=arguments.fresh))
         results = {**read(arguments.results), cell.name: measured}  # read again: other cells may have been finished
         write(arguments.results, results)
-        console.print(f"{cell.name}: {interval(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s")
+        console.print(
+            f"{cell.name}: {format_estimate(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s"
+        )
     publish(results, console)
     draw_ladder()
 

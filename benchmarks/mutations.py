@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         "advantages are centred by the mean over padding too",
         "objectives/advantages.py",
-        "centred = advantage - _mean(advantage, weight_mask)",
+        "centred = advantage - _mean(advantage, loss_mask)",
         "centred = advantage - advantage.mean()",
         ADVANTAGES,
     ),
@@ -314,8 +314,8 @@ MUTATIONS = (
     Mutation(
         "final observations are off by one slot",
         "rollout/successors.py",
-        "jnp.cumsum(breaks_off, 0) - 1, 0,",
-        "jnp.cumsum(breaks_off, 0), 0,",
+        "jnp.cumsum(bootstraps, 0) - 1, 0,",
+        "jnp.cumsum(bootstraps, 0), 0,",
         "tests/test_networks.py -k successors",
     ),
     Mutation(

@@ -102,7 +102,7 @@ def _baseline(
     One that compiles does so when it first learns, so `build` then takes a first iteration too.
     """
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.evaluation import state_values
 
     work = whole_iterations(steps, num_envs, 1, num_steps)
     seeds = itertools.count()
@@ -113,7 +113,7 @@ def _baseline(
         model = algorithm("MlpPolicy", envs, n_steps=num_steps, seed=seed, device="cpu")
         if compiles:
             model.learn(num_envs * num_steps)
-        score = partial(evaluate_policy, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
+        score = partial(state_values, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
         return Program(lambda: model.learn(work, reset_num_timesteps=False) and None, lambda: score()[0])
 
     return Workload(build, work)

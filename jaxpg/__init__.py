@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["envs", "ladder", "language", "networks", "policy_gradient", "preferences"]
 
 _MODULES = {"language": "jaxpg.models.language_model", "networks": "jaxpg.models.networks"}
-"""The modules of the public face that have another name than here."""
+"""Public modules whose import path differs from their public name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of the public face on first use.
+    """Import a public module on first use.
 
     gymnax computes when it is imported, and the command line has to choose jax's devices before that.
     """
@@ -27,5 +27,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public face, and the other modules that have been imported so far."""
+    """The public modules, and the other modules that have been imported so far."""
     return sorted({*globals(), *__all__})

@@ -25,7 +25,7 @@ class UserError(ValueError):
 
 
 def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
-    """Raise a UserError: there is no `what` of the given name. It suggests one of the known names (`hint`)."""
+    """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
     raise UserError(f"There is no {what} {given!r}{where}. {hint(given, known)}")
 
 

@@ -29,12 +29,12 @@ from jaxpg.ladder_settings import (
     GRPOSettings,
     ReferenceFreeGRPOSettings,
     ReinforceSettings,
-    Scalar,
     child_of,
 )
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.kl import reference_kl
 from jaxpg.policy_gradient import PolicyGradient
+from jaxpg.types import Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
 
 

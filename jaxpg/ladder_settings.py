@@ -73,18 +73,18 @@ class ClipSettings(TypedDict, total=False):
 
 
 class EpisodicPPOSettings(CriticSettings, MinibatchSettings, ClipSettings, total=False):
-    """Those of `ppo` but for the length of a segment: for whole episodes with a critic."""
+    """The settings of `ppo` except `num_steps` and `reset_pool`, for whole episodes with a critic."""
 
     gae_lambda: Scalar
     value_clip: Scalar | None
 
 
 class CriticFreePPOSettings(ReinforceSettings, MinibatchSettings, ClipSettings, total=False):
-    """Those of `ppo` but for the length of a segment and the critic: for whole episodes in groups."""
+    """The settings of `ppo` except `num_steps`, `reset_pool` and those of the critic, for whole episodes in groups."""
 
 
 class ReferenceFreeGRPOSettings(CriticFreePPOSettings, total=False):
-    """Those of `grpo` but for the reference policy."""
+    """The settings of `grpo` except those of the reference policy."""
 
     group_size: int
 
@@ -98,7 +98,7 @@ class GRPOSettings(ReferenceFreeGRPOSettings, total=False):
 
 
 class ClipFreeDAPOSettings(ReinforceSettings, MinibatchSettings, total=False):
-    """Those of `dapo` but for its clip: for another surrogate."""
+    """The settings of `dapo` except its clip, for another surrogate."""
 
     group_size: int
     max_resample_rounds: int | None

@@ -108,7 +108,7 @@ class TrainState(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a learner is made of, constant while it learns."""
+    """The parts of a learner that do not change during training."""
 
     env: Env
     policy: Policy
@@ -133,7 +133,7 @@ def policy_gradient(
         env: the environment.
         policy: the policy to train.
         critic: its value function; ignored by algorithms without a value loss.
-        algorithm: how it learns (ladder.py).
+        algorithm: the algorithm (ladder.py).
         normalize_observations: observations less their running mean, divided by their running standard deviation.
         scale_rewards: divide rewards by the running standard deviation of the discounted sum of rewards.
 
@@ -312,7 +312,7 @@ def make_batch(
 
 
 def with_normalized_obs(policy: Policy, normalization: NormalizationState) -> Policy:
-    """The policy, acting on observations that it normalises first; as it is, where they are not normalised."""
+    """The policy, acting on normalised observations; unchanged if observations are not normalised."""
     moments = normalization.obs
     if not isinstance(moments, Moments):
         return policy

@@ -161,7 +161,7 @@ class Env(NamedTuple):
         with the same start state; computed over all devices together. None if there are none.
     min_truncation_step: no episode is truncated (ended by a time-out) before this many steps. It only bounds memory: a
         rollout stores a final observation per time-out, and arrays need a fixed size, so a segment of T steps has
-        1 + ceil((T - 1) / min_truncation_step) places per column (`rollout.segments.final_obs_slots`). 1 is always
+        1 + ceil((T - 1) / min_truncation_step) slots per column (`rollout.segments.final_obs_slots`). 1 is always
         correct; a larger value saves memory.
     """
 

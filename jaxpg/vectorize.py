@@ -33,7 +33,7 @@ def _(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, 
 
 
 def copy_tree(params: Tree) -> Tree:
-    """A copy in buffers of its own. A state that is donated to a jitted function must not hold a buffer twice."""
+    """A copy in new buffers. A state that is donated to a jitted function must not hold a buffer twice."""
     return jax.tree.map(jnp.copy, params)
 
 

@@ -228,7 +228,7 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--set", "network.kind=[1]"], "no kind of network '[1]'"),
     (["train", "cartpole", "ppo", "--set", "network.activation=tahn"], "no activation 'tahn'. Did you mean 'tanh'"),
     (["train", "cartpole", "reinforce_baseline", "--set", "baseline_kind=runing"], "Did you mean 'running'"),
-    (["train", "cartpole", "grpo", "--set", "kl=loss_k4"], "no place for a KL 'loss_k4'. Did you mean 'loss_k3'"),
+    (["train", "cartpole", "grpo", "--set", "kl=loss_k4"], "no KL placement 'loss_k4'. Did you mean 'loss_k3'"),
     (["train", "cartpole", "ppo", "--set", "evaluation_samples=3"], "evaluation_samples = 3 does not divide eval"),
     (["train", "sort", "dpo", "--set", "pairs.slip=1"], "no setting 'slip' of preference pairs. Did you mean 'slip_r"),
     (

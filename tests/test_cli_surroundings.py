@@ -156,7 +156,7 @@ def test_episodes_of_an_evaluation_in_groups(run: Path, capsys: pytest.CaptureFi
     for manifest in run.glob("checkpoints/*/manifest.json"):
         manifest.write_text(manifest.read_text().replace('"evaluation_samples": 1', '"evaluation_samples": 4'))
     message = refused(["eval", str(run), "--episodes", "10"], capsys)
-    assert "--episodes 10 cannot be cut into groups that begin alike, of evaluation_samples = 4" in message
+    assert "--episodes 10 cannot be divided into groups with one start state, of evaluation_samples = 4" in message
     assert "such as --episodes 12" in message
 
 

@@ -167,4 +167,4 @@ def test_mistakes_are_refused_with_a_sentence(
 def test_a_section_that_is_like_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "task.toml"
     path.write_text(SMALL.replace('like = "grpo"', 'like = "grp"'))
-    assert "that rloo could be like" in refused(capsys, "train", str(path), "rloo")
+    assert "for `like` in section rloo" in refused(capsys, "train", str(path), "rloo")

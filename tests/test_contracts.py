@@ -90,7 +90,7 @@ def test_a_second_step_is_not_traced_again(case):
     indirect=True,
 )
 def test_without_jit_the_numbers_are_the_same(case):
-    """Both ways of collecting and all of improving: op by op is slow."""
+    """Both ways of collecting, and every update: op by op is slow."""
     near(case.learner.step(case.states[0], KEYS[0]), (case.states[1], case.metrics[0]))
 
 

@@ -113,7 +113,7 @@ def far(samples, expected):
 
 
 def values(mdp, gamma):
-    return envs.evaluate_policy(mdp, jax.nn.softmax(LOGITS[: len(mdp.terminal)]), gamma)
+    return envs.state_values(mdp, jax.nn.softmax(LOGITS[: len(mdp.terminal)]), gamma)
 
 
 EPISODES = {"num_envs": NUM_ENVS, "gamma": GAMMA}
@@ -158,7 +158,7 @@ def test_a_batch_baseline_is_biased_by_the_share_of_each_episode_in_the_mean():
     def summed_returns(mdp, pi, gamma, horizon):
         visits, total = mdp.start, 0.0
         for t in range(horizon):
-            total += visits @ envs.evaluate_policy(mdp, pi, gamma, horizon - t)
+            total += visits @ envs.state_values(mdp, pi, gamma, horizon - t)
             visits = jnp.einsum("s,sa,sax->x", visits, pi, mdp.P)
         return total
 

@@ -343,7 +343,7 @@ def test_vmap_over_seeds_and_learning_rates_is_a_loop(name, tmp_path):
     equal(checkpoint.restore(saved, jax.eval_shape(learner.init, KEY)), state)
 
 
-def test_adopted_policies_are_where_learning_begins():
+def test_learning_starts_from_the_policy_of_with_policy():
     given = jnp.full((V, V), 2.0)
     for name in ("sft", "dpo"):
         learner = make(name)
@@ -363,9 +363,9 @@ def test_a_reward_model_puts_its_own_head_on_a_policy():
     policy, _ = transformer(env, width=8, layers=1, heads=2)
     learner = reward_model(word_pairs(), transformer_reward_model(env, width=8, layers=1, heads=2))
     state, params = initial(learner), policy.init(KEY)
-    adopted = learner.with_policy(state, params).params.critic["params"]
-    equal(adopted["embedding"], params["params"]["embedding"])
-    equal(adopted["head"], state.params.critic["params"]["head"])
+    replaced = learner.with_policy(state, params).params.critic["params"]
+    equal(replaced["embedding"], params["params"]["embedding"])
+    equal(replaced["head"], state.params.critic["params"]["head"])
     other, _ = transformer(env, width=8, layers=2, heads=2)
     with pytest.raises(UserError, match="another network than the reward model"):
         learner.with_policy(state, other.init(KEY))

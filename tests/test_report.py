@@ -13,8 +13,8 @@ from rich.console import Console
 
 from jaxpg import report
 from jaxpg.errors import UserError
-from jaxpg.report.comparison import duration, number, quantity
-from jaxpg.report.figures import curves_figure, spread
+from jaxpg.report.comparison import format_duration, format_number, format_quantity
+from jaxpg.report.figures import curves_figure, spread_labels
 from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 RNG = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_learning_curves_become_pictures(tmp_path, seeds):
     "wanted", [[0.2, 0.5, 0.9], [0.5, 0.5, 0.5, 0.51], [0.97, 0.98, 0.99], [0.0, 0.01], [0.3], [0.5] * 40]
 )
 def test_labels_keep_apart_and_near(wanted):
-    places = spread(wanted, gap=0.1)
+    places = spread_labels(wanted, gap=0.1)
     gap = min(0.1, 1 / max(len(wanted) - 1, 1))
     assert (np.diff(places) >= gap - 1e-9).all()
     assert places.min() >= -1e-9
@@ -228,7 +228,9 @@ def test_the_table_names_every_figure_within_80_columns():
     lines = console.file.getvalue().splitlines()
     row = next(index for index, line in enumerate(lines) if "ppo" in line)
     assert lines[row].split() == ["ppo", "98.38", "85.58", "50", "k", "123", "k", "1:15"]
-    intervals = [f"[{number(float(low))}, {number(float(high))}]" for _, low, high in summaries["ppo"][:2]]
+    intervals = [
+        f"[{format_number(float(low))}, {format_number(float(high))}]" for _, low, high in summaries["ppo"][:2]
+    ]
     assert lines[row + 1].split() == [*" ".join(intervals).split(), "(6/6)"]
     reached = np.median(summaries["ppo"].steps_to_threshold)
     assert 0.8 * 48_000 < reached < 1.2 * 48_000  # 100 (1 - exp(-x / 30 000)) = 80
@@ -242,22 +244,22 @@ def test_without_a_threshold_nothing_is_said_of_it():
 @pytest.mark.parametrize(
     ("write", "x", "text"),
     [
-        (number, 498.2345, "498.2"),
-        (number, 12345.6, "12346"),
-        (number, -0.12345, "-0.123"),
-        (number, 0.0, "0"),
-        (number, 3.0, "3.000"),
-        (number, np.inf, "–"),
-        (quantity, 123_456, "123 k"),
-        (quantity, 1.5e6, "1.5 M"),
-        (quantity, 999_999, "1 M"),
-        (quantity, 42.0, "42"),
-        (quantity, np.inf, "–"),
-        (duration, 0.52, "0:01"),
-        (duration, 59.7, "1:00"),
-        (duration, 185, "3:05"),
-        (duration, 7800, "2:10:00"),
-        (duration, np.nan, "–"),
+        (format_number, 498.2345, "498.2"),
+        (format_number, 12345.6, "12346"),
+        (format_number, -0.12345, "-0.123"),
+        (format_number, 0.0, "0"),
+        (format_number, 3.0, "3.000"),
+        (format_number, np.inf, "–"),
+        (format_quantity, 123_456, "123 k"),
+        (format_quantity, 1.5e6, "1.5 M"),
+        (format_quantity, 999_999, "1 M"),
+        (format_quantity, 42.0, "42"),
+        (format_quantity, np.inf, "–"),
+        (format_duration, 0.52, "0:01"),
+        (format_duration, 59.7, "1:00"),
+        (format_duration, 185, "3:05"),
+        (format_duration, 7800, "2:10:00"),
+        (format_duration, np.nan, "–"),
     ],
 )
 def test_numbers_for_people(write, x, text):

@@ -113,11 +113,11 @@ def test_grid_world_layout():
 def test_values_satisfy_the_bellman_equation(name, gamma):
     mdp = MDPS[name]()
     policy = random_policy(1, mdp)
-    v = envs.evaluate_policy(mdp, policy, gamma)
+    v = envs.state_values(mdp, policy, gamma)
     q = envs.action_values(mdp, v, gamma)
     np.testing.assert_allclose((policy * q).sum(-1), v, atol=1e-10)
     np.testing.assert_array_equal(v[mdp.terminal], 0.0)
-    np.testing.assert_allclose(envs.evaluate_policy(mdp, policy, gamma, horizon=20_000), v, atol=1e-9)
+    np.testing.assert_allclose(envs.state_values(mdp, policy, gamma, horizon=20_000), v, atol=1e-9)
 
 
 def test_what_terminal_states_hold_is_never_read():
@@ -128,10 +128,10 @@ def test_what_terminal_states_hold_is_never_read():
     )
     policy = random_policy(1, mdp)
     for horizon in (None, 7):
-        clean, other = (envs.evaluate_policy(m, policy, 0.9, horizon) for m in (mdp, poisoned))
+        clean, other = (envs.state_values(m, policy, 0.9, horizon) for m in (mdp, poisoned))
         np.testing.assert_array_equal(clean, other)
     np.testing.assert_array_equal(envs.state_visits(mdp, policy, 0.9), envs.state_visits(poisoned, policy, 0.9))
-    values = envs.evaluate_policy(mdp, policy, 0.9)
+    values = envs.state_values(mdp, policy, 0.9)
     haunted = jnp.where(mdp.terminal, 1000.0, values)
     np.testing.assert_array_equal(envs.action_values(mdp, values, 0.9), envs.action_values(mdp, haunted, 0.9))
 
@@ -157,7 +157,7 @@ def test_policy_gradient_theorem():
     logits = jax.random.normal(jax.random.key(5), mdp.P.shape[:2])
     exact = jax.grad(lambda x: envs.expected_return(mdp, jax.nn.softmax(x), gamma))(logits)
     policy = jax.nn.softmax(logits)
-    q = envs.action_values(mdp, envs.evaluate_policy(mdp, policy, gamma), gamma)
+    q = envs.action_values(mdp, envs.state_values(mdp, policy, gamma), gamma)
     visits = envs.state_visits(mdp, policy, gamma)
     theorem = jax.grad(lambda x: (visits[:, None] * q * jax.nn.softmax(x)).sum())(logits)
     np.testing.assert_allclose(theorem, exact, atol=1e-12)

@@ -157,7 +157,7 @@ def test_problems_have_the_solution_that_is_shown(settings):
         return task.prompt_tokens(problem), tokens, jax.vmap(lambda n: task.verify(problem, tokens, n))(lengths)
 
     prompts, tokens, verdicts = jit(jax.vmap(one))(jax.random.split(jax.random.key(2), 500))
-    verdict, cut_off = (jax.tree.map(lambda x, i=i: x[:, i], verdicts) for i in range(2))
+    verdict, truncated = (jax.tree.map(lambda x, i=i: x[:, i], verdicts) for i in range(2))
     used: Counter[str] = Counter()
     for prompt, text in zip(
         map(CHARACTERS.decode, prompts.tolist()), map(CHARACTERS.decode, tokens.tolist()), strict=True
@@ -177,8 +177,8 @@ def test_problems_have_the_solution_that_is_shown(settings):
         used.update(re.findall(r"[-+*/(]", text))
     assert min(used[symbol] for symbol in "+-*/(") > 25
     assert verdict.accuracy.min() == verdict.format.min() == 1
-    assert cut_off.accuracy.max() == cut_off.format.max() == 0
-    assert cut_off.answer.max() == -1
+    assert truncated.accuracy.max() == truncated.format.max() == 0
+    assert truncated.answer.max() == -1
     assert len(set(map(int, verdict.answer))) > 40
 
 

@@ -85,7 +85,7 @@ WALKS = {
 
 @pytest.mark.parametrize("name", WALKS)
 def test_a_completion_step_by_step(name):
-    problem, ids, length, accuracy, form, cut_off, overlong = WALKS[name]
+    problem, ids, length, accuracy, form, truncated, overlong = WALKS[name]
     env = text_env(copying(), rewards=EVERYTHING, overlong_cache=2)
     written = ids[:length]
     steps, outcome = walk(env, problem, WORDS.decode(written), ids)
@@ -93,7 +93,7 @@ def test_a_completion_step_by_step(name):
     np.testing.assert_array_equal([s.obs for s in steps], written)
     np.testing.assert_array_equal([s.reward for s in steps], 0.0)
     np.testing.assert_array_equal([s.last for s in steps], [False] * (length - 1) + [True])
-    np.testing.assert_array_equal([s.discount for s in steps], [1.0] * (length - 1) + [float(cut_off)])
+    np.testing.assert_array_equal([s.discount for s in steps], [1.0] * (length - 1) + [float(truncated)])
     parts = {
         "reward_accuracy": accuracy,
         "reward_format": form,
@@ -101,7 +101,7 @@ def test_a_completion_step_by_step(name):
         "reward_overlong": overlong,
         "accuracy": accuracy,
         "format": form,
-        "truncated": cut_off,
+        "truncated": truncated,
     }
     assert outcome.parts.keys() == parts.keys()
     for part, value in parts.items():

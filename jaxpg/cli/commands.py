@@ -62,7 +62,7 @@ def _show_run(config: Config, out: Path) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Train several algorithms on a task, and set them side by side."""
+    """Train several algorithms on a task, and compare them."""
     options = read_run_options(arguments)
     out = options.out or _new_directory(f"{options.task}-compared")
     algorithms = list(dict.fromkeys(arguments.algorithms))
@@ -102,12 +102,12 @@ def _show_comparison(resolved: Mapping[str, Config], out: Path) -> None:
 def _last_evaluations_of_stages(resolved: Mapping[str, Config], out: Path) -> dict[str, str]:
     """The last evaluation, with its interval, of every stage that the compared runs named."""
     from jaxpg import report
-    from jaxpg.report.comparison import interval
+    from jaxpg.report.comparison import format_estimate
 
     named = [name for config in resolved.values() for name in (config.initial, config.reward)]
     stages = dict.fromkeys(name for name in named if name is not None and name in ALGORITHMS)
     finals = {name: runs.run_result(run_directory.load_metrics(out / name)).final for name in stages}
-    return {name: interval(report.bootstrap(final)) for name, final in finals.items()}
+    return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -134,7 +134,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     console = Console()
     console.print(report.sweep_table(grid, scores, title=title))
     _print_line(console, f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}")
-    console.print("It was chosen on these seeds: train it on others before you quote it.", highlight=False)
+    console.print("It was selected on these seeds: train it on new seeds before reporting its score.", highlight=False)
     return 0
 
 
@@ -156,7 +156,7 @@ def _train_groups(
         out,
         {"task": options.task, "algorithm": algorithm, "grid": grid, "settings": options.overrides},
         # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config: devices.make_run_mesh(options.devices, 0, config.batch),
+        mesh_for=lambda config: devices.make_run_mesh(options.devices, 0, config.batch_size),
         memory_of=lambda mesh: memory_limit(mesh, gibibytes),
         hooks_for=partial(runs.training_hooks, options),
         resume=options.resume,

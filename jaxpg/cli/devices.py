@@ -53,9 +53,9 @@ def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
 def start_jax(options: DeviceOptions) -> None:
     """Configure jax before it computes anything: the cache of compiled programs, CPU devices, other processes.
 
-    On a CPU every core becomes an XLA device. A third of two cores is lost where XLA's own threads share matrices of
-    this size; with one device per core and seeds spread over them it is not. What the user has configured stays, and so
-    do the devices if jax was used before in this process. With `--distributed`, wait for the other processes.
+    On a CPU every core becomes an XLA device. With a single device, XLA's threads share small matrices and waste about
+    a third of two cores; with one device per core and the seeds split over them they do not. Settings of the user are
+    kept, and so are the devices if jax was used before in this process. With `--distributed`, wait for the others.
 
     Raises:
         UserError: the options of several processes are incomplete, or the processes cannot be joined.

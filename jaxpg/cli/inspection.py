@@ -35,7 +35,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     config, experiment, state = _load_run(arguments)
     if rest := episodes % config.evaluation_samples:
         raise UserError(
-            f"--episodes {episodes} cannot be cut into groups that begin alike, of evaluation_samples = "
+            f"--episodes {episodes} cannot be divided into groups with one start state, of evaluation_samples = "
             f"{config.evaluation_samples} in this run's config: give a multiple of that, such as --episodes "
             f"{episodes - rest + config.evaluation_samples}."
         )

@@ -18,7 +18,7 @@ from jaxpg.experiments import config_file, signatures
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the tables that were named, or those of tasks and algorithms."""
     if arguments.what == "options" and not arguments.algorithm:
-        raise UserError("Whose options? Name an algorithm: jaxpg list options ppo.")
+        raise UserError("list options needs an algorithm, such as: jaxpg list options ppo.")
     listings: dict[str, Callable[[], Table]] = {
         "tasks": _task_table,
         "algorithms": _algorithm_table,

@@ -57,7 +57,7 @@ def config_of_run(options: RunOptions, algorithm: str, directory: Path | None) -
     """The config of a run in `directory`: the task's, or, when the run is resumed, its own; overrides win over both.
 
     Raises:
-        UserError: as `resolve_config`; no directory to resume in, or one with a run of something else.
+        UserError: as `resolve_config`; no directory to resume in, or one with a run of another task or algorithm.
     """
     if not options.resume:
         return configs.resolve_config(options.task, algorithm, options.overrides)

@@ -40,13 +40,13 @@ def plan_run(config: Config, directory: Path, shared_dir: Path, options: RunOpti
 
 
 def train_plan(plan: Sequence[Stage], options: RunOptions) -> bool:
-    """Train the stages that are not finished, and then the last one; whether its end was reached."""
+    """Train the stages that are not finished, then the final run; return whether that reached its end."""
     *before, last = plan
     return train_stages(before, options) and train_stage(last, options, resume=options.resume)
 
 
 def train_stages(stages: Sequence[Stage], options: RunOptions) -> bool:
-    """Train the stages that are not finished, and resume those that were interrupted; whether all are finished now."""
+    """Train the stages that are not finished, and resume those that were interrupted; return whether all finished."""
     for stage in stages:
         if is_finished(stage):
             continue
@@ -57,10 +57,10 @@ def train_stages(stages: Sequence[Stage], options: RunOptions) -> bool:
 
 
 def train_stage(stage: Stage, options: RunOptions, *, resume: bool) -> bool:
-    """Train one run; whether its end was reached."""
+    """Train one run; return whether it reached its end."""
     config, out = stage.config, stage.directory
     process_exit.set_lost_message(partial(_lost_message, out))
-    mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch)
+    mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch_size)
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     save_vocabulary(config, out)

@@ -6,11 +6,11 @@ from jaxpg.envs.tabular import (
     MDP,
     action_values,
     as_env,
-    evaluate_policy,
     expected_return,
     frozen_lake,
     grid_world,
     random_mdp,
+    state_values,
     state_visits,
 )
 from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actions, time_limit, unwrap
@@ -22,7 +22,6 @@ __all__ = [
     "as_env",
     "clip_actions",
     "default_settings",
-    "evaluate_policy",
     "expected_return",
     "flatten",
     "frame_stack",
@@ -33,6 +32,7 @@ __all__ = [
     "names",
     "random_mdp",
     "register",
+    "state_values",
     "state_visits",
     "sticky_actions",
     "time_limit",

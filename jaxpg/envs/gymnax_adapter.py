@@ -14,7 +14,7 @@ What gymnax 1.0.1 does, checked for each environment it registers:
   it terminates when the random cell happens to be the goal, and otherwise continues.
 - SimpleBandit shuffles its arms at every reset and its episodes last one step, so no arm is better than another.
 - MinAtar has no sticky actions (see `wrappers.sticky_actions`) and cuts episodes after 1,000 steps (Freeway 2,500).
-- CartPole's `total_mass` and `polemass_length` are fields of their own, not derived from `masscart` and `masspole`.
+- CartPole's `total_mass` and `polemass_length` are independent fields, not derived from `masscart` and `masspole`.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
 
 
 @partial(jax.jit, static_argnames="horizon")
-def evaluate_policy(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
+def state_values(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact state values of a policy, differentiable in the policy and in gamma.
 
     Without a horizon v = (I - gamma P_pi)^-1 r_pi by a linear solve, where P_pi keeps only transitions into
@@ -194,8 +194,8 @@ def action_values(mdp: MDP, values: Array, gamma: Array | float) -> Array:
 
 
 def expected_return(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
-    """The exact objective, J = sum_s start(s) v_pi(s); arguments as in `evaluate_policy`."""
-    return mdp.start @ evaluate_policy(mdp, policy, gamma, horizon)
+    """The exact objective, J = sum_s start(s) v_pi(s); arguments as in `state_values`."""
+    return mdp.start @ state_values(mdp, policy, gamma, horizon)
 
 
 @jax.jit

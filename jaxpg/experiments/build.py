@@ -39,7 +39,7 @@ class Experiment(NamedTuple):
 class AlgorithmKind(NamedTuple):
     """What depends on the kind of an algorithm.
 
-    build(config, env, held_out, shards): its learner, and what an evaluation of the learner measures.
+    build(config, env, held_out, shards): its learner, and the function that evaluates it.
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
     has_policy: whether it learns a policy, which can act and write; else it learns a reward model.
     """
@@ -147,11 +147,11 @@ KINDS: dict[str, AlgorithmKind] = {
 
 
 def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluate:
-    """What whole episodes of the learner's actor in `held_out` measure."""
+    """Evaluation of a learner by whole episodes of its actor in `held_out`."""
     if config.evaluation_episodes % config.evaluation_samples:
         raise UserError(
             f"evaluation_samples = {config.evaluation_samples} does not divide evaluation_episodes = "
-            f"{config.evaluation_episodes}: this many episodes of an evaluation begin alike."
+            f"{config.evaluation_episodes}: it is the number of evaluation episodes per start state."
         )
 
     def measure(state: Any, key: Key) -> Metrics:

@@ -21,6 +21,7 @@ from jaxpg.experiments.config import Config
 from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
+from jaxpg.preferences.pairs import completion_length
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
@@ -52,8 +53,7 @@ def sample_completion(
     state, _ = env.reset(reset_key)
     prompt = env.context(state)
     tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **settings)
-    ended = tokens == end
-    length = jnp.where(ended.any(), ended.argmax() + 1, len(tokens)).astype(jnp.int32)
+    length = completion_length(tokens, end)
     completion = jnp.where(jnp.arange(len(tokens)) < length, tokens, PAD)
     return prompt, completion, env.outcome(TextState(state.problem, completion, length))
 

@@ -12,7 +12,7 @@ that algorithm differs from its defaults, and may override the top level too:
     anneal_steps = "total_steps"
     network.hidden = [32, 32]
 
-A section with `like = "grpo"` starts from that section, as far as the algorithm has such settings.
+A section with `like = "grpo"` inherits those settings of that section that the algorithm has.
 
 Later wins: defaults, top level, section, command line. A table is merged key by key, but one with a `kind` replaces the
 table before it. An integer may be given as the name of another number, `total_steps` or `time_limit`. The resolved
@@ -64,7 +64,7 @@ class Config:
         threshold: return that counts as solved.
         evaluations: how often the policy is evaluated during training, evenly spaced.
         evaluation_episodes: whole episodes per evaluation and seed.
-        evaluation_samples: this many episodes of an evaluation begin alike; pass@k is measured for k up to this.
+        evaluation_samples: evaluation episodes per start state (group size); pass@k is measured for k up to this.
         evaluation_greedy: evaluate the mode of the policy instead of samples.
         initial: the policy to begin with: directory of a run, or an algorithm that is trained first.
         reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
@@ -93,7 +93,7 @@ class Config:
     settings: dict
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """How many environments, or examples, the devices of one seed share."""
         return self.settings["num_envs"] if "num_envs" in self.settings else self.settings["batch_size"]
 
@@ -197,14 +197,14 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
         section, known = sections[algorithm], top_level | algorithm_options(algorithm)
         models = [name for name in present if "like" not in sections[name]]
         if "like" in section and section["like"] not in models:
-            refuse_unknown("section", section["like"], models, f" that {algorithm} could be like, in {path}")
+            refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
         for key in section.keys() - {"like"}:
             if key not in known:
                 refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """The section of an algorithm, on top of the section that it is like."""
+    """The section of an algorithm, merged over the section that its `like` names."""
     section = dict(sections.get(algorithm, {}))
     model = section.pop("like", None)
     if model is None:

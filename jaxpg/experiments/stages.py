@@ -1,7 +1,7 @@
-"""The stages of a run: the runs that it begins with or is judged by, planned as a list before anything is trained.
+"""The stages of a run: the runs that train its initial policy and its reward model, planned before anything is trained.
 
-A config may name an algorithm as its `reward` or as its `initial` policy. That algorithm is then a stage: a run of its
-own on the same task, with the settings of its own section, which may name further stages in turn.
+A config may name an algorithm as its `reward` or as its `initial` policy. That algorithm is then a stage: a
+separate run on the same task, with the settings of its section, which may name further stages.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def plan_stages(
     overrides: Mapping[str, Any],
     finished: Callable[[Stage], bool] = is_finished,
 ) -> list[Stage]:
-    """The runs that a config takes, in the order in which they are trained; the last one is that of the config itself.
+    """The runs that a config needs, in training order; the last one is the run of the config itself.
 
     A stage that is needed twice is planned once. What a finished stage needed is not planned again.
 
     Args:
-        config: what is to be trained in the end.
+        config: the config of the final run.
         directory: the directory of that run.
         shared_dir: where the stages go, each into a directory named after its algorithm.
         task: the task or TOML file that `config` was resolved from.
@@ -66,7 +66,7 @@ def plan_stages(
         finished: whether a stage has been trained already.
 
     Raises:
-        UserError: a stage that, over further stages, needs itself.
+        UserError: a stage that depends on itself, directly or through other stages.
     """
     inherited = {name: value for name, value in overrides.items() if name.split(".")[0] in INHERITED}
     inherited["seeds"] = list(config.seeds)
@@ -94,8 +94,8 @@ def plan_stages(
 def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_finished) -> None:
     """Raise the UserError that building one of the stages would raise, before any of them is trained.
 
-    The run that everything is for comes first. A reward model that is still to be trained has no parameters yet; its
-    shape is enough here.
+    The final run is checked first. A reward model that has not been trained has no parameters yet; its shape is enough
+    here.
     """
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan

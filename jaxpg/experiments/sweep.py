@@ -42,7 +42,7 @@ class SweptState(NamedTuple):
 
 
 class InitialState(NamedTuple):
-    """What a swept learner begins with: its settings, and the parameters of a policy, `()` for its own."""
+    """The initial state of a swept learner: its settings, and policy parameters, `()` to keep those of `init`."""
 
     settings: dict[str, Array]
     policy: Tree
@@ -190,12 +190,12 @@ def train_sweep(
     hooks_for: Callable[[str, int], AbstractContextManager[TrainingHooks]],
     resume: bool,
 ) -> np.ndarray | None:
-    """Train all runs of all groups, or resume that.
+    """Train all runs of all groups, or resume their training.
 
     Args:
         groups: of `plan_grid`.
         out: the directory of the sweep, with one for each wave.
-        plan: what identifies this sweep when it is resumed, as JSON.
+        plan: JSON that identifies the sweep; it must be the same when the sweep is resumed.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
         hooks_for: header, total steps -> a context with the hooks of a wave.
@@ -205,7 +205,7 @@ def train_sweep(
         The last evaluation of every point and seed, `[P, S]`, NaN where a run diverged; None if it was stopped.
 
     Raises:
-        UserError: `out` holds another sweep, or one that is not to be resumed; a run does not fit the memory.
+        UserError: `out` holds another sweep, or a sweep although `resume` is false; a run does not fit the memory.
     """
     sizes = _open_sweep(out, plan, resume)
     scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
@@ -230,7 +230,7 @@ def train_sweep(
 
 
 def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
-    """The wave sizes of the groups that were begun before; empty for a new sweep."""
+    """The wave sizes of the groups that were started before; empty for a new sweep."""
     path = out / PLAN
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)

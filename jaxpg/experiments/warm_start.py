@@ -1,4 +1,4 @@
-"""What a run takes from an earlier one: a policy to begin with, or a reward model; and whether that fits."""
+"""Parameters loaded from an earlier run: an initial policy or a reward model, with checks that they fit."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def transformer(
         tied: the embedding is also the output layer.
         dtype: of the arithmetic, float32 or bfloat16; parameters, softmax and log-probabilities stay float32.
         remat: store only the inputs of the blocks for the gradient, and recompute the rest.
-        logit_chunks: compute the logits of a batch in at most so many chunks, one at a time.
+        logit_chunks: compute the logits of a batch in at most this many chunks, one at a time.
         temperature: of the policy, in acting and in learning alike.
         shared: the critic uses the policy's features and adds only a head.
 
@@ -185,7 +185,7 @@ def _shared_critic(model: Decoder) -> Critic:
 
 
 def _separate_critic(model: Decoder) -> Critic:
-    """A decoder of its own."""
+    """A decoder that shares no parameters with the policy."""
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         return _with_successors(_value(model, params.critic, features_of(model, params.critic, rollout)))
@@ -234,7 +234,7 @@ def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> K
 
 
 def _decoder(env: Env, config: DecoderConfig, *, outputs: int | None = None, tied: bool = False) -> Decoder:
-    """A decoder of the environment's tokens with so many outputs per token, by default a logit for every token.
+    """A decoder of the environment's tokens with `outputs` numbers per token, by default a logit for every token.
 
     Raises:
         UserError: the config is not valid, or the environment has no prompts or its actions are not tokens.

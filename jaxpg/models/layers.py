@@ -124,7 +124,7 @@ class PolicyHead(nn.Module):
     """Features to a distribution over the action space.
 
     Discrete: logits of a Categorical. Box: mean and log standard deviation per dimension of a DiagonalGaussian, or with
-    `squash` of a SquashedGaussian within the bounds. The log standard deviation is a parameter of its own (Huang et al.
+    `squash` of a SquashedGaussian within the bounds. The log standard deviation is a separate parameter (Huang et al.
     2022, detail 2 for continuous actions); with `state_std`, a function of the features is added to it.
     """
 

@@ -56,6 +56,9 @@ def mlp(
         state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
+
+    Raises:
+        UserError: an unknown activation, or `squash` with unbounded actions.
     """
     gains = _gains(orthogonal)
     torso = _mlp_torso(env, hidden, activation, gains)
@@ -89,7 +92,7 @@ def cnn(
             default if false.
 
     Raises:
-        UserError: the observations are not images.
+        UserError: the observations are not images, an unknown activation, or `squash` with unbounded actions.
     """
     shape = env.observation_space.shape
     if len(shape) != 3:
@@ -132,6 +135,9 @@ def recurrent(
         state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
+
+    Raises:
+        UserError: an unknown cell or activation, or `squash` with unbounded actions.
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:

@@ -165,18 +165,18 @@ def leave_one_out(
     return _credit(steps, jnp.broadcast_to(centred.reshape(1, -1), g.shape), g, baseline)
 
 
-def standardize(advantage: Array, weight_mask: Array, *, ddof: int = 1, eps: Scalar = 1e-8) -> Array:
-    """(A - mean)/(std + eps), moments over the steps of `weight_mask` on all devices; 0 on the steps outside it.
+def standardize(advantage: Array, loss_mask: Array, *, ddof: int = 1, eps: Scalar = 1e-8) -> Array:
+    """(A - mean)/(std + eps), moments over the steps of `loss_mask` on all devices; 0 on the steps outside it.
 
     The variance divides by steps - ddof. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
     """
-    centred = advantage - _mean(advantage, weight_mask)
-    squares, count = collectives.psum((_sum(centred**2, weight_mask), weight_mask.sum()))
+    centred = advantage - _mean(advantage, loss_mask)
+    squares, count = collectives.psum((_sum(centred**2, loss_mask), loss_mask.sum()))
     std = jnp.sqrt(squares / jnp.maximum(count - ddof, 1))
-    return jnp.where(weight_mask, centred / (std + eps), 0)
+    return jnp.where(loss_mask, centred / (std + eps), 0)
 
 
-def unchanged(advantage: Array, weight_mask: Array) -> Array:
+def unchanged(advantage: Array, loss_mask: Array) -> Array:
     """The advantage itself; in place of `standardize` where advantages are not normalised."""
     return advantage
 

@@ -70,7 +70,7 @@ def reference_kl(placement: str, coefficient: Scalar) -> ReferenceKL:
         return ReferenceKL(partial(_IN_REWARD[placement], coefficient=coefficient), None)
     if placement in _IN_LOSS:
         return ReferenceKL(None, partial(_IN_LOSS[placement], coefficient=coefficient))
-    refuse_unknown("place for a KL", placement, [*_IN_REWARD, *_IN_LOSS])
+    refuse_unknown("KL placement", placement, [*_IN_REWARD, *_IN_LOSS])
 
 
 def _reward_k1(old_log_prob: Array, ref_log_prob: Array, *, coefficient: Scalar) -> Array:

@@ -22,9 +22,9 @@ def untied_minimum(x: Array, limit: Scalar, where: Array | None = None) -> Array
     """min(x, limit), at the steps of `where` only; x and its slope where both are equal.
 
     Replaces `jnp.minimum` (and with `untied_maximum` `jnp.clip`), which gives each side half of the slope at a tie. In
-    min(ρA, clip(ρ) A) every step inside the clip is a tie: on a CPU an operation each that XLA fuses with nothing, five
-    more per minibatch (benchmarks/LOG.md, "four environments, without waking a thread"). And a ratio of exactly 1 under
-    a clip of 0 would lose half of its slope.
+    min(ρA, clip(ρ) A) every step inside the clip is a tie. On a CPU the handling of ties takes five more operations per
+    minibatch, which XLA does not fuse (benchmarks/LOG.md, "four environments, without waking a thread"). And a ratio of
+    exactly 1 under a clip of 0 would lose half of its slope.
     """
     beyond = x > limit
     return jnp.where(beyond if where is None else where & beyond, limit, x)

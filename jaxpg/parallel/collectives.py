@@ -1,4 +1,4 @@
-"""Sums and keys inside a program that runs once on each of several devices: what makes them one learner.
+"""Sums over devices and keys per device, with which a program on each of several devices forms one learner.
 
 The devices of the axis DATA share the batch of one run. A learner is written for one device and calls these functions;
 where no such axis is bound, they are identities. They work under `jax.shard_map`, `jax.pmap` and `jax.vmap` alike.

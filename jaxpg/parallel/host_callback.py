@@ -1,8 +1,8 @@
 """Python functions called from inside a compiled program, on every platform, and how their failures are reported.
 
-In place of `jax.pure_callback` alone. A callback that raises there ends the process where devices wait for each other,
-and surfaces elsewhere as one of several exceptions with a traceback for a message. So none raises: a call that fails
-returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
+Replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for each
+other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call that
+fails returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs
     """`function` on a mesh: once per device, on its part of the arguments; on SHARD one program that XLA partitions.
 
     `check_vma` is off: with it, the gradient with respect to replicated parameters arrives already summed over devices,
-    and a second sum would be wrong by their number, which Adam hides.
+    and a second sum would multiply it by their number, an error that Adam hides.
     """
     if is_sharded(mesh):
         return _auto_partitioned(function, mesh, in_specs, out_specs)

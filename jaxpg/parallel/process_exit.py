@@ -1,9 +1,9 @@
-"""How the processes of one run end together: with one sentence each, whichever of them ends first.
+"""Shutdown of the processes of a run: when one of them ends, all end, each with a one-sentence message.
 
 Used with `--distributed` alone. What jax does without it when one process ends:
 
-- It raised an error: the others wait in a sum over devices for ever. So every process that ends says why, then leaves
-  through `jax.distributed.shutdown`, where all wait for each other, and ends by itself if they do not come (`_exit`).
+- It raised an error: the others hang in a sum over devices. So every process that ends prints the reason and calls
+  `jax.distributed.shutdown`, where all wait for each other; it exits alone after SHUTDOWN_SECONDS (`_exit`).
 - It was killed, and another one is in a sum over devices: the other gets an exception of the library that transports
   the sum, with a long traceback. `exit_together` knows these by their text (`LOST`).
 - It was killed, and another one is anywhere else: a thread of jax's coordination service logs a fatal error and aborts
@@ -29,7 +29,7 @@ from rich.console import Console
 from jaxpg.errors import UserError
 
 HEARTBEAT_SECONDS = 10
-"""Silence after which jax takes a process for dead; mostly its closed connections show it before."""
+"""Seconds without a heartbeat until jax considers a process dead; closed connections usually reveal it earlier."""
 SHUTDOWN_SECONDS = 5.0
 """How long a process that ends waits for the others to end too."""
 ABORT_DELAY_SECONDS = 1.0

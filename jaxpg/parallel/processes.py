@@ -21,7 +21,7 @@ from jaxpg.parallel.mesh import to_host
 def process_allgather(x: np.ndarray) -> np.ndarray:
     """The `x` of every process, `[processes, ...]`, in each of them. All processes wait for each other here.
 
-    In place of `jax.experimental.multihost_utils.process_allgather`, which requires equal numbers of devices in all
+    Replaces `jax.experimental.multihost_utils.process_allgather`, which requires equal numbers of devices in all
     processes: a mesh uses equal numbers, but the processes may have more. This uses one device of each.
     """
     first_device = {device.process_index: device for device in reversed(jax.devices())}

@@ -11,7 +11,7 @@ from jaxpg.models.language_model import RewardModel
 from jaxpg.types import Env, Outcome, Tree
 
 LOGGED_PARTS = ("accuracy", "format", "truncated")
-"""What the plain text environment reports of a completion and is logged here without being rewarded."""
+"""Parts of the plain text environment's outcome that are logged here but not rewarded."""
 
 
 def rlhf_env(task: Task, model: RewardModel, model_params: Tree) -> Env:

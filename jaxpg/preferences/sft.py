@@ -26,7 +26,7 @@ def sft(
 
         loss = -1/N Σ_t log π(y_t | x, y_<t)  over the N completion tokens of the batch
 
-    The end token of a completion counts, prompt and padding do not. Padding is recognised by its position behind the
+    The end token of a completion counts, prompt and padding do not. Padding is recognised by its position after the
     end, because in some vocabularies the end and the padding are the same token.
 
     Args:

@@ -16,6 +16,7 @@ from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
 from jaxpg.update import optimizers
+from jaxpg.update.batching import slice_columns
 from jaxpg.vectorize import copy_tree
 
 
@@ -60,7 +61,7 @@ class SupervisedState(NamedTuple):
     steps: Array
 
 
-Loss = Callable[[Params, Tree, SupervisedBatch], tuple[Array, Metrics]]
+SupervisedLoss = Callable[[Params, Tree, SupervisedBatch], tuple[Array, Metrics]]
 """params, reference, batch -> the loss and additive metrics, both summed over the batch.
 
 Every term is divided by the size of the whole batch, so that sums over micro-batches and devices are its means.
@@ -70,7 +71,7 @@ Every term is divided by the size of the whole batch, so that sums over micro-ba
 def supervised(
     init_params: Callable[[Key], Params],
     draw: Callable[[Array], Rollout],
-    loss: Loss,
+    loss: SupervisedLoss,
     actor: Callable[[Params], Actor],
     settings: SupervisedSettings,
     *,
@@ -82,7 +83,7 @@ def supervised(
     Args:
         init_params: key -> initial parameters.
         draw: keys `[n]`, one per example -> their completions, columns in the order of the keys.
-        loss: see `Loss`.
+        loss: see `SupervisedLoss`.
         actor: parameters -> the actor that uses them.
         settings: see `SupervisedSettings`.
         from_policy: own parameters, a policy's parameters -> the parameters to start from (`Learner.with_policy`).
@@ -134,11 +135,7 @@ def supervised(
 
 def _micro_batch(batch: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
     """The i-th of `parts` equal runs of neighbouring columns."""
-    size = batch.weight.shape[1] // parts
-
-    def columns(axis: int, x: Array) -> Array:
-        return collectives.shard_columns(lax.dynamic_slice_in_dim(x, i * size, size, axis), axis)
-
+    columns = partial(slice_columns, i, parts)
     return SupervisedBatch(batch.rollout.map_columns(columns), columns(1, batch.weight))
 
 

@@ -89,11 +89,11 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
     steps = summary.steps_to_threshold
     return (
         name,
-        interval(summary.iqm),
-        interval(summary.mean),
+        format_estimate(summary.iqm),
+        format_estimate(summary.mean),
         "–" if steps is None else _median_steps(steps),
-        quantity(summary.steps_per_second),
-        duration(summary.seconds),
+        format_quantity(summary.steps_per_second),
+        format_duration(summary.seconds),
     )
 
 
@@ -146,7 +146,7 @@ def write_comparison(
     summaries = summarize(runs, threshold)
     learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold)
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
-    text = json.dumps(plain(record), indent=2, allow_nan=False)
+    text = json.dumps(to_jsonable(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
     page = comparison_page(runs, title=title, threshold=threshold, details=details)
     replace_file(directory / "comparison.html", page)
@@ -172,33 +172,33 @@ def comparison_page(
 def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
     """Final performance, a row per seed and a column per algorithm."""
     count = max(len(summary.final) for summary in summaries.values())
-    columns = [[number(x) for x in s.final] + ["–"] * (count - len(s.final)) for s in summaries.values()]
+    columns = [[format_number(x) for x in s.final] + ["–"] * (count - len(s.final)) for s in summaries.values()]
     return [(str(seed), *row) for seed, row in enumerate(zip(*columns, strict=True))]
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """A value in JSON's types: records as objects, arrays as lists, numbers that are not finite as null."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return to_jsonable(value._asdict())
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
+        return to_jsonable(value.tolist())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, int | str | None) else str(value)
 
 
-def number(x: float) -> str:
+def format_number(x: float) -> str:
     """Four significant digits in decimal notation; 0 below 0.001, a dash if not finite."""
     if not math.isfinite(x):
         return "–"
     return f"{x:.{max(0, 3 - max(0, math.floor(math.log10(abs(x)))))}f}" if abs(x) >= 1e-3 else "0"
 
 
-def quantity(x: float) -> str:
+def format_quantity(x: float) -> str:
     """Three significant digits and a prefix: 12.3 k, 1.5 M."""
     if not math.isfinite(x):
         return "–"
@@ -209,7 +209,7 @@ def quantity(x: float) -> str:
     return f"{x:.3g}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A wall time in minutes and seconds, or hours, minutes and seconds: 0:42, 3:05, 2:10:00."""
     if not math.isfinite(seconds):
         return "–"
@@ -218,13 +218,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def interval(estimate: Estimate) -> str:
+def format_estimate(estimate: Estimate) -> str:
     """A value with its interval, if it has one."""
-    value, low, high = (number(float(x)) for x in estimate)
+    value, low, high = (format_number(float(x)) for x in estimate)
     return value if low == "–" else f"{value} [{low}, {high}]"
 
 
 def _median_steps(steps: np.ndarray) -> str:
     """The median seed's steps to the threshold, and the number of seeds that reached it."""
-    median = quantity(float(np.sort(steps)[(len(steps) - 1) // 2]))
+    median = format_quantity(float(np.sort(steps)[(len(steps) - 1) // 2]))
     return f"{median} ({np.isfinite(steps).sum()}/{len(steps)})"

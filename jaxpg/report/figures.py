@@ -188,14 +188,14 @@ def _label_ends(axes: Axes, edges: Floats, lines: Mapping[str, Estimate]) -> Non
     if not labels:
         return
     heights = [(end - low) / (high - low) for end, _, _ in labels]
-    for height, place, (_, index, name) in zip(heights, spread(heights, gap=0.052), labels, strict=True):
+    for height, place, (_, index, name) in zip(heights, spread_labels(heights, gap=0.052), labels, strict=True):
         style: dict[str, Any] = {"color": color(index), "transform": axes.transAxes, "clip_on": False}
         axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
         axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=line_style(index), **style)
         axes.annotate(name, (1.07, place), xycoords="axes fraction", color=color(index), fontweight="bold", va="center")
 
 
-def spread(positions: ArrayLike, gap: float) -> Floats:
+def spread_labels(positions: ArrayLike, gap: float) -> Floats:
     """Positions in [0, 1], at least `gap` apart, with the least squared distance to ascending ones.
 
     After subtracting i · gap from the i-th, the positions need only ascend: isotonic regression, clipped to the bounds.

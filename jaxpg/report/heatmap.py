@@ -1,4 +1,4 @@
-"""What a sweep found: a table, and a picture of the score over the settings with its intervals."""
+"""Results of a sweep: a table, and a figure of the score over the settings with its intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
-from jaxpg.report.comparison import interval, number, plain
+from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
 from jaxpg.report.figures import STYLE, color, save
 from jaxpg.report.statistics import Estimate, bootstrap
 
@@ -52,7 +52,7 @@ def write_sweep(
         {"settings": point, "final": final, "iqm": _at(estimate, place)}
         for place, (point, final) in enumerate(zip(points, scores, strict=True))
     ]
-    text = json.dumps(plain({"title": title, "grid": grid, "points": records, "details": details}), indent=1)
+    text = json.dumps(to_jsonable({"title": title, "grid": grid, "points": records, "details": details}), indent=1)
     replace_file(directory / "sweep.json", text + "\n")
     if np.isnan(estimate.value).all():
         raise UserError(f"Runs of every point diverged ({directory / 'sweep.json'}): try smaller step sizes.")
@@ -60,31 +60,36 @@ def write_sweep(
     return points[ranked(scores)[0]]
 
 
-def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, most: int = 20) -> Table:
+def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, max_rows: int = 20) -> Table:
     """The best points of a grid, a line each.
 
     Args:
         grid: the settings.
         scores: [P, S], the final return of each point and seed, NaN where a run diverged.
         title: what was trained.
-        most: lines.
+        max_rows: lines.
     """
     table = Table(*grid, "IQM [95%]", "mean", "diverged", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
-    for place in ranked(scores)[:most]:
+    for place in ranked(scores)[:max_rows]:
         diverged = int(np.isnan(scores[place]).sum())
-        mean = number(float(scores[place].mean()))
-        row = [*map(show, points[place]), interval(_at(estimate, place)).replace("[", "\\["), mean, str(diverged or "")]
+        mean = format_number(float(scores[place].mean()))
+        row = [
+            *map(format_setting, points[place]),
+            format_estimate(_at(estimate, place)).replace("[", "\\["),
+            mean,
+            str(diverged or ""),
+        ]
         table.add_row(*row)
-    if len(points) > most:
-        table.caption = f"the best {most} of {len(points)}"
+    if len(points) > max_rows:
+        table.caption = f"the best {max_rows} of {len(points)}"
     return table
 
 
 def ranked(scores: np.ndarray) -> list[int]:
     """Places of the grid, best first: by interquartile mean, then by mean; those of which a run diverged last.
 
-    Where a return has a highest value, the middle halves of many points are all there, and the means tell them apart.
+    Where the return is bounded, many points have the same interquartile mean, the maximum; the mean breaks the tie.
     """
     keys = np.nan_to_num(np.stack([scores.mean(1), bootstrap(scores).value]), nan=-np.inf)
     return np.lexsort(-keys).tolist()
@@ -122,7 +127,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     numeric = len(values) > 1 and all(type(x) in (int, float) for x in values)
     x = np.asarray(values, float) if numeric else np.arange(len(values))
     if not numeric:
-        axes.set_xticks(x, [show(value) for value in values])
+        axes.set_xticks(x, [format_setting(value) for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
     elif min(x) > 0 and max(x) / min(x) >= 20:
         axes.set_xscale("log")
@@ -159,10 +164,12 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
         if map_ is None:
             axes.set_axis_off()
             continue
-        axes.set_title(", ".join(f"{names[i]} {show(x)}" for i, x in zip(others, combination, strict=True)), fontsize=9)
+        axes.set_title(
+            ", ".join(f"{names[i]} {format_setting(x)}" for i, x in zip(others, combination, strict=True)), fontsize=9
+        )
         _map(axes, estimate, map_, best, scale)
-        axes.set_xticks(range(columns), [show(x) for x in grid[names[across]]])
-        axes.set_yticks(range(rows), [show(x) for x in grid[names[down]]])
+        axes.set_xticks(range(columns), [format_setting(x) for x in grid[names[across]]])
+        axes.set_yticks(range(rows), [format_setting(x) for x in grid[names[down]]])
         axes.set_xlabel(names[across])
         axes.set_ylabel(names[down])
     return figure
@@ -179,8 +186,8 @@ def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: N
     for (row, column), place in np.ndenumerate(places):
         value = values[row, column]
         ink = "white" if np.isfinite(value) and scale(value) < 0.55 else "black"
-        _, _, bounds = interval(_at(estimate, place)).partition(" ")
-        axes.text(column, row - 0.1, number(float(value)), ha="center", va="center", color=ink, fontsize=9)
+        _, _, bounds = format_estimate(_at(estimate, place)).partition(" ")
+        axes.text(column, row - 0.1, format_number(float(value)), ha="center", va="center", color=ink, fontsize=9)
         axes.text(column, row + 0.24, bounds, ha="center", va="center", color=ink, fontsize=6)
         if place == best:
             frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec="#D55E00", lw=2)
@@ -191,6 +198,6 @@ def _at(estimate: Estimate, place: int) -> Estimate:
     return Estimate(*(x[place] for x in estimate))
 
 
-def show(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A value of a setting, numbers in few digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)

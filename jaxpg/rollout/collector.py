@@ -1,4 +1,4 @@
-"""What both kinds of rollout share: the record of a collector, the random keys, and one step of one environment.
+"""Shared by both kinds of rollout: the record of a collector, the random keys, and one step of one environment.
 
 Experience is collected by one compiled loop over time, with the environments side by side. A *continuing* rollout
 (segments.py) carries its environments from one call to the next and resets each as its episode ends, so every step is
@@ -57,7 +57,7 @@ class Collector(NamedTuple):
     init(env, policy, params, key) -> runner: the environments of all devices, CollectorState or `()`.
     collect(env, policy, params, runner, key) -> runner, Rollout, RolloutStats: for the environments of this device.
     num_envs: environments on all devices together.
-    group_size: so many neighbouring columns share their start state.
+    group_size: number of neighbouring columns that share a start state.
     """
 
     init: Callable[[Env, Policy, Tree, Key], Tree]

@@ -46,7 +46,7 @@ class _EpisodesState(NamedTuple):
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     """`num_envs` whole episodes, in contiguous groups of `group_size` that share their start state.
 
-    The rollout has `env.time_limit` rows, and what is behind the end of an episode is masked. Collecting stops when the
+    The rollout has `env.time_limit` rows, and rows after the end of an episode are masked. Collecting stops when the
     last episode has ended.
 
     Raises:

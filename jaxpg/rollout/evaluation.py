@@ -77,7 +77,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
         key: the source of all randomness.
         episodes: how many, at least one (static).
         greedy: take the mode of the policy instead of a sample (static).
-        group_size: so many neighbouring episodes share their start state (static), as answers to one prompt do.
+        group_size: number of neighbouring episodes that share a start state (static), as answers to one prompt do.
 
     Raises:
         UserError: `episodes` is not positive, or does not divide into groups.
@@ -102,7 +102,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
 def evaluation_metrics(
     env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool = False, group_size: int = 1
 ) -> Metrics:
-    """The metrics that are logged of an evaluation: the mean `return` and `length` of `evaluate`, and its `metrics`.
+    """The metrics that an evaluation logs: the mean `return` and `length` of `evaluate`, and its `metrics`.
 
     Where the environment gives its reward for whole episodes, as for text, and actions are sampled, all metrics are
     measured a second time with one greedy episode per group, and are named `greedy_...`. Arguments are those of

@@ -101,8 +101,8 @@ def _collect_segment(
 
     def step(state: _SegmentState, inputs: _StepInputs) -> tuple[_SegmentState, Transition]:
         moved, transition = jax.vmap(partial(step_env, env, policy, params))(state.runner, inputs.noise, inputs.env_key)
-        breaks_off = timed_out(transition) | (inputs.t == num_steps - 1)
-        following = _next_state(state, moved, transition.last, breaks_off, partial(next_starts, inputs.reset_key))
+        bootstraps = timed_out(transition) | (inputs.t == num_steps - 1)
+        following = _next_state(state, moved, transition.last, bootstraps, partial(next_starts, inputs.reset_key))
         return following, transition
 
     after, steps = lax.scan(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
@@ -145,29 +145,29 @@ def _next_state(
     state: _SegmentState,
     moved: CollectorState,
     last: Array,
-    breaks_off: Array,
+    bootstraps: Array,
     next_starts: Callable[[Array], CollectorState],
 ) -> _SegmentState:
     """The state after a step to `moved`: final observations stored, ended episodes replaced by new ones."""
 
     def store(final_obs: Tree) -> Tree:
-        return _store_final_obs(final_obs, moved.obs, breaks_off, state.num_final)
+        return _store_final_obs(final_obs, moved.obs, bootstraps, state.num_final)
 
     def restart(moved: CollectorState) -> CollectorState:
         return jax.vmap(tree_where)(last, next_starts(state.episodes), moved)
 
     return _SegmentState(
-        final_obs=_update_where_any(breaks_off, store, state.final_obs),
+        final_obs=_update_where_any(bootstraps, store, state.final_obs),
         runner=_update_where_any(last, restart, moved),
         episodes=state.episodes + last,
-        num_final=state.num_final + breaks_off,
+        num_final=state.num_final + bootstraps,
     )
 
 
-def _store_final_obs(final_obs: Tree, obs: Tree, breaks_off: Array, num_final: Array) -> Tree:
+def _store_final_obs(final_obs: Tree, obs: Tree, bootstraps: Array, num_final: Array) -> Tree:
     """Write `obs`, `[B, ...]`, into the next free slot of the columns that break off."""
-    slot = jnp.where(breaks_off, num_final, jax.tree.leaves(final_obs)[0].shape[0])  # behind the last: dropped
-    columns = jnp.arange(breaks_off.shape[0])
+    slot = jnp.where(bootstraps, num_final, jax.tree.leaves(final_obs)[0].shape[0])  # past the last slot: dropped
+    columns = jnp.arange(bootstraps.shape[0])
     return jax.tree.map(lambda slots, x: slots.at[slot, columns].set(x, mode="drop"), final_obs, obs)
 
 
@@ -175,7 +175,7 @@ def _update_where_any(condition: Array, update: Callable[[Tree], Tree], tree: Tr
     """`update(tree)`, for an update that changes nothing where no `condition` is true.
 
     On a CPU a `lax.cond` replaces the plain call, so that a step at which no episode ends pays for no reset and for no
-    stored observation. Of resets this makes the PPO loop 1.03 to 1.15 times as fast (benchmarks/LOG.md, "four
+    stored observation. Skipping resets makes the PPO loop 1.03 to 1.15 times as fast (benchmarks/LOG.md, "four
     environments again"); for observations see "large observations and the minibatch" there. Other backends always
     update: on an accelerator the decision costs more than it saves.
     """

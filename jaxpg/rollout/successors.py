@@ -25,10 +25,10 @@ def bootstraps_at(steps: Transition) -> Array:
 
 def bootstrap_steps(steps: Transition, slots: int) -> Array:
     """[slots, B], the step at which each column breaks off for the k-th time; 0 if it does not."""
-    breaks_off = bootstraps_at(steps)
-    slot = jnp.where(breaks_off, jnp.cumsum(breaks_off, 0) - 1, slots)
-    t, columns = jnp.indices(breaks_off.shape)
-    return jnp.zeros((slots, breaks_off.shape[1]), jnp.int32).at[slot, columns].set(t, mode="drop")
+    bootstraps = bootstraps_at(steps)
+    slot = jnp.where(bootstraps, jnp.cumsum(bootstraps, 0) - 1, slots)
+    t, columns = jnp.indices(bootstraps.shape)
+    return jnp.zeros((slots, bootstraps.shape[1]), jnp.int32).at[slot, columns].set(t, mode="drop")
 
 
 def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Array]) -> Array:
@@ -39,7 +39,7 @@ def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Arr
     """
     if not jax.tree.leaves(rollout.final_obs):
         return jnp.concatenate([v_tm1[1:], jnp.zeros_like(v_tm1[:1])])
-    breaks_off, v_final = bootstraps_at(rollout.steps), value(rollout.final_obs)
-    slot = jnp.clip(jnp.cumsum(breaks_off, 0) - 1, 0, v_final.shape[0] - 1)
+    bootstraps, v_final = bootstraps_at(rollout.steps), value(rollout.final_obs)
+    slot = jnp.clip(jnp.cumsum(bootstraps, 0) - 1, 0, v_final.shape[0] - 1)
     v_next_row = jnp.concatenate([v_tm1[1:], v_tm1[-1:]])
-    return jnp.where(breaks_off, jnp.take_along_axis(v_final, slot, 0), v_next_row)
+    return jnp.where(bootstraps, jnp.take_along_axis(v_final, slot, 0), v_next_row)

@@ -69,9 +69,9 @@ def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], Ru
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
     """XLA's options for a program, to save compile time on CPUs; none on other platforms.
 
-    A choice by platform, measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). In
-    place of LLVM's optimisation level 3, which is XLA's own: level 1 compiles in a fifth less time to programs as fast.
-    Level 0 compiles fastest to slow programs, for those that run once. jax 0.10 can also do without fused kernels.
+    A choice by platform, measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). They
+    replace XLA's default, LLVM's optimisation level 3. Level 1 compiles in a fifth less time to equally fast programs.
+    Level 0 compiles fastest, to slow programs that run once. jax 0.10 can also compile without fused kernels.
     """
     if jax.default_backend() != "cpu":
         return {}
@@ -84,7 +84,7 @@ def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
 def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
     """Let every seed iterate until it has consumed `target` environment steps, or until a metric is not finite.
 
-    How many iterations that takes may depend on the data, hence a while loop; a seed that is there does not change.
+    The number of iterations may depend on the data, hence a while loop; a seed that has reached `target` is unchanged.
     Iteration i of a seed draws from `fold_in(key, i)`.
 
     Args:
@@ -126,7 +126,7 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
 
 
 def _times_counts(metrics: Metrics) -> Metrics:
-    """What is summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
+    """The terms summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
 
     def total(name: str, value: Array) -> Array:
         count = metrics[MEAN_OVER[name]]

@@ -2,8 +2,8 @@
 
 A run keeps two, the `last` one and the `best` one by evaluation return. Each is a folder `checkpoints/<steps>` with the
 arrays, written by orbax, and a `manifest.json` with their names, shapes and dtypes and the length and checksum of every
-file. The manifest is written last, and a folder without one is no checkpoint. So a process may be killed between any
-two instructions: what is found afterwards was completely written.
+file. The manifest is written last, and a folder without one is no checkpoint. So a process may be killed at any
+instruction: every checkpoint that is found afterwards is complete.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _checksum(file: Path) -> list[int]:
 
 
 def _reason(error: Exception) -> str:
-    """What the system says of an error, or the first line of its text."""
+    """The operating system's message for an error, or the first line of its text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -87,7 +87,7 @@ def train(
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
         config: settings of the run, written to config.toml and compared when the run is resumed.
         resume: continue from the last checkpoint in `run_dir`, or start if there is none.
-        initial: what each seed's learner starts with, `[S, ...]`, as `Learner.with_policy` takes it.
+        initial: per seed, `[S, ...]`, the argument of `Learner.with_policy`; None keeps the state of `init`.
         skip_diverged: a seed that diverges is left out, its evaluations NaN from then on, and the others go on.
         hooks: called between chunks.
 
@@ -109,7 +109,7 @@ def train(
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    state, origin = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
+    state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
     monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
     monitor.check_restored(state.learner)
     steps = np.array(state.steps)  # a copy, since the state is donated
@@ -117,7 +117,7 @@ def train(
     state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
     keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
     run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
-    return parallel.to_host(_train_chunks(run, state, steps, origin, hooks))
+    return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
 
 
 class Schedule(NamedTuple):
@@ -130,7 +130,7 @@ class Schedule(NamedTuple):
 
 
 class RunContext(NamedTuple):
-    """What the effects between chunks need: it stays the same during a run, but for the seeds that diverge."""
+    """What logging, evaluating and saving read. Constant during a run, except for the seeds that `monitor` excludes."""
 
     programs: Programs
     keys: SeedKeys
@@ -145,8 +145,8 @@ class RunContext(NamedTuple):
         return int(steps[self.monitor.healthy].min(initial=self.schedule.total_steps))
 
 
-class Origin(NamedTuple):
-    """What a resumed run continues from, beside its state: bytes of metrics.jsonl, and seconds since it began."""
+class ResumePoint(NamedTuple):
+    """Where a resumed run continues, in addition to its state: bytes of metrics.jsonl, and seconds since it began."""
 
     metrics_bytes: int = 0
     seconds: float = 0.0
@@ -155,7 +155,7 @@ class Origin(NamedTuple):
 class Chunk(NamedTuple):
     """One chunk of training, done.
 
-    state: of all seeds, on the mesh. The next chunk takes its memory.
+    state: of all seeds, on the mesh. Its buffers are donated to the next chunk.
     row: metrics, on the host.
     start, end: steps of the slowest healthy seed before and after, see `RunContext.min_steps`.
     """
@@ -187,14 +187,14 @@ def what_is_due(schedule: Schedule, start: int, end: int, *, stop: bool, overdue
 
 
 def _train_chunks(
-    run: RunContext, state: RunState, steps: np.ndarray, origin: Origin, hooks: TrainingHooks
+    run: RunContext, state: RunState, steps: np.ndarray, resume_point: ResumePoint, hooks: TrainingHooks
 ) -> RunState:
     """Train to the end, or until it is stopped; `steps` [S] are those of the state."""
-    began, saved = time.monotonic() - origin.seconds, time.monotonic()
+    began, saved = time.monotonic() - resume_point.seconds, time.monotonic()
     host_callback.clear_failures()
     if run.min_steps(steps) < run.schedule.total_steps:
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
-    with _open_writer(run.run_dir, keep=origin.metrics_bytes, steps=int(steps.min())) as writer:
+    with _open_writer(run.run_dir, keep=resume_point.metrics_bytes, steps=int(steps.min())) as writer:
         if not steps.any():
             hooks.on_evaluation(parallel.to_host(state))
         for chunk in _chunks(run, state, steps):
@@ -231,7 +231,7 @@ def _chunks(run: RunContext, state: RunState, steps: np.ndarray) -> Iterator[Chu
 
 
 def _next_target(steps: np.ndarray, log_every: int, total_steps: int) -> int:
-    """The next multiple of `log_every`, or further, so that every unfinished seed moves: none waits for another."""
+    """The next multiple of `log_every`, or more, so that every unfinished seed advances in every chunk."""
     furthest = steps[steps < total_steps].max()
     return min(max((steps.min() // log_every + 1) * log_every, furthest + 1), total_steps)
 
@@ -257,13 +257,13 @@ def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, 
 
 def _init_or_restore(
     learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
-) -> tuple[RunState, Origin]:
+) -> tuple[RunState, ResumePoint]:
     """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none."""
     last = _open_run(run_dir, config, resume=resume)
     if last is None:
-        return _init(learner, keys, mesh, initial), Origin()
-    origin = Origin(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
-    return checkpoint.restore(last, abstract_state(learner, len(keys))), origin
+        return _init(learner, keys, mesh, initial), ResumePoint()
+    resume_point = ResumePoint(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
+    return checkpoint.restore(last, abstract_state(learner, len(keys))), resume_point
 
 
 def _open_run(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:

@@ -88,10 +88,10 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     rows = [row for line in lines if (row := _parse(line)) is not None]
     if not rows:
         raise UserError(f"{run_dir} has no metrics: the run ended before its first chunk was trained.")
-    return stack(rows)
+    return stack_rows(rows)
 
 
-def stack(rows: list[Row]) -> dict[str, np.ndarray]:
+def stack_rows(rows: list[Row]) -> dict[str, np.ndarray]:
     """Rows as arrays, as in `load_metrics`."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     missing = np.full(len(rows[0]["steps"]), np.nan)

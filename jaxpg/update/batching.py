@@ -96,8 +96,8 @@ def pack_vectors(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree],
     """`pack, unpack`: parameters as they are carried through a loop, and the way back.
 
     Replaces carrying every array: matrices stay, all scalars and vectors become one vector. Every array that is carried
-    is an operation of its own at the end of a step, and XLA on a CPU wakes another thread where more than eight can
-    start at once: for a small network dearer than the step. For what it gains see `stacked_gather`.
+    is a separate operation at the end of a step, and XLA on a CPU wakes another thread if more than eight can start at
+    once, which for a small network costs more than the step. For the gain see `stacked_gather`.
     """
     is_vector = jax.tree.map(lambda x: x.ndim <= 1, params)
     unravel = ravel_pytree(partition(params, is_vector)[0])[1]

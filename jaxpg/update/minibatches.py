@@ -83,7 +83,7 @@ def minibatch_epochs(
 
 
 def _as_single_steps(batch: Batch) -> Batch:
-    """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a column of its own."""
+    """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a separate column."""
     rollout = batch.rollout._replace(final_obs=(), episodes=Episodes())
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
 

@@ -14,7 +14,8 @@ FLAT_BELOW = 2**20
 def adam(*, max_grad_norm: Array | float | None, eps: Array | float = 1e-5) -> optax.GradientTransformation:
     """Adam without a learning rate, after clipping the gradient by its global norm where `max_grad_norm` is given.
 
-    eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as one vector: `flat_if_small`.
+    Source: Kingma and Ba 2015; eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as
+    one vector: `flat_if_small`.
     """
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
     return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)))
@@ -49,5 +50,5 @@ def constant(steps: Array, *, value: Array | float) -> Array:
 
 
 def linear_decay(steps: Array, *, value: Array | float, over: int) -> Array:
-    """From `value` linearly to zero over `over` environment steps (detail 4 of the 37 of PPO)."""
+    """`value` max(1 - steps / over, 0), `steps` and `over` in environment steps (detail 4 of the 37 of PPO)."""
     return value * jnp.maximum(1 - steps / over, 0.0)

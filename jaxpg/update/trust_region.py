@@ -66,7 +66,7 @@ def trust_region_step(
     if objective.value_loss is None:
         return params, opt_state, metrics
     params, opt_state, value_metrics = minibatch_epochs(
-        _of_critic(objective, objective.value_loss), optimizer, learning_rate, params, opt_state, batch, key,
+        _critic_objective(objective, objective.value_loss), optimizer, learning_rate, params, opt_state, batch, key,
         epochs=value_epochs, num_minibatches=value_minibatches,
     )  # fmt: skip
     return params, opt_state, {**value_metrics, **metrics}
@@ -82,15 +82,15 @@ def natural_step(
 ) -> Array:
     """sqrt(2 max_kl / s.F s) s with s = F^-1 g: the step along the natural gradient whose quadratic KL is `max_kl`.
 
-    `descent` is g, the negative gradient; `fisher_product(v)` is F v.
+    `descent` `[n]` is g, the negative gradient; `fisher_product(v)` is F v. Source: Schulman et al. 2015, appendix C.
     """
     direction = conjugate_gradient(fisher_product, descent, conjugate_steps)
     curvature = direction @ fisher_product(direction)
     return jnp.sqrt(2 * max_kl / jnp.maximum(curvature, 1e-12)) * direction
 
 
-class Search(NamedTuple):
-    """What a line search found: flat parameters, their KL from the old ones, and whether they are new ones."""
+class LineSearchResult(NamedTuple):
+    """The result of a line search: flat parameters `[n]`, KL(old || new), and whether a step was accepted."""
 
     params: Array
     kl: Array
@@ -105,26 +105,28 @@ def line_search(
     *,
     max_kl: Array | float,
     backtracks: int,
-) -> Search:
+) -> LineSearchResult:
     """The longest of start + step, start + step/2, start + step/4, ... with a lower loss and a KL of at most `max_kl`.
 
-    `backtracks` lengths are tried; where none will do, the result is `start`, not accepted. `local_kl` is summed over
-    devices, `loss` has been.
+    `backtracks` lengths are tried; if none satisfies both, the result is `start`, not accepted. `local_kl` is summed
+    over devices here; `loss` must already be a sum over devices.
     """
     loss_before = loss(start)
 
-    def try_step(best: Search, scale: Array) -> tuple[Search, None]:
+    def try_step(best: LineSearchResult, scale: Array) -> tuple[LineSearchResult, None]:
         candidate = start + scale * step
         kl = collectives.psum(local_kl(candidate))
         accept = ~best.accepted & (loss(candidate) < loss_before) & (kl <= max_kl)
-        best = Search(jnp.where(accept, candidate, best.params), jnp.where(accept, kl, best.kl), best.accepted | accept)
+        best = LineSearchResult(
+            jnp.where(accept, candidate, best.params), jnp.where(accept, kl, best.kl), best.accepted | accept
+        )
         return best, None
 
-    nothing_found = Search(start, jnp.zeros_like(loss_before), jnp.zeros((), bool))
+    nothing_found = LineSearchResult(start, jnp.zeros_like(loss_before), jnp.zeros((), bool))
     return lax.scan(try_step, nothing_found, 0.5 ** jnp.arange(backtracks, dtype=start.dtype))[0]
 
 
-def _of_critic(objective: Objective, value_loss: Loss) -> Objective:
+def _critic_objective(objective: Objective, value_loss: Loss) -> Objective:
     """The objective of the critic alone, with the policy's parameters as constants: a critic may share its torso."""
 
     def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
@@ -136,7 +138,7 @@ def _of_critic(objective: Objective, value_loss: Loss) -> Objective:
 def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -> Array:
     """`steps` of conjugate gradients on A x = b from x = 0, A symmetric positive definite (Hestenes and Stiefel 1952).
 
-    `matvec(v)` is A v. x stops moving once the residual has vanished, so that extra steps do no harm.
+    `matvec(v)` is A v for vectors `[n]`. x stops moving once the residual has vanished, so that extra steps do no harm.
     """
 
     def step(carry: tuple[Array, Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array, Array], None]:

@@ -26,7 +26,7 @@ class ParsedCompletion(NamedTuple):
 
     well_formed: [] bool, whether the completion has exactly the required form.
     found: [] bool, whether there is an answer: the completion ended, and the answer is not empty and has no padding.
-    answer: [T], padded behind its last token.
+    answer: [T], padded after its last token.
     length: [] int32, the number of tokens of the answer.
     """
 
@@ -47,7 +47,7 @@ def parse_completion(completion: Array, length: Array, *, think: bool) -> Parsed
     """Read the first `length` tokens of a completion `[T]`.
 
     Without `think` the answer is everything before the end token. With it the answer is the text inside the last pair
-    of answer tags, in any position: an <answer> and the </answer> behind it, without another answer tag in between.
+    of answer tags, in any position: an <answer> and the </answer> after it, without another answer tag in between.
     A completion without an end token, or with one before its last token, has no answer.
     """
     place = jnp.arange(len(completion))

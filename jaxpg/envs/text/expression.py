@@ -11,8 +11,7 @@ parenthesis pushes them onto a stack.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,8 @@ from jax import lax
 
 from jaxpg.envs.text.token_arrays import ZERO
 from jaxpg.envs.text.vocabulary import CHARACTERS, END
-from jaxpg.types import Array, Tree
+from jaxpg.types import Array
+from jaxpg.vectorize import tree_where
 
 PLUS, MINUS, TIMES, OVER, OPENS, CLOSES = (CHARACTERS.id(symbol) for symbol in "+-*/()")
 DEPTH = 8
@@ -30,7 +30,7 @@ HUGE = 10_000_000
 
 
 class Frame(NamedTuple):
-    """What was read inside one pair of parentheses: total + sign * product [* or /] next factor."""
+    """The partial value inside one pair of parentheses: total + sign * product [* or /] next factor."""
 
     total: Array
     sign: Array
@@ -85,7 +85,7 @@ def evaluate_expression(tokens: Array, length: Array, given: Array) -> tuple[Arr
 
     def step(parser: ParserState, x: tuple[Array, Array]) -> tuple[ParserState, None]:
         token, inside = x
-        return _where(inside, _step(parser, token, given, empty), parser), None
+        return tree_where(inside, _step(parser, token, given, empty), parser), None
 
     parser, _ = lax.scan(step, parser, (tokens, place <= length))
     return parser.legal & ~parser.unused.any() & (parser.depth == 0), parser.frame.total
@@ -95,7 +95,7 @@ def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> Pars
     """Read one token; END completes the whole expression."""
     digit = token - ZERO
     is_digit = (digit >= 0) & (digit <= 9)
-    parser = _where(is_digit, parser, _finish_number(parser, given))
+    parser = tree_where(is_digit, parser, _finish_number(parser, given))
     opens, closes, ends = token == OPENS, token == CLOSES, token == END
     adds, multiplies = (token == PLUS) | (token == MINUS), (token == TIMES) | (token == OVER)
     allowed = jnp.select(
@@ -110,12 +110,12 @@ def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> Pars
     )
     frame, stack = parser.frame, parser.stack
     value = frame.total + frame.sign * frame.product
-    frame = _where(adds, empty._replace(total=value, sign=jnp.where(token == PLUS, 1, -1)), frame)
-    frame = _where(multiplies, frame._replace(divides=token == OVER), frame)
-    frame = _where(ends, frame._replace(total=value), frame)
+    frame = tree_where(adds, empty._replace(total=value, sign=jnp.where(token == PLUS, 1, -1)), frame)
+    frame = tree_where(multiplies, frame._replace(divides=token == OVER), frame)
+    frame = tree_where(ends, frame._replace(total=value), frame)
     top = jnp.arange(DEPTH) == parser.depth
     stack = jax.tree.map(lambda frames, pushed: jnp.where(opens & top, pushed, frames), stack, frame)
-    frame = _where(opens, empty, frame)
+    frame = tree_where(opens, empty, frame)
     enclosing = jax.tree.map(lambda frames: frames[parser.depth - 1], stack)
     reentered, exact = _append_factor(enclosing, value)
     return ParserState(
@@ -123,7 +123,7 @@ def _step(parser: ParserState, token: Array, given: Array, empty: Frame) -> Pars
         operand=opens | adds | multiplies,
         number=jnp.where(is_digit, jnp.clip(parser.number, 0, HUGE) * 10 + digit, -1),
         unused=parser.unused,
-        frame=_where(closes, reentered, frame),
+        frame=tree_where(closes, reentered, frame),
         stack=stack,
         depth=parser.depth + opens - closes,
     )
@@ -140,7 +140,7 @@ def _finish_number(parser: ParserState, given: Array) -> ParserState:
         unused=parser.unused & ~used,
         frame=frame,
     )
-    return _where(parser.number >= 0, finished, parser)
+    return tree_where(parser.number >= 0, finished, parser)
 
 
 def _append_factor(frame: Frame, factor: Array) -> tuple[Frame, Array]:
@@ -149,7 +149,3 @@ def _append_factor(frame: Frame, factor: Array) -> tuple[Frame, Array]:
     exact = ~frame.divides | ((factor != 0) & (frame.product % divisor == 0))
     product = jnp.where(frame.divides, frame.product // divisor, frame.product * factor)
     return frame._replace(product=product), exact
-
-
-def _where(condition: Array, on_true: Tree, on_false: Tree) -> Any:
-    return jax.tree.map(partial(jnp.where, condition), on_true, on_false)

@@ -25,7 +25,7 @@ from jaxpg.types import Array, Key, Tree
 HELD_OUT_EVERY = 10
 """One problem in this many is held out."""
 MIN_PROBLEMS = 100
-"""Of fewer problems than this, the hash might hold out none."""
+"""With fewer problems than this, the hash might hold out none."""
 SPARE_TOKENS = 16
 """Room for a scratchpad beyond the longest demonstration."""
 

@@ -20,7 +20,7 @@ from jaxpg.envs.text.jsonl_reader import (
     read_records,
     split_records,
 )
-from jaxpg.envs.text.matching import Reward, verifier
+from jaxpg.envs.text.matching import RewardFunction, verifier
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.tokenizer import load_tokenizer
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
@@ -32,7 +32,7 @@ class PairData(NamedTuple):
     """N prompts, each with two completions of which one is preferred.
 
     prompt: Prompt, [N, P] each.
-    chosen, rejected: [N, T] int32, with their end token, padded behind it.
+    chosen, rejected: [N, T] int32, with their end token, padded after it.
     """
 
     prompt: Prompt
@@ -47,7 +47,7 @@ def json_lines(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     completion_field: str = "completion",
-    match: str | Reward = "exact",
+    match: str | RewardFunction = "exact",
     prompt_length: int | None = None,
     max_tokens: int | None = None,
     split: str = "train",

@@ -35,7 +35,7 @@ from jaxpg.parallel import host_callback
 from jaxpg.types import Array
 from jaxpg.user_code import import_user_code
 
-Reward = Callable[[str, str, str], float]
+RewardFunction = Callable[[str, str, str], float]
 """A user's function: prompt, completion, answer -> accuracy."""
 Verify = Callable[[Array, Array, Array], Verdict]
 HostGrader = Callable[[int, str, bool], tuple[float, int]]
@@ -48,7 +48,7 @@ _NUMBER = re.compile(
 
 
 def verifier(
-    match: str | Reward,
+    match: str | RewardFunction,
     records: Sequence[Record],
     tokenizer: Tokenizer,
     *,
@@ -96,7 +96,7 @@ def _verify_exactly(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
         place = jnp.arange(len(completion))
-        stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # end tokens behind `length` do not count
+        stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # end tokens after `length` do not count
         ended = stop < length
         start, stop = _answer_span(jnp.where(place < stop, completion, PAD), stop, opening, closing)
         answer = jnp.where(place < stop - start, completion.at[start + place].get(mode="fill", fill_value=PAD), PAD)
@@ -163,7 +163,7 @@ def _numeric_grader(answers: Sequence[str]) -> HostGrader:
 
 
 def _user_grader(
-    function: Reward, name: str, records: Sequence[Record], prompt_field: str, answer_field: str
+    function: RewardFunction, name: str, records: Sequence[Record], prompt_field: str, answer_field: str
 ) -> HostGrader:
     def failure(reason: str, record: Record, completion: str) -> UserError:
         return UserError(
@@ -184,7 +184,7 @@ def _user_grader(
     return grade
 
 
-def _import_reward(name: str) -> Reward:
+def _import_reward(name: str) -> RewardFunction:
     """The function "package.module:function"."""
     if ":" not in name:
         refuse_unknown("way to match", name, ["exact", "numeric", "package.module:function"])

@@ -23,7 +23,7 @@ PLUS, MINUS, TIMES = (CHARACTERS.id(symbol) for symbol in "+-*")
 
 
 class Word(NamedTuple):
-    """A string: tokens `[L]`, padded behind its end."""
+    """A string: tokens `[L]`, padded after its end."""
 
     tokens: Array
 

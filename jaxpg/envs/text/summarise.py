@@ -38,8 +38,8 @@ def summarise_toy(
 
     `verify` accepts only the perfect summary; `true_reward` measures the quality of any other. Demonstrations are
     imperfect: they omit some letters, copy unimportant ones and sometimes replace one by another. They omit more than
-    they add and hardly ever repeat a letter, so among them longer is better. A reward model that learned from them has
-    no evidence that this ever ends, and there is room for more than a summary needs.
+    they add and hardly ever repeat a letter, so among them longer is better. A reward model trained
+    on them sees no evidence against ever longer summaries, and `max_tokens` leaves room for them.
 
     Args:
         length: letters of a text.

@@ -31,9 +31,9 @@ class Task(NamedTuple):
     max_tokens: T, completions are truncated after this many tokens, the end token included.
     draw(key): a problem, of the split for which the task was made.
     prompt_tokens(problem): [P], padded on the right, with at least one real token.
-    demonstration(problem, key): [T], a right completion with its end token, padded behind it.
+    demonstration(problem, key): [T], a right completion with its end token, padded after it.
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end token
-        included where there is one. Tokens behind them are ignored.
+        included where there is one. Tokens after them are ignored.
     is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.

@@ -18,7 +18,7 @@ class TextState(NamedTuple):
     """State of a text environment.
 
     problem: the problem, as the task drew it.
-    tokens: [T] int32, the completion so far, padded behind it.
+    tokens: [T] int32, the completion so far, padded after it.
     length: [] int32, the number of tokens written so far.
     """
 

@@ -43,7 +43,7 @@ def join_rows(rows: Array, present: Array, separator: str) -> Array:
 
 
 def fingerprint(tokens: Array) -> Array:
-    """A hash of the tokens `[n]` and their positions, [] uint32, which does not depend on the padding (0) behind them.
+    """A hash of the tokens `[n]` and their positions, [] uint32, which does not depend on the padding (0) after them.
 
     Each token is mixed with its position, and their sum once more, by the finalizer of MurmurHash3 (Appleby 2011).
     """

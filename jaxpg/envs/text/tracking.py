@@ -1,7 +1,7 @@
 """Problems of tracking a state through a long input, for which a model of fixed depth needs a scratchpad.
 
 Parity is the word problem of the group of two elements. That of the permutations of five objects is complete for NC¹
-(Barrington 1989), which constant-depth transformers are thought not to reach, but with a scratchpad they do
+(Barrington 1989), a class believed to be beyond constant-depth transformers; with a scratchpad they solve it
 (Merrill & Sabharwal 2023, 2024).
 """
 
