@@ -181,7 +181,7 @@ def command_lines_compile_in_a_hurry() -> Iterator[None]:
     options = advance.compiler_options
 
     def in_a_hurry(*, runs_once: bool = False) -> dict[str, int | bool]:
-        return options(runs_once=runs_once or jax.config.jax_disable_most_optimizations)
+        return options(runs_once=runs_once or jax.config.read("jax_disable_most_optimizations"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advance, "compiler_options", in_a_hurry)
