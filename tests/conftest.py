@@ -49,7 +49,13 @@ FULL = {
         "test_what_does_not_fit_is_refused_by_its_cause",
     ),
     "cli_surroundings": ("test_full_disk",),
-    "cli_text": ("test_compare_shares_what_its_runs_begin_with", "test_stopping_and_going_on_is_exact"),
+    "cli_text": (
+        "test_what_a_run_begins_with_is_trained_first",
+        "test_completions_are_kept_as_training_goes",
+        "test_sample",
+        "test_compare_shares_what_its_runs_begin_with",
+        "test_stopping_and_going_on_is_exact",
+    ),
     "envs": (
         "test_every_environment_plays[Asterix-MinAtar]",
         "test_every_environment_plays[Freeway-MinAtar]",
@@ -57,7 +63,12 @@ FULL = {
         "test_every_environment_plays[Pong-misc]",
     ),
     "ladder": ("test_numbers_may_be_traced[trpo]",),
-    "losses": ("test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[rlhf]",),
+    "losses": (
+        *(
+            f"test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[{name}]"
+            for name in ("rlhf", "rloo", "dr_grpo")
+        ),
+    ),
     "networks": (
         "test_initial_weights_are_orthogonal_with_the_gains_of_ppo[network1]",
         "test_the_critic_reads_the_policys_torso_only_if_it_is_shared[cnn-env1-False]",
@@ -88,7 +99,9 @@ FULL = {
         "test_every_environment_plays[Freeway-MinAtar]",
         "test_every_environment_plays[Seaquest-MinAtar]",
     ),
+    "summarise": ("test_an_algorithm_of_the_ladder_learns_from_a_reward_model",),
     "sweep": (
+        "test_every_point_is_the_run_of_its_own",
         "test_a_run_that_*",
         "test_waves_fit_the_memory_and_are_all_alike",
         "test_too_little_memory_is_told_before_anything_is_trained",
