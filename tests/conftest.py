@@ -173,7 +173,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = (item.name, getattr(item, "originalname", item.name))
         patterns = [x for x in FULL.get(_file(item), ()) if any(fnmatchcase(n, x.replace("[", "[[]")) for n in names)]
         unused -= {(_file(item), pattern) for pattern in patterns}
-        if patterns or item.get_closest_marker("slow"):
+        if patterns:
             item.add_marker(pytest.mark.full)
     lost = [f"{file}: {pattern}" for file, pattern in sorted(unused)]
     if lost and not any("::" in argument for argument in config.args):

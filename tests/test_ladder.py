@@ -186,7 +186,7 @@ def test_every_setting_is_read(name, setting):
 def test_every_setting_is_explained_once_in_its_line_of_ancestors(name, setting):
     ancestor, explanations = name, 0
     while ancestor:
-        explanations += f"\n        {setting}: " in ladder.ALGORITHMS[ancestor].__doc__
+        explanations += f"\n    {setting}: " in inspect.getdoc(ladder.ALGORITHMS[ancestor])
         ancestor = ladder.PARENT[ancestor]
     assert explanations == 1
 

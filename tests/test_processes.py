@@ -108,7 +108,7 @@ def learned_the_same(metrics: dict[str, np.ndarray], expected: dict[str, np.ndar
     np.testing.assert_allclose(metrics["value_loss"][:3], expected["value_loss"][:3], rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_are_one_run(
     by_two: tuple[Path, list[tuple[int, str, str]]], on_one_device: dict[str, np.ndarray]
 ) -> None:
@@ -124,7 +124,7 @@ def test_two_processes_are_one_run(
     assert len(list((out / "tensorboard").iterdir())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_processes_share_the_environments_of_two_seeds(
     tmp_path: Path, on_one_device: dict[str, np.ndarray]
 ) -> None:
@@ -134,7 +134,7 @@ def test_four_processes_share_the_environments_of_two_seeds(
     learned_the_same(run_directory.load_metrics(tmp_path / "run"), on_one_device)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_process_ends_all_and_they_resume(
     tmp_path: Path, by_two: tuple[Path, list[tuple[int, str, str]]]
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_killed_process_ends_all_and_they_resume(
         np.testing.assert_array_equal(metrics[name], expected[name], err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     with processes(2, tmp_path, "--quiet") as run:
@@ -172,7 +172,7 @@ def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
     assert run_directory.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_error_of_the_first_ends_all(by_two: tuple[Path, list[tuple[int, str, str]]]) -> None:
     with processes(2, by_two[0]) as run:
         first, second = ends(run)
@@ -181,14 +181,14 @@ def test_an_error_of_the_first_ends_all(by_two: tuple[Path, list[tuple[int, str,
     assert second[2] == "jaxpg: The first process of this run failed; its own message says why.\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_processes_with_different_arguments_are_refused(tmp_path: Path) -> None:
     with processes(2, tmp_path / "run", each=[["--set", "gamma=0.9"], []]) as run:
         assert [(code, "got different arguments" in errors) for code, _, errors in ends(run)] == [(2, True)] * 2
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_that_never_joins(tmp_path: Path) -> None:
     """The first waits, and another one waits; each says so."""
     command = [*TASK, "--out", str(tmp_path), "--distributed", "--join-seconds", "2", "--processes", "2"]

@@ -29,7 +29,7 @@ def test_code_runs_as_it_stands(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("block", [block for block in blocks("bash") if "jaxpg train" in block and "venv" not in block])
 def test_commands_work_in_order(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of a block in one directory, as written but for fewer environment steps and seeds."""
