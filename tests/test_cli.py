@@ -245,7 +245,7 @@ REFUSED = [
     (["play", "nowhere", "--gif", "x.gif", "--seed", "-1"], "seeds are different numbers"),
     (["play", "nowhere", "--gif", "x.png"], "--gif takes a file that ends in .gif"),
     (["plot", "nowhere"], "nowhere is not the directory of a run"),
-    (["list", "options"], "Name an algorithm: jaxpg list options ppo"),
+    (["list", "options"], "such as: jaxpg list options ppo"),
     (["list", "options", "pppo"], "Did you mean 'ppo'"),
 ]
 
