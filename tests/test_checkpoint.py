@@ -73,6 +73,24 @@ def test_only_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path, "last").steps == 7
 
 
+@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
+def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path: Path, score: float) -> None:
+    save(tmp_path, 1, 5.0)
+    save(tmp_path, 2, score)
+    assert checkpoint.find(tmp_path, "best").steps == 1
+    assert "NaN" not in (checkpoint.find(tmp_path).path / checkpoint.MANIFEST).read_text()
+    save(tmp_path, 3, 6.0)
+    assert checkpoint.find(tmp_path, "best").steps == 3
+
+
+def test_a_stored_score_that_is_not_a_number_ranks_last(tmp_path: Path) -> None:
+    """As an earlier version stored it."""
+    save(tmp_path, 1, 5.0)
+    manifest = save(tmp_path, 2, 6.0).path / checkpoint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"score": 6.0', '"score": NaN'))
+    assert checkpoint.find(tmp_path, "best").steps == 1
+
+
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path) is None
     assert checkpoint.find(tmp_path / "absent", "best") is None

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxpg import envs, report
+from jaxpg import envs, files, report
 from jaxpg.cli.main import main
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
@@ -285,6 +285,19 @@ def test_resuming_something_else_is_refused(trained: Path, capsys: pytest.Captur
     assert "a2c.gamma is 0.99 there, 0.5 here" in capsys.readouterr().err
     assert main(["train", "catch", "a2c", *out, "--resume", "--seeds", "3"]) == 2
     assert "seeds is [0, 1] there, [0, 1, 2] here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "refused"), [("60000", True), ("20000", False)])
+def test_an_annealed_run_does_not_go_on_at_a_learning_rate_of_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: str, refused: bool
+) -> None:
+    begun = configs.resolve_config("cartpole", "ppo", {"total_steps": 20_000})
+    (tmp_path / run_directory.CONFIG).write_text(files.toml_dumps(configs.to_dict(begun)))
+    arguments = ["train", "cartpole", "ppo", "--resume", "--steps", steps, "--out", str(tmp_path), "--devices", "0"]
+    assert main(arguments) == 2  # in the other case because of the devices
+    message = capsys.readouterr().err
+    assert ("anneals its learning rate to zero over 20,000 steps" in message) == refused
+    assert (f"--from {tmp_path}" in message) == refused
 
 
 def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> None:

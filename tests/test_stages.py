@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from jaxpg.errors import UserError
 from jaxpg.experiments import stages
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.stages import Stage
+from jaxpg.training import checkpoint
 
 OUT = Path("out")
 
@@ -89,4 +91,15 @@ def test_a_stage_is_finished_when_all_seeds_have_its_steps(tmp_path: Path) -> No
     assert not stages.is_finished(stage)
     for steps, finished in (([100, 99], False), ([100, 104], True)):
         (tmp_path / "metrics.jsonl").write_text(f'{{"steps": [64, 64]}}\n{{"steps": {steps}}}\n')
+        assert stages.is_finished(stage) is finished
+
+
+def test_a_stage_is_finished_when_its_last_checkpoint_says_so(tmp_path: Path) -> None:
+    """A stage that was killed between its last row and its last checkpoint has lost what it learned in between."""
+    stage = Stage("sft", resolve_config("sort", "sft", {"total_steps": 100}), tmp_path)
+    assert not stages.is_finished(stage)
+    (tmp_path / "metrics.jsonl").write_text('{"steps": [100], "loss": [0.5]}\n')
+    assert not stages.is_finished(stage)
+    for steps, finished in ((90, False), (104, True)):
+        checkpoint.save(tmp_path / checkpoint.CHECKPOINTS, {"x": jnp.zeros(2)}, steps=steps, about={})
         assert stages.is_finished(stage) is finished

@@ -57,7 +57,8 @@ def config_of_run(options: RunOptions, algorithm: str, directory: Path | None) -
     """The config of a run in `directory`: the task's, or, when the run is resumed, its own; overrides win over both.
 
     Raises:
-        UserError: as `resolve_config`; no directory to resume in, or one with a run of another task or algorithm.
+        UserError: as `resolve_config`; no directory to resume in, one with a run of another task or algorithm, or more
+            steps for a run whose learning rate is annealed.
     """
     if not options.resume:
         return configs.resolve_config(options.task, algorithm, options.overrides)
@@ -70,7 +71,20 @@ def config_of_run(options: RunOptions, algorithm: str, directory: Path | None) -
         raise UserError(
             f"The run in {directory} is of {begun.algorithm} on {begun.task}, not {wanted.algorithm} on {wanted.task}."
         )
-    return configs.resolve_config(directory / run_directory.CONFIG, algorithm, options.overrides)
+    config = configs.resolve_config(directory / run_directory.CONFIG, algorithm, options.overrides)
+    _refuse_annealed(begun, config, directory)
+    return config
+
+
+def _refuse_annealed(begun: configs.Config, config: configs.Config, directory: Path) -> None:
+    """Raise a UserError if a run is to go on for longer with a learning rate that has fallen to zero."""
+    over = config.settings.get("anneal_steps")
+    if config.total_steps > begun.total_steps and over is not None and over < config.total_steps:
+        raise UserError(
+            f"The run in {directory} anneals its learning rate to zero over {over:,} steps, so it would learn nothing "
+            f"from there to {config.total_steps:,}. Train a new run for as long, or one that starts from this policy: "
+            f"--from {directory} with another --out."
+        )
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config
 from jaxpg.experiments.warm_start import build_experiment
-from jaxpg.training import run_directory
+from jaxpg.training import checkpoint
 
 ROLES = ("reward", "initial")
 """The settings that may name a stage, in the order in which the stages are trained."""
@@ -37,11 +37,12 @@ class Stage(NamedTuple):
 
 
 def is_finished(stage: Stage) -> bool:
-    """Whether the directory of a stage holds a run that has reached the stage's `total_steps`."""
-    if not (stage.directory / run_directory.METRICS).exists():
-        return False
-    steps = run_directory.load_metrics(stage.directory)["steps"]
-    return bool(steps[-1].min() >= stage.config.total_steps)
+    """Whether the last checkpoint of a stage has reached the stage's `total_steps`.
+
+    The metrics may be ahead of it: a run that is killed after its last row has not saved what it learned.
+    """
+    last = checkpoint.find(stage.directory / checkpoint.CHECKPOINTS)
+    return last is not None and last.steps >= stage.config.total_steps
 
 
 def plan_stages(

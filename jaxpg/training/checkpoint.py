@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
     path: its folder.
     steps: environment steps per seed that its state has consumed.
-    score: evaluation return of its state, minus infinity if it was not evaluated.
+    score: evaluation return of its state, minus infinity if it was not evaluated or the return was not finite.
     about: JSON that was stored beside the arrays.
     """
 
@@ -52,7 +52,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
         folder: of the checkpoints of this run.
         state: a tree of arrays, random keys among them; it is copied to the host first.
         steps: environment steps consumed so far; names the checkpoint.
-        score: evaluation return of `state`, if it was evaluated.
+        score: evaluation return of `state`, if it was evaluated; a return that is not finite ranks below all others.
         about: JSON to store beside the arrays.
 
     Raises:
@@ -60,6 +60,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
     """
     path = folder / f"{steps:012d}"
     arrays = _host_arrays(state)
+    rank = _rank(score)
     try:
         _delete(path)
         path.mkdir(parents=True)
@@ -67,7 +68,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
         _write_arrays(path / "state", arrays)
         manifest = {
             "steps": steps,
-            "score": score,
+            "score": rank if np.isfinite(rank) else None,
             "about": about,
             "arrays": {name: _describe(x) for name, x in arrays.items()},
             "files": {str(f.relative_to(path)): _checksum(f) for f in sorted(path.rglob("*")) if f.is_file()},
@@ -79,7 +80,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
         intact = f"the last good one, {last.path}, is intact" if last else "there was none before"
         raise UserError(f"The checkpoint {path} could not be written ({_reason(error)}); {intact}.") from error
     _prune(folder)
-    return Checkpoint(path, steps, -np.inf if score is None else score, about)
+    return Checkpoint(path, steps, rank, about)
 
 
 def find(folder: Path, which: str = "last") -> Checkpoint | None:
@@ -205,8 +206,12 @@ def _complete(folder: Path) -> Iterator[Checkpoint]:
             manifest = json.loads(path.read_text())
         except ValueError:
             raise _unusable(path.parent, MANIFEST, "damaged") from None
-        score = -np.inf if manifest["score"] is None else manifest["score"]
-        yield Checkpoint(path.parent, manifest["steps"], score, manifest["about"])
+        yield Checkpoint(path.parent, manifest["steps"], _rank(manifest["score"]), manifest["about"])
+
+
+def _rank(score: float | None) -> float:
+    """The number that checkpoints are ranked by; NaN, which older versions stored, has no place in an order."""
+    return score if score is not None and np.isfinite(score) else -np.inf
 
 
 def _unusable(path: Path, file: str, state: str) -> UserError:
