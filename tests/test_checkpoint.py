@@ -85,9 +85,10 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path: Path, scor
 
 def test_a_stored_score_that_is_not_a_number_ranks_last(tmp_path: Path) -> None:
     """As an earlier version stored it."""
-    save(tmp_path, 1, 5.0)
-    manifest = save(tmp_path, 2, 6.0).path / checkpoint.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"score": 6.0', '"score": NaN'))
+    for steps, score in ((1, 6.0), (2, 5.0)):
+        save(tmp_path, steps, score)
+    manifest = checkpoint.find(tmp_path).path / checkpoint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"score": 5.0', '"score": NaN'))
     assert checkpoint.find(tmp_path, "best").steps == 1
 
 

@@ -86,14 +86,6 @@ def test_every_stage_is_checked_before_the_first_is_trained() -> None:
     stages.check_plan([good[0], spoiled, good[2]], finished=lambda stage: stage is spoiled)
 
 
-def test_a_stage_is_finished_when_all_seeds_have_its_steps(tmp_path: Path) -> None:
-    stage = Stage("sft", resolve_config("sort", "sft", {"total_steps": 100, "seeds": [0, 1]}), tmp_path)
-    assert not stages.is_finished(stage)
-    for steps, finished in (([100, 99], False), ([100, 104], True)):
-        (tmp_path / "metrics.jsonl").write_text(f'{{"steps": [64, 64]}}\n{{"steps": {steps}}}\n')
-        assert stages.is_finished(stage) is finished
-
-
 def test_a_stage_is_finished_when_its_last_checkpoint_says_so(tmp_path: Path) -> None:
     """A stage that was killed between its last row and its last checkpoint has lost what it learned in between."""
     stage = Stage("sft", resolve_config("sort", "sft", {"total_steps": 100}), tmp_path)

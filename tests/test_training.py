@@ -156,6 +156,7 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
 
 
+@pytest.mark.optimised
 def test_kill_at_any_moment(tmp_path: Path) -> None:
     """kill -9 again and again, at random moments; the result is that of an uninterrupted run."""
     whole = run(tmp_path / "whole", evaluate=peak_at_ten)
