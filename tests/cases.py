@@ -115,7 +115,7 @@ CASES = {
     "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder, quick=False),
     "cispo": Case("cispo", GROUPS, env=target),
     "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
-    "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder),
+    "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder, quick=False),
 }
 
 
