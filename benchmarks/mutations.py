@@ -134,22 +134,22 @@ MUTATIONS = (
     Mutation(
         "the upper clip holds bad actions",
         "objectives/surrogates.py",
-        "untied_minimum(ratio, 1 + clip_high, where=advantage > 0)",
-        "untied_minimum(ratio, 1 + clip_high, where=advantage < 0)",
+        "too_high = (advantage > 0)",
+        "too_high = (advantage < 0)",
         SURROGATES,
     ),
     Mutation(
         "the lower clip is the upper one",
         "objectives/surrogates.py",
-        "1 - clip_low, where=advantage < 0",
-        "1 - clip_high, where=advantage < 0",
+        "(ratio < 1 - clip_low)",
+        "(ratio < 1 - clip_high)",
         SURROGATES,
     ),
     Mutation(
         "the dual clip holds good actions",
         "objectives/surrogates.py",
-        "untied_minimum(clipped, dual_clip, where=advantage < 0)",
-        "untied_minimum(clipped, dual_clip, where=advantage > 0)",
+        "(advantage < 0) & (ratio > dual_clip)",
+        "(advantage > 0) & (ratio > dual_clip)",
         SURROGATES,
     ),
     Mutation(
