@@ -71,9 +71,9 @@ def clipped_ratio(
     """-min(ρA, clip(ρ, 1 - clip_low, 1 + clip_high) A): no gain from moving ρ beyond the clip.
 
     For A > 0 that is -A min(ρ, 1 + clip_high), for A < 0 it is -A max(ρ, 1 - clip_low); `jnp.where` in place of both,
-    without their ties (`untied_minimum`). With `dual_clip` = c > 1 the objective has the lower bound cA for A < 0, which
-    bounds the gradient of bad actions that have become far more likely. A ratio that is exactly at its limit is not
-    clipped.
+    without their ties (`untied_minimum`). With `dual_clip` = c > 1 the objective has the lower bound cA for A < 0,
+    which bounds the gradient of bad actions that have become far more likely. A ratio that is exactly at its limit is
+    not clipped.
     Sources: Schulman et al. 2017 (PPO), equation 7; Yu et al. 2025 (DAPO), section 3.1, for two clips;
     Ye et al. 2020 (Mastering Complex Control in MOBA Games) for the dual clip.
     """
