@@ -161,6 +161,14 @@ def test_a_step_is_clipped_where_its_loss_has_no_slope(loss: str, low: list[int]
     np.testing.assert_array_equal(np.flatnonzero(got.clipped_high), high)
 
 
+@pytest.mark.parametrize(("ratio", "advantage", "loss"), [(0.7, -1.0, 0.8), (0.85, -1.0, 0.85), (1.3, 1.0, -1.3)])
+def test_a_ratio_between_the_two_clips_is_judged_by_its_own(ratio: float, advantage: float, loss: float) -> None:
+    """With a clip of 0.2 downwards and of 0.5 upwards: 0.7 is clipped to 0.8, and 1.3 is not clipped."""
+    log_prob, zero = jnp.log(jnp.array([ratio])), jnp.zeros(1)
+    got = surrogates.clipped_ratio(log_prob, zero, jnp.array([advantage]), clip_low=0.2, clip_high=0.5)
+    np.testing.assert_allclose(got, [loss], rtol=1e-6)
+
+
 def test_an_untied_minimum_is_a_minimum_with_the_whole_slope_at_a_tie() -> None:
     x = jnp.array([1.0, 2.0, 3.0])
     np.testing.assert_array_equal(surrogates.untied_minimum(x, 2.0), jnp.minimum(x, 2.0))
