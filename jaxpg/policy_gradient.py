@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxpg.errors import UserError
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
 from jaxpg.objectives.metrics import explained_variance
 from jaxpg.objectives.surrogates import loss_and_clipped
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
-from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import Actor, Array, Box, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.normalization import (
     Moments,
     discounted_reward_sums,
@@ -139,7 +140,13 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
+        UserError: observations are to be normalised and are tokens or other integers.
     """
+    if normalize_observations and not isinstance(env.observation_space, Box):
+        raise UserError(
+            f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
+            f"from 0 to {env.observation_space.n - 1}, of which a mean says nothing. Set it to false."
+        )
     if algorithm.value_loss is None:
         critic = None
     elif critic is None:

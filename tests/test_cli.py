@@ -236,6 +236,10 @@ REFUSED = [
         "Did you mean 'loss_k3'",
     ),  # before fine-tuning
     (["compare", "summarise_toy", "rlhf", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
+    (
+        ["train", "sort", "grpo", "--set", "initial=none", "--set", "normalize_observations=true"],
+        "normalize_observations needs observations that are real numbers; those of sort are the integers from 0 to ",
+    ),
     (["train", "cartpole", "ppo", "--set", "network=3", "--set", "gama=1"], "no setting 'gama'"),
     (["train", "cartpole", "ppo", "--resume"], "--resume needs --out"),
     (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
