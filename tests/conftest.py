@@ -46,7 +46,7 @@ FULL = {
         "test_devices_share_the_seeds_and_the_environments[--devices 4]",
         "test_devices_share_the_seeds_and_the_environments[--mesh shard=4]",
         "test_devices_share_the_seeds_and_the_environments[--mesh data=4]",
-        "test_progress_is_a_plain_line_per_chunk",
+        "test_progress_is_a_line_for_each_tenth",
         "test_devices_are_made_before_anything_computes",
     ),
     "cli_records": (

@@ -49,19 +49,26 @@ def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
     assert (resolved.settings["learning_rate"], resolved.settings["num_envs"]) == (0.01, 4)
     metrics = run_directory.load_metrics(trained)
     assert metrics["steps"][-1].tolist() == [3008, 3008]  # the first multiple of 4 x 16 that reaches 3000
-    assert np.isfinite(metrics["evaluation_return"]).all(1).sum() == 2
+    assert np.isfinite(metrics["evaluation_return"]).all(1).sum() == 3
+    assert metrics["steps"][0].tolist() == [0, 0]
     with Image.open(trained / "learning_curve.png") as picture:
         assert picture.width > 300
 
 
-def test_progress_is_a_plain_line_per_chunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And one for the policy before training, and one when it is compiled."""
     assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
     out = capsys.readouterr().out
     assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
-    lines = re.findall(r"^[\d,]+ / 3,000 steps, .*$", out, re.MULTILINE)
-    assert len(lines) == len(run_directory.load_metrics(tmp_path / "run")["steps"])
-    assert re.match(r"64 / 3,000 steps, compiled in [\d.]+ s, return -?[\d.]+$", lines[0])
-    assert re.search(r"3,000 / 3,000 steps, [\d,]+ steps/s, 0:00 left, return .*, evaluation .*$", lines[-1])
+    lines = re.findall(r"^[\d,]+ / 3,000 steps each, .*$", out, re.MULTILINE)
+    assert len(run_directory.load_metrics(tmp_path / "run")["steps"]) > 40
+    assert len(lines) == 12
+    assert re.match(r"0 / 3,000 steps each, compiling, evaluation -?[\d.]+$", lines[0])
+    assert re.match(r"64 / 3,000 steps each, compiled in [\d.]+ s, evaluation .*, return -?[\d.]+$", lines[1])
+    assert re.search(
+        r"3,000 / 3,000 steps each, [\d,]+ steps/s in all, 0:00 left, evaluation .*, return .*$", lines[-1]
+    )
+    assert re.search(r"^before training: -?[\d.]+", out, re.MULTILINE)
     assert "IQM [95%]" in out
     assert configs.load_config(tmp_path / "run").seeds == (5, 6)
 
@@ -150,8 +157,9 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         metrics = run_directory.load_metrics(tmp_path / name)
         assert line["final"] == pytest.approx(metrics["evaluation_return"][-1].tolist())
         assert line["seconds"] == pytest.approx(metrics["seconds"][-1])
-        new_steps = np.diff(metrics["steps"].sum(1), prepend=0)  # of both seeds
-        assert line["steps_per_second"] == pytest.approx(np.median(new_steps / metrics["chunk_seconds"]))
+        new_steps = np.diff(metrics["steps"].sum(1))  # of both seeds
+        assert line["steps_per_second"] == pytest.approx(np.median(new_steps / metrics["chunk_seconds"][1:]))
+        assert line["initial"] == pytest.approx(np.mean(metrics["evaluation_return"][0]))
         assert 0 < metrics["chunk_seconds"].sum() <= metrics["seconds"][-1]
     assert sum(line["seconds"] for line in written["algorithms"].values()) <= elapsed
     assert "catch" in (tmp_path / "comparison.html").read_text()

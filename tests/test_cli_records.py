@@ -126,7 +126,7 @@ def test_dpo_learns_from_the_pairs_of_a_file(chain: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, preferring.reference, taught.params.policy)
     metrics = run_directory.load_metrics(Path("dpo"))
     assert metrics["accuracy"][-1] > 0.9
-    assert metrics["margin"][-1] > metrics["margin"][0]
+    assert metrics["margin"][-1] > metrics["margin"][1]  # the first row is from before training
 
 
 def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ def test_play_takes_the_seed_that_was_best_at_its_checkpoint(
     """Seed 1 at the best checkpoint, seed 0 at the last."""
     path = run / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    early, late = (row for row in rows if "evaluation_return" in row)
+    _, early, late = (row for row in rows if "evaluation_return" in row)
     early["evaluation_return"], late["evaluation_return"] = [0.0, 1.0], [1.0, 0.0]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     about = checkpoint.find(run / "checkpoints").about

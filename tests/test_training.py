@@ -189,7 +189,7 @@ def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
     run(tmp_path, learner=learner, evaluate=peak_at_ten, evaluate_every=4)
     metrics = run_directory.load_metrics(tmp_path)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
-    assert metrics["steps"][evaluated, 0].tolist() == list(range(4, TOTAL + 1, 4))
+    assert metrics["steps"][evaluated, 0].tolist() == list(range(0, TOTAL + 1, 4))
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     best = loop.restore(learner, tmp_path, [0, 1, 2], "best")
     assert best.iteration.tolist() == [10, 10, 10]
@@ -219,7 +219,24 @@ def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bo
 def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten, evaluate_every=16, total_steps=42)
     metrics = run_directory.load_metrics(tmp_path)
-    assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [16, 32, 42]
+    assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [0, 16, 32, 42]
+
+
+def test_the_first_row_is_the_initial_policy(tmp_path: Path) -> None:
+    """Evaluated as later on, and with nothing of training in the row; without evaluations there is no such row."""
+    shown: list[metrics_writer.Row] = []
+    run(tmp_path / "a", learner=toy(), evaluate=peak_at_ten, hooks=loop.TrainingHooks(on_row=shown.append))
+    metrics = run_directory.load_metrics(tmp_path / "a")
+    first = {name: values[0] for name, values in metrics.items()}
+    for name in ("steps", "iteration", "iterations"):
+        assert first.pop(name).tolist() == [0, 0, 0]
+    assert first.pop("chunk_seconds") == 0 < first.pop("seconds")
+    assert first.pop("evaluation_return").tolist() == [-10, -10, -10]
+    assert first.pop("evaluation_length").tolist() == [7, 7, 7]
+    assert np.isnan([*first.values()]).all()
+    assert len(shown) == len(metrics["steps"])
+    run(tmp_path / "b", learner=toy())
+    assert (run_directory.load_metrics(tmp_path / "b")["iterations"][0] > 0).all()
 
 
 def spoil_loss(state: object, metrics: dict) -> tuple[object, dict]:
@@ -427,5 +444,5 @@ def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten)
     metrics = run_directory.load_metrics(tmp_path)
     loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "loss"]
-    np.testing.assert_allclose(loss, metrics["loss"].mean(1), rtol=1e-6)
+    np.testing.assert_allclose(loss, metrics["loss"][1:].mean(1), rtol=1e-6)
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()

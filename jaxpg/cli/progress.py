@@ -16,9 +16,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from jaxpg.training.metrics_writer import Row
 
+LINES = 10
+"""Outside of a terminal a line is printed each time another of so many equal parts of a run is done."""
+
 
 class Reporter:
-    """Shows each row of metrics: a progress bar in a terminal, a plain line otherwise; a context manager.
+    """Shows rows of metrics, in a terminal each row as a progress bar, otherwise some as lines; a context manager.
+
+    The steps are those of each seed, as in `total_steps`; the steps per second are those of all seeds in all.
 
     Args:
         console: where to show it.
@@ -27,7 +32,8 @@ class Reporter:
 
     def __init__(self, console: Console, total_steps: int) -> None:
         self._console, self._total = console, total_steps
-        self._first: Row | None = None
+        self._first: Row | None = None  # of training
+        self._parts_shown = -1
         self._training_seconds = 0.0  # since the first row, without evaluations and checkpoints
         self._latest: dict[str, float] = {}
         self._bar = Progress(
@@ -44,25 +50,30 @@ class Reporter:
         self._bar.stop()
 
     def __call__(self, row: Row) -> None:
-        steps = int(np.min(row["steps"]))
-        progress = f"{min(steps, self._total):,} / {self._total:,} steps"
+        steps = min(int(np.max(row["steps"])), self._total)  # of all seeds but those that diverged
+        each = " each" if len(row["steps"]) > 1 else ""
+        progress = f"{steps:,} / {self._total:,} steps{each}"
         rest = ", ".join([*self._pace(row), *self._returns(row)])
         if self._console.is_terminal:
             self._bar.update(self._task, completed=steps, steps=progress, rest=rest)
-        else:
+        elif (parts := LINES * steps // self._total) > self._parts_shown or row is self._first:
+            self._parts_shown = parts
             print(f"{progress}, {rest}", file=self._console.file, flush=True)
 
     def _pace(self, row: Row) -> list[str]:
         """Steps per second of all seeds and the time left, from all rows but the first, which includes compiling."""
+        if not np.any(row["iterations"]):  # the evaluation before training
+            return ["compiling"]
         if self._first is None:
             self._first = row
             return [f"compiled in {row['chunk_seconds']:.1f} s"]
         self._training_seconds += row["chunk_seconds"]
         done = float(np.mean(row["steps"]) - np.mean(self._first["steps"]))
         seconds_per_step = (row["seconds"] - self._first["seconds"]) / max(done, 1.0)
-        left = round(max(0.0, self._total - float(np.min(row["steps"]))) * seconds_per_step)
+        left = round(max(0.0, self._total - float(np.max(row["steps"]))) * seconds_per_step)
+        in_all = " in all" if len(row["steps"]) > 1 else ""
         return [
-            f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s",
+            f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s{in_all}",
             f"{left // 60}:{left % 60:02d} left",
         ]
 

@@ -149,13 +149,16 @@ def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
     """The metrics of a run as a `report.RunResult`."""
     from jaxpg.report import RunResult
 
-    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
+    chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
+    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)[chunks]
+    evaluations = metrics.get("evaluation_return")
     return RunResult(
         steps=metrics["steps"],
         returns=training_returns(metrics),
-        final=last_evaluation(metrics.get("evaluation_return"), metrics["steps"].shape[1]),
+        final=last_evaluation(evaluations, metrics["steps"].shape[1]),
         seconds=float(metrics["seconds"][-1]),
-        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"])),
+        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
+        initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
     )
 
 

@@ -121,7 +121,7 @@ def decode_completion(vocabulary: Tokenizer, tokens: np.ndarray) -> str:
 
 
 class CompletionLogger:
-    """Shows completions of the first seed after every evaluation, and writes them into the run's directory.
+    """Writes completions of the first seed into the run's directory after every evaluation; a terminal shows them.
 
     Does nothing where no text is written: in control, and for a reward model.
     """
@@ -140,8 +140,9 @@ class CompletionLogger:
         self._directory.mkdir(exist_ok=True)
         rows = [sample._asdict() for sample in samples]
         replace_file(self._directory / f"{steps:012d}.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-        for sample in samples:
-            self._console.print(sample.line())
+        if self._console.is_terminal:
+            for sample in samples:
+                self._console.print(sample.line())
 
 
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:

@@ -27,6 +27,7 @@ class RunResult(NamedTuple):
     final: [S], final performance: the mean return of the trained policy over its evaluation episodes.
     seconds: wall time of the whole run, all seeds together.
     steps_per_second: environment steps of all seeds per second of training, without compilation.
+    initial: [S], the performance before training, measured like `final`; None if it was not.
     """
 
     steps: ArrayLike
@@ -34,6 +35,7 @@ class RunResult(NamedTuple):
     final: ArrayLike
     seconds: float
     steps_per_second: float
+    initial: ArrayLike | None = None
 
 
 class Summary(NamedTuple):
@@ -42,6 +44,7 @@ class Summary(NamedTuple):
     iqm, mean: interquartile mean and mean of the final performance, with 95% stratified bootstrap intervals.
     steps_to_threshold: [S], infinite for a seed that never reached it; None without a threshold.
     final, seconds, steps_per_second: as in RunResult.
+    initial: interquartile mean of the performance before training, NaN if it was not measured.
     """
 
     iqm: Estimate
@@ -50,6 +53,7 @@ class Summary(NamedTuple):
     final: np.ndarray
     seconds: float
     steps_per_second: float
+    initial: float
 
 
 def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
@@ -78,10 +82,11 @@ def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summ
         final=final,
         seconds=run.seconds,
         steps_per_second=run.steps_per_second,
+        initial=math.nan if run.initial is None else float(interquartile_mean(run.initial)),
     )
 
 
-COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s", "wall time")
+COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 
 
 def cells(name: str, summary: Summary) -> tuple[str, ...]:
@@ -104,6 +109,8 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         title=title,
         title_justify="left",
         title_style="bold",
+        caption=_before_training(summaries),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -118,6 +125,16 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
             f"[bold {color(index)}]{first}", *(cell.replace(" [", "\n\\[").replace(" (", "\n(") for cell in rest)
         )
     return table
+
+
+def _before_training(summaries: Mapping[str, Summary]) -> str | None:
+    """What the initial policies score, in one number where all score the same; None if that was not measured."""
+    scores = {name: format_number(s.initial) for name, s in summaries.items() if math.isfinite(s.initial)}
+    if not scores:
+        return None
+    same = len(set(scores.values())) == 1
+    listed = scores.values() if same else [f"{name} {score}" for name, score in scores.items()]
+    return f"before training: {', '.join(dict.fromkeys(listed))}"
 
 
 def write_comparison(
@@ -163,7 +180,10 @@ def comparison_page(
         threshold=threshold,
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
-        rows=[COLUMNS, *(cells(name, summary) for name, summary in summaries.items())],
+        rows=[
+            (*COLUMNS, "before training"),
+            *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
+        ],
         seeds=[("seed", *summaries), *_per_seed(summaries)],
         details=details,
     )

@@ -70,7 +70,8 @@ def html_page(
     solved = "" if threshold is None else f" Solved at a return of {threshold:g}."
     note = (
         "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
-        "Steps to threshold: of the median seed, and the number of seeds that reached it."
+        "Steps to threshold: of the median seed, and the number of seeds that reached it. "
+        "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0."
     )
     sections = "".join(f"<h2>{escape(str(name))}</h2>{_detail(value)}" for name, value in details.items())
     return (

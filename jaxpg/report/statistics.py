@@ -91,7 +91,8 @@ def bootstrap(
 def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
     """Curves of all seeds on one common grid of steps, `[bins, S]`.
 
-    A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it. Empty bins between recordings are filled
+    A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it, and the first bin also has a row at
+    `edges[0]`, the evaluation before training. Empty bins between recordings are filled
     by linear interpolation; bins before a seed's first and after its last recording are NaN, so nothing is
     extrapolated. A row that does not advance (a seed that waits for the others) is ignored.
 
@@ -120,7 +121,7 @@ def per_seed(steps: ArrayLike, returns: Floats) -> Floats:
 
 def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
     bins = len(edges) - 1
-    index = np.searchsorted(edges, steps, side="left") - 1
+    index = np.where(steps == edges[0], 0, np.searchsorted(edges, steps, side="left") - 1)
     advanced = np.diff(steps, prepend=-np.inf) > 0
     real = np.isfinite(returns) & advanced & (index >= 0) & (index < bins)
     counts = np.bincount(index[real], minlength=bins)

@@ -39,7 +39,7 @@ from jaxpg.types import Key, Learner, Metrics, Tree
 class TrainingHooks(NamedTuple):
     """Functions that `train` calls between chunks; by default they do nothing and never stop.
 
-    on_row: called with every row of metrics.
+    on_row: called with every row of metrics; the first has the evaluation at step 0 alone.
     on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
     should_stop: called after every chunk; if true, a checkpoint is written and `train` returns.
     """
@@ -83,7 +83,8 @@ def train(
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
         evaluate: a learner's state and a key -> scalars by name, `return` among them; jitted and mapped over seeds
             here, and written as `evaluation_...`.
-        evaluate_every: steps between evaluations; a tenth of the total by default. The end is always evaluated.
+        evaluate_every: steps between evaluations; a tenth of the total by default. The beginning, at step 0, and the end
+            are always evaluated.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
         config: settings of the run, written to config.toml and compared when the run is resumed.
         resume: continue from the last checkpoint in `run_dir`, or start if there is none.
@@ -196,6 +197,10 @@ def _train_chunks(
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
     with _open_writer(run.run_dir, keep=resume_point.metrics_bytes, steps=int(steps.min())) as writer:
         if not steps.any():
+            if run.schedule.evaluate_every is not None:
+                row = _row_before_training(len(steps)) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
+                writer.write(row)
+                hooks.on_row(row)
             hooks.on_evaluation(parallel.to_host(state))
         for chunk in _chunks(run, state, steps):
             state = chunk.state
@@ -214,6 +219,12 @@ def _train_chunks(
             if due.stop:
                 break
     return state
+
+
+def _row_before_training(num_seeds: int) -> Row:
+    """The part of the first row that is no evaluation: it shows what the initial policy does, at step 0."""
+    zeros = np.zeros(num_seeds, np.int32)
+    return {"steps": zeros, "iteration": zeros, "iterations": zeros, "chunk_seconds": 0.0}
 
 
 def _chunks(run: RunContext, state: RunState, steps: np.ndarray) -> Iterator[Chunk]:

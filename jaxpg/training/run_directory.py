@@ -2,7 +2,8 @@
 
     config.toml     the resolved config, and the seeds
     run.json        versions, devices and commit each time it was started or resumed, in order
-    metrics.jsonl   one line per chunk of training, every quantity as a list over seeds
+    metrics.jsonl   one line per chunk of training, every quantity as a list over seeds; before them one line with the
+                    evaluation of the initial policy, at step 0, in which `iterations` and `chunk_seconds` are 0
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
