@@ -98,6 +98,18 @@ def test_completions_are_written_after_every_evaluation(trained: Path) -> None:
         assert sample.accuracy == float(right)
 
 
+def test_eval_says_how_many_prompts_there_are(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--episodes", "12"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts x 4 samples per seed" in out
+    assert "] over the 3 prompts of each seed; an interval over seeds needs 5 seeds" in out
+    assert "pass@4" in out
+    assert main(["eval", str(trained), "--episodes", "3", "--greedy"]) == 0  # one completion of each
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts x 1 greedy completion per seed" in out
+    assert "pass@4" not in out
+
+
 def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", str(trained), "--number", "3"]) == 0
     assert len(re.findall(r"^ +-?[01]\.\d\d [✓✗] [a-f]{1,3}=.*$", capsys.readouterr().out, re.MULTILINE)) == 3

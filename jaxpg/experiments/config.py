@@ -129,12 +129,19 @@ def load_config(run_dir: Path) -> Config:
     """The config that a run wrote into its directory.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is that of a run from Python, which need not say what was trained.
     """
     path = run_dir / "config.toml"
     if not path.exists():
         raise UserError(f"{run_dir} is not the directory of a run: it has no config.toml.")
-    return resolve_config(path, config_file.read_toml(path)["algorithm"])
+    tables = config_file.read_toml(path)
+    if "algorithm" not in tables:
+        raise UserError(
+            f"The config.toml of {run_dir} names no algorithm, as in a run that was trained from Python, so its policy "
+            "cannot be built here. In Python, training.restore(learner, run_dir, seeds) returns its state, and "
+            "rollout.evaluate measures the actor of a state; jaxpg plot draws its metrics."
+        )
+    return resolve_config(path, tables["algorithm"])
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from jaxpg.files import replace_file
 from jaxpg.report.figures import color, learning_curve, step_grid
@@ -104,12 +105,13 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
     """The comparison for the terminal; each interval is below its value, so that 80 columns are enough."""
+    before = _before_training(summaries)
     table = Table(
         *COLUMNS,
         title=title,
         title_justify="left",
         title_style="bold",
-        caption=_before_training(summaries),
+        caption=None if before is None else Text(before),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -128,11 +130,11 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
 
 
 def _before_training(summaries: Mapping[str, Summary]) -> str | None:
-    """What the initial policies score, in one number where all score the same; None if that was not measured."""
+    """What the initial policies score, in one number where all of them score the same; None if none was measured."""
     scores = {name: format_number(s.initial) for name, s in summaries.items() if math.isfinite(s.initial)}
     if not scores:
         return None
-    same = len(set(scores.values())) == 1
+    same = len(scores) == len(summaries) and len(set(scores.values())) == 1
     listed = scores.values() if same else [f"{name} {score}" for name, score in scores.items()]
     return f"before training: {', '.join(dict.fromkeys(listed))}"
 

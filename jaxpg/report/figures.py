@@ -17,7 +17,7 @@ from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
-from jaxpg.report.statistics import Estimate, Floats, binned, bootstrap
+from jaxpg.report.statistics import MIN_SCORES, Estimate, Floats, binned, bootstrap
 
 BINS = 100
 FORMATS = (".png", ".svg", ".pdf")
@@ -64,7 +64,8 @@ def learning_curve(curves: Curves, path: str | Path, *, title: str, threshold: f
     """Draw learning curves over environment steps into a file (PNG, SVG or PDF, by its suffix).
 
     Each line is the interquartile mean over seeds of the returns, averaged within a hundredth of the longest run; the
-    shaded area is its 95% bootstrap interval. A line covers the steps at which every seed has a return.
+    shaded area is its 95% bootstrap interval, where there are seeds enough for one. A line covers the steps at which
+    every seed has a return.
 
     Args:
         curves: label -> (steps `[N]` or `[N, S]`, returns `[N, S]`, NaN where no episode ended).
@@ -165,7 +166,7 @@ def _subtitle(counts: Sequence[int]) -> str:
     if most == 1:
         return "one seed"
     seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
-    return f"interquartile mean over {seeds}, 95% bootstrap interval"
+    return f"interquartile mean over {seeds}" + (", 95% bootstrap interval" if most >= MIN_SCORES else "")
 
 
 def _decorate(axes: Axes, title: str, subtitle: str) -> None:

@@ -135,10 +135,11 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     else:
         margin = 0.05 * (max(x) - min(x))
         axes.set_xlim(min(x) - margin, max(x) + margin)
-    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
+    some = bool(np.isfinite(estimate.low).any())  # of few seeds there are no intervals
+    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value]) if some else None
     axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
     axes.set_xlabel(name)
-    axes.set_ylabel("final return, IQM and 95% interval")
+    axes.set_ylabel("final return, IQM and 95% interval" if some else "final return, IQM")
     axes.grid(axis="y")
     return figure
 

@@ -83,8 +83,8 @@ def train(
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
         evaluate: a learner's state and a key -> scalars by name, `return` among them; jitted and mapped over seeds
             here, and written as `evaluation_...`.
-        evaluate_every: steps between evaluations; a tenth of the total by default. The beginning, at step 0, and the end
-            are always evaluated.
+        evaluate_every: steps between evaluations; a tenth of the total by default. The initial state, at step 0, and
+            the end are always evaluated.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
         config: settings of the run, written to config.toml and compared when the run is resumed.
         resume: continue from the last checkpoint in `run_dir`, or start if there is none.

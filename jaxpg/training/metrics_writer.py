@@ -19,8 +19,8 @@ from jaxpg.files import explain_os_error
 
 METRICS = "metrics.jsonl"
 Row = dict[str, Any]
-"""Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk. The
-row before the first chunk has the evaluation at step 0; its `iterations` and `chunk_seconds` are 0."""
+"""Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk.
+The row before the first chunk has the evaluation at step 0; its `iterations` and `chunk_seconds` are 0."""
 
 
 class MetricsWriter:
