@@ -62,6 +62,7 @@ FULL = {
     "cli_text": (
         "test_what_a_run_begins_with_is_trained_first",
         "test_completions_are_written_after_every_evaluation",
+        "test_eval_says_how_many_prompts_there_are",
         "test_sample",
         "test_compare_shares_what_its_runs_begin_with",
         "test_stopping_and_going_on_is_exact",

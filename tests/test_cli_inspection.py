@@ -1,7 +1,8 @@
-"""What is printed and drawn of trained runs: labels that tell runs apart, intervals that say over what they are."""
+"""What is printed and drawn of runs: progress, labels that tell runs apart, intervals that say over what they are."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_learner
+from rich.console import Console
 
 from jaxpg import files, report
 from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
+from jaxpg.cli.progress import Reporter
 
 
 def write_run(directory: Path, config: dict, **metrics: list) -> Path:
@@ -126,3 +129,30 @@ def test_of_few_seeds_the_interval_is_over_prompts(seeds: int) -> None:
 
 def test_a_single_episode_has_no_interval() -> None:
     assert mean_lines(np.array([[7.0]]), Starts(1, 1, "episodes")) == ["mean 7"]
+
+
+def progress_lines(seeds: int, chunks: int) -> list[str]:
+    """The lines of a run of 100 steps per chunk and seed, a second each; the last seed of several stands still."""
+    console, zeros = Console(file=io.StringIO()), np.zeros(seeds, int)
+    with Reporter(console, 100 * chunks) as show:
+        show({"steps": zeros, "iterations": zeros, "evaluation_return": zeros + 2.0, "seconds": 1, "chunk_seconds": 0})
+        for i in range(1, chunks + 1):
+            steps = np.full(seeds, 100 * i)
+            steps[1:][-1:] = 100
+            show({"steps": steps, "iterations": zeros + 1, "return": zeros + 3.0, "seconds": i + 1, "chunk_seconds": 1})
+    return [line for line in console.file.getvalue().splitlines() if line]
+
+
+@pytest.mark.parametrize("chunks", [50, 200])
+def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) -> None:
+    lines = progress_lines(1, chunks)
+    assert lines[0] == f"0 / {100 * chunks:,} steps, compiling, evaluation 2"
+    assert lines[1] == f"100 / {100 * chunks:,} steps, compiled in 1.0 s, evaluation 2, return 3"
+    assert [line.split()[0] for line in lines[2:]] == [f"{10 * chunks * i:,}" for i in range(1, 11)]
+    assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
+
+
+def test_progress_says_whose_steps_it_counts_and_waits_for_no_diverged_seed() -> None:
+    lines = progress_lines(3, 50)
+    assert len(lines) == 12
+    assert re.match(r"5,000 / 5,000 steps each, 200 steps/s in all, 0:00 left", lines[-1])
