@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxpg.errors import UserError
-from jaxpg.training import checkpoint
+from jaxpg.training import array_files, checkpoint, manifests
 
 
 class State(NamedTuple):
@@ -78,18 +79,21 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path: Path, scor
     save(tmp_path, 1, 5.0)
     save(tmp_path, 2, score)
     assert checkpoint.find(tmp_path, "best").steps == 1
-    assert "NaN" not in (checkpoint.find(tmp_path).path / checkpoint.MANIFEST).read_text()
+    assert "NaN" not in (checkpoint.find(tmp_path).path / manifests.MANIFEST).read_text()
     save(tmp_path, 3, 6.0)
     assert checkpoint.find(tmp_path, "best").steps == 3
 
 
 def test_a_stored_score_that_is_not_a_number_ranks_last(tmp_path: Path) -> None:
-    """As an earlier version stored it."""
+    """As an earlier version stored it, without a checksum of the manifest."""
     for steps, score in ((1, 6.0), (2, 5.0)):
         save(tmp_path, steps, score)
-    manifest = checkpoint.find(tmp_path).path / checkpoint.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"score": 5.0', '"score": NaN'))
+    manifest = checkpoint.find(tmp_path).path / manifests.MANIFEST
+    fields = json.loads(manifest.read_text())
+    del fields["checksum"]
+    manifest.write_text(json.dumps(fields | {"score": float("nan")}))
     assert checkpoint.find(tmp_path, "best").steps == 1
+    assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(make_state())), make_state(2))
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -102,9 +106,9 @@ class Killed(BaseException):
 
 
 MOMENTS = {
-    "before the arrays": ("_write_arrays", False),
-    "after the arrays": ("_write_arrays", True),
-    "while file checksums are taken": ("_checksum", True),
+    "before the arrays": ("array_files.write", False),
+    "after the arrays": ("array_files.write", True),
+    "while file checksums are taken": ("manifests._checksum", True),
     "before old ones are deleted": ("_prune", False),
     "after old ones were deleted": ("_prune", True),
     "while one is deleted": ("shutil.rmtree", False),
@@ -120,18 +124,20 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
     """The one before or the new one, never a part; the next save deletes the rest."""
     save(tmp_path, 1)
     name, afterwards = MOMENTS[moment]
-    target = {"shutil.rmtree": (shutil, "rmtree"), "os.replace": (os, "replace")}.get(name, (checkpoint, name))
+    modules = {"shutil": shutil, "os": os, "array_files": array_files, "manifests": manifests}
+    module, _, function = name.rpartition(".")
+    target = modules.get(module, checkpoint), function
     original = getattr(*target)
 
     def die(*args: Any, **kwargs: Any) -> None:
         # Orbax renames folders too; only the renaming of the manifest is meant.
-        is_meant = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
+        is_meant = name != "os.replace" or str(args[1]).endswith(manifests.MANIFEST)
         if afterwards or not is_meant:
             original(*args, **kwargs)
         if is_meant:
             raise Killed
 
-    (tmp_path / "000000000002").mkdir()  # left by an earlier kill, so that there is something to delete
+    (tmp_path / "000000000002" / "state").mkdir(parents=True)  # left by an earlier kill, so that there is something to delete
     with monkeypatch.context() as patch:
         patch.setattr(*target, die)
         with pytest.raises(Killed):
@@ -149,7 +155,7 @@ def test_a_half_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest
     rmtree = shutil.rmtree
 
     def die_halfway(path: Path, **_: Any) -> None:
-        rmtree(path / "state")
+        rmtree(path / "d")
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -170,10 +176,8 @@ def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
         middle = len(good) // 2
         for bad in (good[:middle], good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :], None):
             path.write_bytes(bad) if bad is not None else path.unlink()
-            if path.name == checkpoint.MANIFEST and bad is None:
+            if path.name == manifests.MANIFEST and bad is None:
                 assert checkpoint.find(tmp_path) is None
-            elif path.name == checkpoint.MANIFEST and len(bad) == len(good):
-                pass  # a digit of it may still be JSON; the checksums in it are of the other files
             else:
                 with pytest.raises(UserError, match=r"cannot be used: its file .* is (damaged|missing)"):
                     checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
@@ -204,12 +208,12 @@ def test_a_failed_save_raises_and_keeps_earlier_checkpoints(tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_arrays", no_room)
+        patch.setattr(array_files, "write", no_room)
         with pytest.raises(UserError, match=r"No space left on device.*there was none before"):
             save(tmp_path, 1)
         patch.undo()
         state = save(tmp_path, 2)
-        patch.setattr(checkpoint, "_write_arrays", no_room)
+        patch.setattr(array_files, "write", no_room)
         with pytest.raises(UserError, match=r"No space left on device.*000000000002, is intact"):
             save(tmp_path, 3)
     assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)

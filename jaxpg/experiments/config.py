@@ -35,6 +35,7 @@ from jaxpg.experiments import config_file
 from jaxpg.experiments.signatures import REQUIRED, Option, check, options
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.training import run_directory
 from jaxpg.types import Env
 
 NETWORKS: dict[str, Callable[..., Any]] = {
@@ -129,12 +130,21 @@ def load_config(run_dir: Path) -> Config:
     """The config that a run wrote into its directory.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it is damaged; names it.
     """
-    path = run_dir / "config.toml"
+    path = run_dir / run_directory.CONFIG
     if not path.exists():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no config.toml.")
-    return resolve_config(path, config_file.read_toml(path)["algorithm"])
+        raise UserError(f"{run_dir} is not the directory of a run: it has no {path.name}.")
+    stored = run_directory.load_config(run_dir)
+    if "algorithm" not in stored:
+        raise UserError(
+            f"{path} names no algorithm: the run was trained from Python, by `train`. Restore it there, with "
+            "`jaxpg.training.restore` and the learner that it trained."
+        )
+    try:
+        return resolve_config(path, stored["algorithm"])
+    except UserError as error:
+        raise UserError(f"{path} cannot be used: {error}") from error
 
 
 def to_dict(config: Config) -> dict[str, Any]:
