@@ -137,7 +137,9 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
         if is_meant:
             raise Killed
 
-    (tmp_path / "000000000002" / "state").mkdir(parents=True)  # left by an earlier kill, so that there is something to delete
+    (tmp_path / "000000000002" / "state").mkdir(
+        parents=True
+    )  # left by an earlier kill, so that there is something to delete
     with monkeypatch.context() as patch:
         patch.setattr(*target, die)
         with pytest.raises(Killed):

@@ -136,7 +136,7 @@ def load_config(run_dir: Path) -> Config:
     if not path.exists():
         raise UserError(f"{run_dir} is not the directory of a run: it has no {path.name}.")
     stored = run_directory.load_config(run_dir)
-    if "algorithm" not in stored:
+    if not isinstance(stored.get("algorithm"), str):
         raise UserError(
             f"{path} names no algorithm: the run was trained from Python, by `train`. Restore it there, with "
             "`jaxpg.training.restore` and the learner that it trained."

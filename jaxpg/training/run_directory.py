@@ -219,7 +219,7 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     path = run_dir / METRICS
     rows = read_file(path, _parse_rows, ADVICE) if path.exists() else []
     if not rows:
-        raise UserError(f"{run_dir} has no metrics: the run ended before its first chunk was trained.")
+        raise UserError(f"{run_dir} has no metrics in {METRICS}: the run ended before its first chunk was trained.")
     return stack_rows(rows)
 
 

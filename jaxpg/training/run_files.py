@@ -75,15 +75,25 @@ def parse_json(content: bytes, check: Check, name: str = "its content") -> Any:
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """TOML.
+    """TOML, whose integers have 64 bits.
 
     Raises:
-        ValueError: it is not TOML.
+        ValueError: it is not TOML, or has a larger integer.
     """
     try:
-        return tomllib.loads(decode(content))
+        tables = tomllib.loads(decode(content))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is not TOML: {error}") from None
+    _refuse_large_integers(tables)
+    return tables
+
+
+def _refuse_large_integers(value: Any) -> None:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            _refuse_large_integers(each)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("it has an integer of more than 64 bits")
 
 
 def decode(content: bytes) -> str:
