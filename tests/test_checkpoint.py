@@ -219,3 +219,90 @@ def test_a_failed_save_raises_and_keeps_earlier_checkpoints(tmp_path: Path, monk
         with pytest.raises(UserError, match=r"No space left on device.*000000000002, is intact"):
             save(tmp_path, 3)
     assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)
+
+
+def test_what_jaxpg_has_not_written_is_neither_read_nor_deleted(tmp_path: Path) -> None:
+    """A stray file, a copy of a checkpoint, notes in a checkpoint that is deleted, a link by a checkpoint's name."""
+    save(tmp_path, 1)
+    elsewhere = tmp_path.parent / "elsewhere"
+    shutil.copytree(tmp_path / "000000000001", elsewhere)
+    shutil.copytree(tmp_path / "000000000001", tmp_path / "000000000001 copy")
+    (tmp_path / ".DS_Store").write_bytes(b"finder")
+    (tmp_path / "000000000001" / "notes.txt").write_text("mine")
+    (tmp_path / "000000000000").symlink_to(elsewhere)
+    (tmp_path / "202611220608").write_text("a file")
+    theirs = contents(tmp_path / "000000000001 copy"), contents(elsewhere)
+    with pytest.raises(UserError, match=r"000000000000 cannot be used: .*it belongs to another checkpoint"):
+        checkpoint.find(tmp_path)
+    (tmp_path / "000000000000").unlink()
+    (tmp_path / "000000000003").symlink_to(tmp_path.parent)
+    save(tmp_path, 2)
+    assert checkpoint.find(tmp_path).steps == 2
+    assert (tmp_path / ".DS_Store").read_bytes() == b"finder"
+    assert [path.name for path in (tmp_path / "000000000001").iterdir()] == ["notes.txt"]
+    assert (contents(tmp_path / "000000000001 copy"), contents(elsewhere)) == theirs
+    assert (tmp_path / "202611220608").read_text() == "a file"
+    with pytest.raises(UserError, match=r"000000000003 could not be written \(it is a symbolic link"):
+        save(tmp_path, 3)
+    assert (tmp_path / "000000000003").is_symlink()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA"])
+def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_intact_one(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1, 5.0)
+    state = save(tmp_path, 2, 3.0)
+    (tmp_path / "000000000002" / name).write_text("{}")
+    with pytest.raises(
+        UserError, match=rf"000000000002 cannot be used: .*{name}.*go on from .*000000000001, which is i"
+    ):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+    (tmp_path / "000000000001" / name).write_text("{}")
+    with pytest.raises(UserError, match="There is no other one"):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 3}, {"score": 9.0}, {"about": {}}, {"arrays": {}}, {"checksum": 1}, {"x": 1}]
+)
+def test_a_manifest_is_checked_by_its_own_checksum(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(tmp_path, 2)
+    manifest = tmp_path / "000000000002" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(UserError, match=r"manifest.json is damaged \(its content does not have the checksum"):
+        checkpoint.find(tmp_path)
+
+
+def test_arrays_that_a_manifest_does_not_list_are_noticed(tmp_path: Path) -> None:
+    """Checksums and manifest agree, and yet the arrays are others: nothing is filled up with zeros."""
+    state = save(tmp_path, 2)
+    folder = tmp_path / "000000000002"
+    shutil.rmtree(folder / "state")
+    array_files.write(folder / "state", {"x": np.zeros(3)})
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in checkpoint._host_arrays(state).items()}
+    manifests.write(folder, arrays, steps=2, score=None, about={})
+    with pytest.raises(UserError, match="its arrays are not those of its manifest"):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power may fail at any time: every file is synced before the manifest has its name, and the folder after it."""
+    synced: list[str] = []
+    replace = os.replace
+
+    def note_replace(source: Any, target: Any) -> None:
+        if str(target).endswith(manifests.MANIFEST):
+            synced.append("counts")
+        replace(source, target)
+
+    monkeypatch.setattr(manifests, "sync", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    monkeypatch.setattr(os, "replace", note_replace)
+    save(tmp_path, 1)
+    before, after = set(synced[: synced.index("counts")]), synced[synced.index("counts") + 1 :]
+    folder = tmp_path / "000000000001"
+    expected = {str(path.relative_to(tmp_path)) for path in (folder / "state", *(folder / "state").rglob("*"))}
+    assert before == expected | {"000000000001/manifest.tmp"}
+    assert after == ["000000000001", "."]
