@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 RESERVED = "reserved"
-OVERHEAD_BYTES = 1 << 17  # of orbax's own files and of the manifest, and for each array:
-OVERHEAD_BYTES_PER_ARRAY = 1 << 11
+OVERHEAD_BYTES = 1 << 17
+OVERHEAD_BYTES_PER_ARRAY = 1 << 12
+"""What orbax's own files and the manifest take beside the arrays, at most: 2 KiB per array were measured."""
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
