@@ -75,7 +75,7 @@ def test_a_run_from_python_is_plotted_and_nothing_else(tmp_path: Path, capsys: p
     assert main(["plot", run, "--out", str(tmp_path / "curves.svg")]) == 0
     assert ">mine</text>" in (tmp_path / "curves.svg").read_text()
     for command in (["eval", run], ["play", run, "--gif", "x.gif"], ["sample", run]):
-        assert f"The config.toml of {run} names no algorithm" in refused(capsys, *command)
+        assert f"{run}/config.toml names no algorithm" in refused(capsys, *command)
 
 
 def test_a_run_without_returns_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,18 @@ from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
+from jaxpg.training import run_files
+from jaxpg.training.run_files import read_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
 SAMPLES_PER_EVALUATION = 4
+NAME = re.compile(r"\d{12}\.json")  # what else is in the folder is not jaxpg's
+FILE_OF_SAMPLES = run_files.list_of(
+    run_files.record(
+        prompt=run_files.text, completion=run_files.text, reward=run_files.number, accuracy=run_files.number
+    )
+)
 
 
 class Sample(NamedTuple):
@@ -124,12 +133,16 @@ class CompletionLogger:
     """Writes completions of the first seed into the run's directory after every evaluation; a terminal shows them.
 
     Does nothing where no text is written: in control, and for a reward model.
+
+    Raises:
+        UserError: earlier completions in that directory are damaged.
     """
 
     def __init__(self, config: Config, experiment: Experiment, run_dir: Path, console: Console) -> None:
         self._console, self._directory = console, run_dir / SAMPLES
         writes = writes_text(config, experiment.env)
         self._draw = completion_sampler(config, experiment, number=SAMPLES_PER_EVALUATION) if writes else None
+        load_completions(run_dir)  # those of a run that is resumed: a damaged file is refused before it trains
 
     def __call__(self, state: Any) -> None:
         if self._draw is None:
@@ -146,9 +159,17 @@ class CompletionLogger:
 
 
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:
-    """The completions in the directory of a run, by the steps after which they were written."""
-    files = sorted((run_dir / SAMPLES).glob("*.json"))
-    return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text())] for path in files}
+    """The completions in the directory of a run, by the steps after which they were written.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    files = [path for path in sorted((run_dir / SAMPLES).glob("*.json")) if NAME.fullmatch(path.name)]
+    return {int(path.stem): read_file(path, _parse_samples, "Delete it to go on without it.") for path in files}
+
+
+def _parse_samples(content: bytes) -> list[Sample]:
+    return [Sample(**row) for row in run_files.parse_json(content, FILE_OF_SAMPLES)]
 
 
 def format_completions(samples: dict[int, list[Sample]]) -> dict[str, str]:

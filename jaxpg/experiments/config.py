@@ -35,6 +35,7 @@ from jaxpg.experiments import config_file
 from jaxpg.experiments.signatures import REQUIRED, Option, check, options
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.training import run_directory
 from jaxpg.types import Env
 
 NETWORKS: dict[str, Callable[..., Any]] = {
@@ -129,19 +130,23 @@ def load_config(run_dir: Path) -> Config:
     """The config that a run wrote into its directory.
 
     Raises:
-        UserError: there is none, or it is that of a run from Python, which need not say what was trained.
+        UserError: there is none, it is damaged (names it), or it is that of a run from Python, which need not say what
+            was trained.
     """
-    path = run_dir / "config.toml"
+    path = run_dir / run_directory.CONFIG
     if not path.exists():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no config.toml.")
-    tables = config_file.read_toml(path)
-    if "algorithm" not in tables:
+        raise UserError(f"{run_dir} is not the directory of a run: it has no {path.name}.")
+    stored = run_directory.load_config(run_dir)
+    if not isinstance(stored.get("algorithm"), str):
         raise UserError(
-            f"The config.toml of {run_dir} names no algorithm, as in a run that was trained from Python, so its policy "
-            "cannot be built here. In Python, training.restore(learner, run_dir, seeds) returns its state, and "
-            "rollout.evaluate measures the actor of a state; jaxpg plot draws its metrics."
+            f"{path} names no algorithm, as in a run that was trained from Python, so its policy cannot be built here. "
+            "In Python, training.restore(learner, run_dir, seeds) returns its state, and rollout.evaluate measures the "
+            "actor of a state; jaxpg plot draws its metrics."
         )
-    return resolve_config(path, tables["algorithm"])
+    try:
+        return resolve_config(path, stored["algorithm"])
+    except UserError as error:
+        raise UserError(f"{path} cannot be used: {error}") from error
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +27,21 @@ from jaxpg.experiments.build import Experiment, build
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
-from jaxpg.training import run_directory
+from jaxpg.training import run_directory, run_files
 from jaxpg.training.advance import memory_per_device
 from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.run_files import read_file
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
 
 PLAN = "plan.json"
+STORED_PLAN = run_files.record(
+    task=run_files.text,
+    algorithm=run_files.text,
+    grid=run_files.table,
+    settings=run_files.table,
+    waves=run_files.list_of(run_files.whole(1, 2**20)),
+)
+PLAN_ADVICE = "Put it back from a copy, or start a new sweep with another --out."
 
 
 class SweptState(NamedTuple):
@@ -237,7 +247,7 @@ def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
         return []
     if not resume:
         raise UserError(f"{out} holds a sweep already. Add --resume to go on with it, or choose another --out.")
-    begun = json.loads(path.read_text())
+    begun = read_file(path, partial(run_files.parse_json, check=STORED_PLAN), PLAN_ADVICE)
     for name, value in json.loads(json.dumps(plan)).items():
         if begun[name] != value:
             raise UserError(f"The sweep in {out} has another {name}: {begun[name]} there, {value} here.")

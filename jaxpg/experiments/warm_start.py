@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,8 +16,9 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
 from jaxpg.experiments.config import Config, make_env
 from jaxpg.parallel import processes
-from jaxpg.training import run_directory
+from jaxpg.training import run_directory, run_files
 from jaxpg.training.loop import restore
+from jaxpg.training.run_files import read_file
 from jaxpg.types import Params, Tree
 
 VOCABULARY = "vocabulary.json"
@@ -75,19 +77,27 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
     """Write the meaning of the tokens into the directory of a new run; compare it with that of a run that goes on.
 
     Raises:
-        UserError: as `check_vocabulary`.
+        UserError: as `check_vocabulary`; or there is no run, but another file by a name that a run writes.
     """
+    path = run_dir / VOCABULARY
     if (run_dir / run_directory.CONFIG).exists():
         check_vocabulary(config, run_dir)
     elif config.environment in TEXT_TASKS and processes.is_main_process():
+        run_directory.refuse_foreign_files(run_dir, resumes=False)
+        content = json.dumps(_vocabulary(config)) + "\n"
+        if path.exists() and (path.is_dir() or path.read_bytes() != content.encode()):
+            raise run_directory.foreign_file(run_dir, VOCABULARY)
         run_dir.mkdir(parents=True, exist_ok=True)
-        files.replace_file(run_dir / VOCABULARY, json.dumps(_vocabulary(config)) + "\n")
+        files.replace_file(path, content)
 
 
 def check_vocabulary(config: Config, run_dir: Path) -> None:
     """Raise a UserError if a token of a text task has another meaning than when the run in `run_dir` began."""
     path = run_dir / VOCABULARY
-    if path.exists() and (changed := _difference(json.loads(path.read_text()), _vocabulary(config))):
+    if not path.exists():
+        return
+    parse = partial(run_files.parse_json, check=run_files.list_of(run_files.text))
+    if changed := _difference(read_file(path, parse, run_directory.ADVICE), _vocabulary(config)):
         source = {"tokenizer": "characters", "path": config.environment} | config.environment_settings
         file = source["path"] if source["tokenizer"] == "characters" else source["tokenizer"]
         raise UserError(

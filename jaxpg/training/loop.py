@@ -32,7 +32,8 @@ from jaxpg.training.advance import (
 )
 from jaxpg.training.checkpoint import Checkpoint
 from jaxpg.training.health import DivergenceMonitor
-from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row
+from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row, WrittenRows
+from jaxpg.training.run_directory import ResumePoint
 from jaxpg.types import Key, Learner, Metrics, Tree
 
 
@@ -146,13 +147,6 @@ class RunContext(NamedTuple):
         return int(steps[self.monitor.healthy].min(initial=self.schedule.total_steps))
 
 
-class ResumePoint(NamedTuple):
-    """Where a resumed run continues, in addition to its state: bytes of metrics.jsonl, and seconds since it began."""
-
-    metrics_bytes: int = 0
-    seconds: float = 0.0
-
-
 class Chunk(NamedTuple):
     """One chunk of training, done.
 
@@ -195,7 +189,7 @@ def _train_chunks(
     host_callback.clear_failures()
     if run.min_steps(steps) < run.schedule.total_steps:
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
-    with _open_writer(run.run_dir, keep=resume_point.metrics_bytes, steps=int(steps.min())) as writer:
+    with _open_writer(run.run_dir, keep=resume_point.rows.size, steps=int(steps.min())) as writer:
         if not steps.any():
             if run.schedule.evaluate_every is not None:
                 row = _row_before_training(len(steps)) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
@@ -214,7 +208,7 @@ def _train_chunks(
             if due.evaluate:
                 hooks.on_evaluation(parallel.to_host(state))
             if due.save:
-                _save_checkpoint(run, state, row, steps=chunk.end, metrics_bytes=writer.size)
+                _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync())
                 saved = time.monotonic()
             if due.stop:
                 break
@@ -254,14 +248,14 @@ def _evaluate(run: RunContext, state: RunState) -> dict[str, np.ndarray]:
     return {name: np.where(run.monitor.healthy, x, np.nan) for name, x in metrics.items()}
 
 
-def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, metrics_bytes: int) -> None:
+def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, rows: WrittenRows) -> None:
     """Write a checkpoint of the state after a chunk, unless its parameters are not finite."""
     state = jax.device_get(parallel.to_host(state))
     run.monitor.check_parameters(state.learner, row)
     healthy = run.monitor.healthy
     evaluated = "evaluation_return" in row and healthy.any()
     score = float(row["evaluation_return"][healthy].mean()) if evaluated else None
-    about = {"bytes": metrics_bytes, "seconds": row["seconds"], "config": run.config}
+    about = ResumePoint(rows, row["seconds"], run.config).as_json()
     folder = run.run_dir / checkpoint.CHECKPOINTS
     processes.on_main_process(partial(checkpoint.save, folder, state, steps=steps, score=score, about=about))
 
@@ -269,25 +263,36 @@ def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, 
 def _init_or_restore(
     learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
 ) -> tuple[RunState, ResumePoint]:
-    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none."""
-    last = _open_run(run_dir, config, resume=resume)
-    if last is None:
-        return _init(learner, keys, mesh, initial), ResumePoint()
-    resume_point = ResumePoint(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
-    return checkpoint.restore(last, abstract_state(learner, len(keys))), resume_point
+    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none.
 
-
-def _open_run(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
-    """Open the directory of a run in all its processes; the checkpoint to continue from, if there is one."""
+    All that is in the directory is checked before anything is written to it.
+    """
     if not processes.same_on_all(files.toml_dumps(config)):
         raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
-    processes.on_main_process(partial(run_directory.open_directory, run_dir, config, resume=resume))
+    last = _find_last(run_dir, config) if resume else None
+    state = checkpoint.restore(last, abstract_state(learner, len(keys))) if last else None
+    point = run_directory.resume_point(last) if last else None
+    processes.on_main_process(partial(_open_run, run_dir, config, point, resume=resume))
+    return _init(learner, keys, mesh, initial) if state is None else state, point or ResumePoint()
+
+
+def _find_last(run_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
+    """The checkpoint to continue from, if there is one: the same in all processes, and of this config."""
     last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
     if not processes.same_on_all(str(last and last.steps)):
         raise UserError(f"The processes see different checkpoints in {run_dir}. Give all of them the same directory.")
     if last is not None:
-        run_directory.refuse_other_config(f"The checkpoint {last.path}", last.about["config"], config)
+        stored = run_directory.resume_point(last).config
+        run_directory.refuse_other_config(f"The checkpoint {last.path}", stored, config)
     return last
+
+
+def _open_run(run_dir: Path, config: Mapping[str, Any], point: ResumePoint | None, *, resume: bool) -> None:
+    """Open the directory of a run, once everything in it is found to be in order."""
+    run_directory.refuse_foreign_files(run_dir, resumes=point is not None)
+    if resume:
+        run_directory.check_records(run_dir, (point or ResumePoint()).rows)
+    run_directory.open_directory(run_dir, config, resume=resume)
 
 
 def _init(learner: Learner, keys: Key, mesh: Mesh, initial: Tree) -> RunState:
@@ -313,7 +318,6 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
     found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS, which)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint: the run ended before its first one.")
-    run_directory.refuse_other_config(
-        f"The checkpoint {found.path}", found.about["config"], run_directory.load_config(run_dir)
-    )
+    stored = run_directory.resume_point(found).config
+    run_directory.refuse_other_config(f"The checkpoint {found.path}", stored, run_directory.load_config(run_dir))
     return checkpoint.restore(found, abstract_state(learner, len(seeds)))
