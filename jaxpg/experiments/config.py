@@ -29,12 +29,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences
+from jaxpg import envs, ladder, preferences, user_code
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.signatures import REQUIRED, Option, check, options
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.printable import printable
 from jaxpg.types import Env
 
 NETWORKS: dict[str, Callable[..., Any]] = {
@@ -44,6 +45,8 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     **ladder.ALGORITHMS,
     **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
 }
+MAX_NAME = 100
+"""Characters in the name of a task."""
 FRACTIONS = ("gamma", "gae_lambda", "baseline_rate", "reference_rate")
 """Settings from 0 to 1."""
 
@@ -116,7 +119,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
     layers = top_level, _section(sections, algorithm), config_file.nested(overrides or {})
     merged = reduce(config_file.merge, layers)
-    name = merged.pop("task", Path(task).stem)
+    name = check_name(merged.pop("task", Path(task).stem))
     merged.pop("algorithm", None)
     known = task_options() | own
     for key in merged:
@@ -125,16 +128,24 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     return _checked_config(name, algorithm, merged, own)
 
 
-def load_config(run_dir: Path) -> Config:
+def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
     """The config that a run wrote into its directory.
 
+    Args:
+        run_dir: the directory.
+        trust_code: whether the functions "module:function" that the config names may be imported and called, for a
+            Python program; the command line has --trust-code.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, or it names code that is not trusted.
     """
     path = run_dir / "config.toml"
     if not path.exists():
         raise UserError(f"{run_dir} is not the directory of a run: it has no config.toml.")
-    return resolve_config(path, config_file.read_toml(path)["algorithm"])
+    tables = config_file.read_toml(path)
+    if not trust_code:
+        user_code.refuse_code_of_run(run_dir, tables)
+    return resolve_config(path, tables["algorithm"])
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -176,6 +187,22 @@ def algorithm_options(algorithm: str) -> dict[str, Option]:
     while (parent := ladder.PARENT.get(lineage[-1])) is not None:
         lineage.append(parent)
     return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
+
+
+def check_name(name: Any) -> str:
+    """The name of a task, which becomes part of the names of directories and files.
+
+    Raises:
+        UserError: it is no name of one file on every system.
+    """
+    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name
+    if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
+        raise UserError(
+            f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
+            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
+            'or set task = "..." in it.'
+        )
+    return name
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
