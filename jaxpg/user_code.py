@@ -37,12 +37,16 @@ def trust(is_trusted: Callable[[str], bool]) -> Iterator[None]:
 
 def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
     """In a Python program, raise a UserError if the settings of a run name code; `trust` asks when code is imported."""
-    names = [name for name in strings_in(settings) if _NAME.fullmatch(name)]
-    if _is_trusted.get() is None and names:
+    if _is_trusted.get() is None and (names := code_names(settings)):
         raise UserError(
             f"The run in {run_dir} names code that is not part of jaxpg: {_would_run(*names)}. If you trust the code "
             "and the run, pass trust_code=True, or work inside of jaxpg.user_code.trust."
         )
+
+
+def code_names(settings: Any) -> list[str]:
+    """The values of nested tables and lists that have the form of a name, "package.module:function"."""
+    return [text for text in strings_in(settings) if _NAME.fullmatch(text)]
 
 
 def strings_in(settings: Any) -> Iterator[str]:
