@@ -149,7 +149,7 @@ class CompletionLogger:
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:
     """The completions in the directory of a run, by the steps after which they were written."""
     files = sorted((run_dir / SAMPLES).glob("*.json"))
-    return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text())] for path in files}
+    return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text("utf-8"))] for path in files}
 
 
 def format_completions(samples: dict[int, list[Sample]]) -> dict[str, str]:
