@@ -397,8 +397,9 @@ def test_a_text_run_ends_well_where_output_is_not_utf_8(tmp_path: Path) -> None:
     """In a locale that is not UTF-8 either: prompts and answers with letters that it lacks."""
     rows = [json.dumps({"prompt": f"λ{i}→", "answer": "ü" * (1 + i % 2)}, ensure_ascii=False) for i in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(rows), "utf-8")
+    path = json.dumps(str(tmp_path / "data.jsonl"))
     (tmp_path / "x.toml").write_text(
-        f'task = "ü"\nenvironment = "json_lines"\nenvironment_settings = {{ path = {json.dumps(str(tmp_path / "data.jsonl"))} }}\n'
+        f'task = "ü"\nenvironment = "json_lines"\nenvironment_settings = {{ path = {path} }}\n'
         'network = { kind = "transformer", width = 16, layers = 1 }\nevaluations = 1\nevaluation_episodes = 4\n'
         "total_steps = 200\n[sft]\nbatch_size = 8\n",
         "utf-8",
