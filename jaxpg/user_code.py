@@ -1,26 +1,80 @@
-"""Functions by name, "package.module:function", and the arguments that a function takes."""
+"""Functions by name, "package.module:function", and the arguments that a function takes.
+
+To import a module runs its code, and "os:system" is such a name too. A name that a Python program or the user of the
+command line states is the user's own; a name in the directory of a run was written by whoever wrote the directory.
+`import_user_code` is the only place that imports by name. Inside of `trust`, which the command line enters before it
+reads anything, it refuses every name that the user did not state. Outside, in a Python program, the function that reads
+the config of a run refuses (`refuse_code_of_run`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from jaxpg.errors import UserError
 
+_NAME = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")
+_is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
+"""Which names may be imported; None in a Python program that has not entered `trust`."""
+
+
+@contextlib.contextmanager
+def trust(is_trusted: Callable[[str], bool]) -> Iterator[None]:
+    """Let `import_user_code` import the names for which this is true, and no others."""
+    token = _is_trusted.set(is_trusted)
+    try:
+        yield
+    finally:
+        _is_trusted.reset(token)
+
+
+def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
+    """In a Python program, raise a UserError if the settings of a run name code; `trust` asks when code is imported."""
+    if _is_trusted.get() is None and (names := code_names(settings)):
+        raise UserError(
+            f"The run in {run_dir} names code that is not part of jaxpg: {_would_run(*names)}. If you trust the code "
+            "and the run, pass trust_code=True, or work inside of jaxpg.user_code.trust."
+        )
+
+
+def code_names(settings: Any) -> list[str]:
+    """The values of nested tables and lists that have the form of a name, "package.module:function"."""
+    return [text for text in strings_in(settings) if _NAME.fullmatch(text)]
+
+
+def strings_in(settings: Any) -> Iterator[str]:
+    """Every string among the values of nested tables and lists."""
+    if isinstance(settings, str):
+        yield settings
+    elif isinstance(settings, Mapping | list | tuple):
+        for value in settings.values() if isinstance(settings, Mapping) else settings:
+            yield from strings_in(value)
+
 
 def import_user_code(name: str, what: str) -> Callable[..., Any]:
-    """The function that `name`, "package.module:function", stands for.
+    """The function that `name`, "package.module:function", stands for. Importing its module runs code.
 
     Args:
         name: the name as the user gave it.
         what: what the function is used as, for the message of an error: "environment", "reward function".
 
     Raises:
-        UserError: it cannot be imported, or is not a function.
+        UserError: the name is not trusted, it cannot be imported, or is not a function.
     """
     module, _, function = name.partition(":")
+    is_trusted = _is_trusted.get()
+    if is_trusted is not None and not is_trusted(name):
+        raise UserError(
+            f"The {what} {name} is named by a run and not on this command line: {_would_run(name)}. If you trust the "
+            "code and the run, add --trust-code."
+        )
     try:
         found = getattr(importlib.import_module(module), function)
     except Exception as error:
@@ -31,6 +85,11 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{name} must be a function, not {found!r}.")
     return found
+
+
+def _would_run(*names: str) -> str:
+    parts = [name.partition(":") for name in names]
+    return "this would " + ", and ".join(f"import {module} and call {function}" for module, _, function in parts)
 
 
 def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:

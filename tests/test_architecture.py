@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 ROOMS = """
-types errors
+types errors printable
 parallel.collectives
 objectives
 files user_code vectorize parallel

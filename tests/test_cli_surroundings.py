@@ -193,7 +193,7 @@ def test_an_environment_of_ones_own(
     assert main([*task, "--quiet", *TINY]) == 0
     lengths = run_directory.load_metrics(out)["length"]
     assert (lengths[np.isfinite(lengths)] == 5).all()
-    assert configs.load_config(out).environment == "my_environments:catch"
+    assert configs.load_config(out, trust_code=True).environment == "my_environments:catch"
 
     for name, words in {
         "my_environmets:catch": "cannot be imported: ModuleNotFoundError: No module named 'my_environmets'",

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.text import Text
 
 from jaxpg import files
 from jaxpg.cli import devices, inspection, listing, runs
 from jaxpg.cli.options import RunOptions, config_of_run, read_run_options
+from jaxpg.cli.terminal import heading, make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import KINDS
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
@@ -26,6 +28,7 @@ from jaxpg.experiments.grid import CompiledGroup, parse_grid, plan_grid
 from jaxpg.experiments.stages import check_plan, plan_stages
 from jaxpg.experiments.sweep import memory_limit, train_sweep
 from jaxpg.parallel import processes
+from jaxpg.printable import printable
 from jaxpg.training import provenance, run_directory
 
 
@@ -51,7 +54,7 @@ def _show_run(config: Config, out: Path) -> None:
         {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
     )
     summaries = report.summarize({config.algorithm: run}, config.threshold)
-    console = Console()
+    console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     _print_line(console, f"Learning curve: {curve}")
     if (out / runs.PAGE).exists():
@@ -94,7 +97,7 @@ def _show_comparison(resolved: Mapping[str, Config], out: Path) -> None:
     if texts := {name: text for name, text in texts.items() if text}:
         details["completions"] = texts
     summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
-    console = Console()
+    console = make_console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
@@ -131,10 +134,11 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     best = report.write_sweep(grid, scores, out, title=title, details=_provenance())
     resolved = resolve_config(options.task, arguments.algorithm, {**options.overrides, **best})
     files.replace_file(out / "best.toml", files.toml_dumps(to_dict(resolved)))
-    console = Console()
+    console = make_console()
     console.print(report.sweep_table(grid, scores, title=title))
-    _print_line(console, f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}")
-    console.print("It was selected on these seeds: train it on new seeds before reporting its score.", highlight=False)
+    _print_line(console, f"Picture:  {out / 'sweep.png'}")
+    _print_line(console, f"The best: {out / 'best.toml'}")
+    console.print("It was selected on these seeds: train it on new seeds before reporting its score.")
     return 0
 
 
@@ -163,12 +167,11 @@ def _train_groups(
     )
 
 
-def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> str:
+def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
     config, points = groups[0].config, sum(len(group.points) for group in groups)
-    return (
-        f"[bold]{config.algorithm} on {config.task}[/bold], {points} points x {len(config.seeds)} seeds, "
-        f"{config.total_steps:,} steps each, {len(groups)} program{'s' if len(groups) > 1 else ''}\n{out}"
-    )
+    programs = f"{len(groups)} program{'s' if len(groups) > 1 else ''}"
+    details = f"{points} points x {len(config.seeds)} seeds, {config.total_steps:,} steps each, {programs}"
+    return heading(f"{config.algorithm} on {config.task}", details, out)
 
 
 def _new_directory(name: str) -> Path:
@@ -181,7 +184,7 @@ def _provenance() -> dict[str, Any]:
 
 def _print_line(console: Console, text: str) -> None:
     """Without colours and line breaks, so that a path can be copied."""
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(printable(text), soft_wrap=True)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

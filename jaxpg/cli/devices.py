@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import ipaddress
+import json
 import math
 import os
 import re
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,10 @@ from jax.sharding import Mesh
 
 from jaxpg import parallel
 from jaxpg.errors import UserError
-from jaxpg.parallel import collectives, process_exit
+from jaxpg.parallel import collectives, process_exit, processes
+
+OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
+"""Arguments in which the processes of a run may differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +81,32 @@ def start_jax(options: DeviceOptions) -> None:
         _join_processes(options)
     elif (options.coordinator, options.processes, options.process) != (None, None, None):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
+
+
+def check_same_command(arguments: argparse.Namespace) -> None:
+    """Compare the arguments of all processes of a run, as soon as they have joined.
+
+    Raises:
+        UserError: in every process, if one of them got another argument; it names the first that differs.
+    """
+    mine = {name: _shown(value) for name, value in vars(arguments).items() if name not in OWN_ARGUMENTS}
+    refuse_different([json.loads(text) for text in processes.gather_texts(json.dumps(mine))])
+
+
+def refuse_different(arguments: Sequence[Mapping[str, str]]) -> None:
+    """Raise a UserError that names the first argument in which a process differs from process 0; one dict of each."""
+    for process, given in enumerate(arguments):
+        for name, first in arguments[0].items():
+            if given.get(name) != first:
+                raise UserError(
+                    f"The processes of this run got different arguments: {name} is {first} in process 0 and "
+                    f"{given.get(name)} in process {process}. Give all of them the same ones."
+                )
+
+
+def _shown(value: Any) -> str:
+    """An argument as text that is the same where it means the same: a path with its directory."""
+    return os.path.abspath(value) if isinstance(value, Path) else str(value)
 
 
 def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh:
@@ -170,6 +203,7 @@ def _join_processes(options: DeviceOptions) -> None:
             options.processes,
             options.process,
             initialization_timeout=options.join_seconds,
+            coordinator_bind_address=bind_address(options.coordinator),
             heartbeat_timeout_seconds=process_exit.HEARTBEAT_SECONDS,
         )
     except ValueError as error:
@@ -180,6 +214,26 @@ def _join_processes(options: DeviceOptions) -> None:
     except RuntimeError as error:
         raise UserError(f"The processes of this run could not be joined: {str(error).splitlines()[0]}") from error
     process_exit.set_lost_message(lambda: "another process of this run has gone, before anything was trained.")
+
+
+def bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens for the others: at the named IP address or localhost alone, if it is this machine's.
+
+    None leaves it to jax, which listens at all addresses unless JAX_COORDINATOR_BIND_ADDRESS says otherwise: for the
+    name of a host, which may stand for a loopback address on the host itself and for another one elsewhere, and for
+    an address that is translated on its way here.
+    """
+    host, _, port = (coordinator or "").rpartition(":")
+    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return None
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family) as probe:
+            probe.bind((str(address), 0))
+    except (ValueError, OSError):  # no address, or not of this machine
+        return None
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def _devices_of_all_processes(number: int) -> list[jax.Device]:

@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from jaxpg.cli.runs import last_evaluation, training_returns
+from jaxpg.cli.terminal import make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
 from jaxpg.parallel import host_callback
+from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
@@ -89,12 +90,13 @@ def _print_evaluation(config: Config, result: Evaluation, starts: Starts, sampli
     table.title = f"{config.algorithm} on {config.task}, {starts.describe(sampling)} per seed"
     for seed, value, length in zip(config.seeds, returns, lengths, strict=True):
         table.add_row(str(seed), f"{value:.4g}", f"{length:.4g}")
-    console = Console()
+    console = make_console()
     console.print(table)
     for line in mean_lines(np.asarray(result.returns), starts):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     for name, values in sorted(result.metrics.items()):
-        console.print(f"{name} {np.nanmean(values) if np.isfinite(values).any() else math.nan:.4g}", highlight=False)
+        value = np.nanmean(values) if np.isfinite(values).any() else math.nan
+        console.print(f"{printable(name)} {value:.4g}")
 
 
 def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
@@ -140,7 +142,7 @@ def run_play(arguments: argparse.Namespace) -> int:
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())
-    print(f"{arguments.gif}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
+    print(f"{printable(arguments.gif)}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
     return 0
 
 
@@ -167,10 +169,10 @@ def run_sample(arguments: argparse.Namespace) -> int:
     settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
     if arguments.prompt is None:
         for sample in completions.completion_sampler(config, experiment, **settings)(params, key):
-            Console().print(sample.line())
+            make_console().print(sample.line())
     else:
         for text in completions.complete_prompt(config, experiment, params, arguments.prompt, key, **settings):
-            print(text)
+            print(printable(text, keep="\n\t"))
     return 0
 
 
@@ -186,7 +188,7 @@ def run_plot(arguments: argparse.Namespace) -> int:
     thresholds = {run.threshold for run in runs.values()}
     threshold = thresholds.pop() if len(thresholds) == 1 else None
     report.learning_curve(curves, arguments.out, title=", ".join(sorted(tasks)), threshold=threshold)
-    print(arguments.out)
+    print(printable(arguments.out))
     return 0
 
 

@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, ladder, preferences
+from jaxpg.cli.terminal import make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
+from jaxpg.printable import printable
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -27,11 +28,11 @@ def run_list(arguments: argparse.Namespace) -> int:
         "wrappers": _wrapper_table,
         "pairs": _pair_table,
     }
-    console = Console()
+    console = make_console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
         console.print(listings[name]())
     if not arguments.what:
-        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.", highlight=False)
+        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.")
     return 0
 
 
@@ -54,7 +55,7 @@ def _algorithm_table() -> Table:
 def _environment_table() -> Table:
     table = Table("environment", "its settings and their defaults", title="environments", box=box.SIMPLE_HEAD)
     for name in envs.names():
-        table.add_row(name, _defaults(name))
+        table.add_row(printable(name), _defaults(name))
     return table
 
 
@@ -62,8 +63,8 @@ def _defaults(environment: str) -> str:
     try:
         settings = envs.default_settings(environment)
     except UserError as error:  # an environment without its data
-        return str(error)
-    return ", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items())
+        return printable(error)
+    return printable(", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items()))
 
 
 def _wrapper_table() -> Table:

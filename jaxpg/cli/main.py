@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
+from jaxpg.printable import printable
 
 if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
     from jaxpg.cli.devices import DeviceOptions
@@ -18,6 +20,9 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     arguments = make_parser().parse_args(argv)
     from jaxpg.cli import devices
     from jaxpg.parallel import process_exit
@@ -27,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return process_exit.exit_together(command) if options.distributed else command()
     except UserError as error:
-        print(f"jaxpg: {error}", file=sys.stderr)
+        print(f"jaxpg: {printable(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxpg: interrupted", file=sys.stderr)
@@ -38,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
-        print(f"jaxpg: {message}.", file=sys.stderr)
+        print(f"jaxpg: {printable(message)}.", file=sys.stderr)
         return 2
 
 
@@ -47,6 +52,10 @@ def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     from jaxpg.cli import devices
 
     devices.start_jax(options)
-    from jaxpg.cli import commands
+    if options.distributed:
+        devices.check_same_command(arguments)
+    from jaxpg import user_code
+    from jaxpg.cli import commands, trust
 
-    return commands.COMMANDS[arguments.command](arguments)
+    with user_code.trust(trust.trusted_by(arguments)):
+        return commands.COMMANDS[arguments.command](arguments)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxpg.errors import nearest
+from jaxpg.printable import printable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
 
@@ -28,7 +29,7 @@ class ArgumentParser(argparse.ArgumentParser):
             _, _, choices = message.partition("(choose from ")
             near = nearest(refused[2], re.findall(r"[\w-]+", choices) or re.findall(r"--[\w-]+", self.format_usage()))
             message += f". Did you mean {near!r}?" if near else ""
-        super().error(message)
+        super().error(printable(message))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
     plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    _add_trust_argument(plot)
     plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
@@ -85,6 +87,7 @@ def _training_arguments() -> ArgumentParser:
     parser.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
     parser.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    _add_trust_argument(parser)
 
     several = parser.add_argument_group(
         "several hosts", "The same command in one process per host, with an --out that all of them see."
@@ -105,7 +108,12 @@ def _trained_arguments() -> ArgumentParser:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes (default 0)")
+    _add_trust_argument(parser)
     return parser
+
+
+def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust-code", action="store_true", help="execute the code of your own that a run names")
 
 
 def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:

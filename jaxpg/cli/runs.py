@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.text import Text
 
 from jaxpg import files, parallel
 from jaxpg.cli import devices
 from jaxpg.cli.options import RunOptions
 from jaxpg.cli.progress import Reporter, interruptible
+from jaxpg.cli.terminal import heading, make_console
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
@@ -109,7 +111,7 @@ def _write_page(config: Config, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def training_hooks(options: RunOptions, header: str, total_steps: int) -> Iterator[TrainingHooks]:
+def training_hooks(options: RunOptions, header: str | Text, total_steps: int) -> Iterator[TrainingHooks]:
     """Show progress under a header, unless `quiet`, and let Ctrl-C stop the training."""
     console = console_of(options)
     console.print(header)
@@ -120,7 +122,7 @@ def training_hooks(options: RunOptions, header: str, total_steps: int) -> Iterat
 
 def console_of(options: RunOptions) -> Console:
     """Where progress is shown; of several processes only the main one shows any."""
-    return Console(quiet=options.quiet or not processes.is_main_process(), highlight=False, soft_wrap=True)
+    return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True)
 
 
 def report_interrupted(out: Path, command: str) -> int:
@@ -130,12 +132,10 @@ def report_interrupted(out: Path, command: str) -> int:
     return INTERRUPTED
 
 
-def _header(config: Config, out: Path, mesh: Mesh) -> str:
+def _header(config: Config, out: Path, mesh: Mesh) -> Text:
     seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
-    return (
-        f"[bold]{config.algorithm} on {config.task}[/bold], {seeds}, {config.total_steps:,} steps each; "
-        f"{devices.describe(mesh)}, jax {jax.__version__}\n{out}"
-    )
+    details = f"{seeds}, {config.total_steps:,} steps each; {devices.describe(mesh)}, jax {jax.__version__}"
+    return heading(f"{config.algorithm} on {config.task}", details, out)
 
 
 def _lost_message(out: Path) -> str:

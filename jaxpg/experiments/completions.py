@@ -23,6 +23,7 @@ from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
+from jaxpg.printable import printable
 from jaxpg.training import run_files
 from jaxpg.training.run_files import read_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
@@ -49,7 +50,8 @@ class Sample(NamedTuple):
         """For a terminal."""
         mark = ("✓", "green") if self.accuracy > 0 else ("✗", "red")
         reward = (f"  {self.reward:.2f} ", "dim")
-        return Text.assemble(reward, mark, " ", self.prompt, (self.completion, "bold"))
+        prompt, completion = (printable(text, keep="\n\t") for text in (self.prompt, self.completion))
+        return Text.assemble(reward, mark, " ", prompt, (completion, "bold"))
 
 
 def sample_completion(

@@ -29,12 +29,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences
+from jaxpg import envs, ladder, preferences, user_code
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.signatures import REQUIRED, Option, check, options
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.printable import printable
 from jaxpg.training import run_directory
 from jaxpg.types import Env
 
@@ -45,6 +46,8 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     **ladder.ALGORITHMS,
     **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
 }
+MAX_NAME = 100
+"""Characters in the name of a task."""
 FRACTIONS = ("gamma", "gae_lambda", "baseline_rate", "reference_rate")
 """Settings from 0 to 1."""
 
@@ -117,7 +120,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
     layers = top_level, _section(sections, algorithm), config_file.nested(overrides or {})
     merged = reduce(config_file.merge, layers)
-    name = merged.pop("task", Path(task).stem)
+    name = check_name(merged.pop("task", Path(task).stem))
     merged.pop("algorithm", None)
     known = task_options() | own
     for key in merged:
@@ -126,12 +129,17 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     return _checked_config(name, algorithm, merged, own)
 
 
-def load_config(run_dir: Path) -> Config:
+def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
     """The config that a run wrote into its directory.
 
+    Args:
+        run_dir: the directory.
+        trust_code: whether the functions "module:function" that the config names may be imported and called, for a
+            Python program; the command line has --trust-code.
+
     Raises:
-        UserError: there is none, it is damaged (names it), or it is that of a run from Python, which need not say what
-            was trained.
+        UserError: there is none, it is damaged (names it), it names code that is not trusted, or it is that of a run
+            from Python, which need not say what was trained.
     """
     path = run_dir / run_directory.CONFIG
     if not path.exists():
@@ -143,6 +151,8 @@ def load_config(run_dir: Path) -> Config:
             "In Python, training.restore(learner, run_dir, seeds) returns its state, and rollout.evaluate measures the "
             "actor of a state; jaxpg plot draws its metrics."
         )
+    if not trust_code:
+        user_code.refuse_code_of_run(run_dir, stored)
     try:
         return resolve_config(path, stored["algorithm"])
     except UserError as error:
@@ -188,6 +198,22 @@ def algorithm_options(algorithm: str) -> dict[str, Option]:
     while (parent := ladder.PARENT.get(lineage[-1])) is not None:
         lineage.append(parent)
     return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
+
+
+def check_name(name: Any) -> str:
+    """The name of a task, which becomes part of the names of directories and files.
+
+    Raises:
+        UserError: it is no name of one file on every system.
+    """
+    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name
+    if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
+        raise UserError(
+            f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
+            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
+            'or set task = "..." in it.'
+        )
+    return name
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

@@ -44,7 +44,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         UserError: it is not valid TOML.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}.") from None
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpg.files import replace_file
+from jaxpg.printable import printable
 from jaxpg.report.figures import color, learning_curve, step_grid
 from jaxpg.report.page import html_page
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
@@ -108,10 +109,9 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
     before = _before_training(summaries)
     table = Table(
         *COLUMNS,
-        title=title,
+        title=Text(printable(title), "bold"),
         title_justify="left",
-        title_style="bold",
-        caption=None if before is None else Text(before),
+        caption=None if before is None else Text(printable(before)),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -123,9 +123,8 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         column.no_wrap = True
     for index, (name, summary) in enumerate(summaries.items()):
         first, *rest = cells(name, summary)
-        table.add_row(
-            f"[bold {color(index)}]{first}", *(cell.replace(" [", "\n\\[").replace(" (", "\n(") for cell in rest)
-        )
+        lines = (Text(cell.replace(" [", "\n[").replace(" (", "\n(")) for cell in rest)
+        table.add_row(Text(printable(first), f"bold {color(index)}"), *lines)
     return table
 
 

@@ -17,6 +17,7 @@ from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
+from jaxpg.printable import printable
 from jaxpg.report.statistics import MIN_SCORES, Estimate, Floats, binned, bootstrap
 
 BINS = 100
@@ -103,6 +104,11 @@ def inline_svg(figure: Figure) -> str:
     return svg[svg.index("<svg") :].replace(INK, "currentColor")
 
 
+def literal(text: str) -> str:
+    """Text for matplotlib that is drawn as it is: between two dollar signs matplotlib would read a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def curves_figure(curves: Curves, *, title: str, threshold: float | None = None) -> Figure:
     """The figure of `learning_curve`."""
     if not curves:
@@ -154,7 +160,7 @@ def finals_figure(
             axes.plot(estimate.value, index, "o", color=color(index), markersize=7)
         if threshold is not None:
             axes.axvline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
-        axes.set_yticks(range(len(finals)), list(finals))
+        axes.set_yticks(range(len(finals)), list(map(literal, finals)))
         axes.set_ylim(len(finals) - 0.4, -0.6)
         axes.set_xlabel("episode return")
         axes.grid(axis="x")
@@ -170,7 +176,7 @@ def _subtitle(counts: Sequence[int]) -> str:
 
 
 def _decorate(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=12, pad=20)
+    axes.set_title(literal(title), loc="left", fontweight="bold", fontsize=12, pad=20)
     axes.annotate(subtitle, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=9, alpha=0.7)
     axes.tick_params(length=3, width=0.8)
 
@@ -193,7 +199,8 @@ def _label_ends(axes: Axes, edges: Floats, lines: Mapping[str, Estimate]) -> Non
         style: dict[str, Any] = {"color": color(index), "transform": axes.transAxes, "clip_on": False}
         axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
         axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=line_style(index), **style)
-        axes.annotate(name, (1.07, place), xycoords="axes fraction", color=color(index), fontweight="bold", va="center")
+        label, kind = literal(name), "axes fraction"
+        axes.annotate(label, (1.07, place), xycoords=kind, color=color(index), fontweight="bold", va="center")
 
 
 def spread_labels(positions: ArrayLike, gap: float) -> Floats:
