@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxpg import parallel
+from jaxpg.cli import record
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives, process_exit
 
@@ -44,10 +45,21 @@ class DeviceOptions:
 
 
 def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
-    """The device options of a command; the defaults for one that has none, such as `eval` and `list`."""
+    """The device options of a command; the defaults for one that has none, such as `eval` and `list`.
+
+    A command that goes on uses the devices that it began with, unless it is given others: they decide which steps share
+    a minibatch.
+
+    Raises:
+        UserError: as `record.read`.
+    """
     given = vars(arguments)
     names = [field.name for field in dataclasses.fields(DeviceOptions)]
-    return DeviceOptions(**{name: given[name] for name in names if name in given})
+    options = DeviceOptions(**{name: given[name] for name in names if name in given})
+    if given.get("resume") and options.out is not None and options.devices is None and options.mesh is None:
+        if (began := record.read(options.out)) is not None:
+            options = dataclasses.replace(options, devices=began.devices, mesh=began.mesh)
+    return options
 
 
 def start_jax(options: DeviceOptions) -> None:
@@ -161,6 +173,7 @@ def _join_processes(options: DeviceOptions) -> None:
     """Wait for the other processes of the run, and become one of them."""
     all_processes = f"{options.processes} processes" if options.processes else "processes"
     process_exit.filter_native_output()
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, and do nothing with it
     process_exit.set_lost_message(
         lambda: f"not all {all_processes} of this run joined within {options.join_seconds} seconds (--join-seconds)."
     )

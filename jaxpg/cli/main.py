@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
+    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted, 143 after SIGTERM."""
     arguments = make_parser().parse_args(argv)
     from jaxpg.cli import devices
     from jaxpg.parallel import process_exit
 
-    options = devices.from_arguments(arguments)
-    command = partial(_run, arguments, options)
     try:
+        options = devices.from_arguments(arguments)
+        command = partial(_run, arguments, options)
         return process_exit.exit_together(command) if options.distributed else command()
     except UserError as error:
         print(f"jaxpg: {error}", file=sys.stderr)

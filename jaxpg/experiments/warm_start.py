@@ -77,7 +77,7 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
     Raises:
         UserError: as `check_vocabulary`.
     """
-    if (run_dir / run_directory.CONFIG).exists():
+    if run_directory.has_begun(run_dir):
         check_vocabulary(config, run_dir)
     elif config.environment in TEXT_TASKS and processes.is_main_process():
         run_dir.mkdir(parents=True, exist_ok=True)

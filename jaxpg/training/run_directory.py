@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxpg.errors import UserError
 from jaxpg.files import explain_os_error, flatten, replace_file, toml_dumps
+from jaxpg.training import checkpoint
 from jaxpg.training.metrics_writer import METRICS, Row
 from jaxpg.training.provenance import describe_machine
 
@@ -33,16 +34,30 @@ CONFIG, MACHINE = "config.toml", "run.json"
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
     """Create the directory of a run, or open it to resume the run.
 
+    A config without anything that was trained by it is replaced, unless `resume` is true.
+
     Raises:
         UserError: it holds a run and `resume` is false, or a run of another config; or it cannot be written to.
     """
-    if (run_dir / CONFIG).exists():
-        if not resume:
-            raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
+    if not resume:
+        refuse_begun(run_dir)
+    elif (run_dir / CONFIG).exists():
         refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
     with explain_os_error(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         replace_file(run_dir / CONFIG, toml_dumps(config))
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has trained anything: there are metrics or a checkpoint."""
+    metrics, manifests = run_dir / METRICS, run_dir.glob(f"{checkpoint.CHECKPOINTS}/*/{checkpoint.MANIFEST}")
+    return (metrics.exists() and metrics.stat().st_size > 0) or any(manifests)
+
+
+def refuse_begun(run_dir: Path) -> None:
+    """Raise a UserError if a directory that is to hold a new run has one that has begun."""
+    if has_begun(run_dir):
+        raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
