@@ -1,4 +1,4 @@
-"""The commands that train: train, compare, sweep and resume. Each takes the parsed arguments and returns an exit code."""
+"""The commands that train: train, compare, sweep and resume. They take parsed arguments and return an exit code."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
     given = vars(arguments)
     names = [field.name for field in dataclasses.fields(DeviceOptions)]
     options = DeviceOptions(**{name: given[name] for name in names if name in given})
-    if given.get("resume") and options.out is not None and options.devices is None and options.mesh is None:
-        if (began := record.read(options.out)) is not None:
-            options = dataclasses.replace(options, devices=began.devices, mesh=began.mesh)
-    return options
+    if not given.get("resume") or options.out is None or (options.devices, options.mesh) != (None, None):
+        return options
+    begun = record.read(options.out)
+    return options if begun is None else dataclasses.replace(options, devices=begun.devices, mesh=begun.mesh)
 
 
 def start_jax(options: DeviceOptions) -> None:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted, 143 after SIGTERM."""
+    """Run one command.
+
+    Returns:
+        0 on success, 2 after an error that a sentence explains, 130 if interrupted by Ctrl-C, 143 by SIGTERM.
+    """
     arguments = make_parser().parse_args(argv)
     from jaxpg.cli import devices
     from jaxpg.parallel import process_exit

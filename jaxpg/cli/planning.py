@@ -18,6 +18,7 @@ from jaxpg.experiments.config_file import find_task, read_toml
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
 from jaxpg.experiments.stages import ROLES, Stage, check_plan, plan_stages
 from jaxpg.training import run_directory
+from jaxpg.training.loop import check_total_steps
 
 
 def plan_command(options: RunOptions, out: Path) -> CommandRecord:
@@ -105,6 +106,8 @@ def _plan_run(options: RunOptions, config: configs.Config, directory: Path, shar
     """The stages of a config, checked if anything is to be trained before the config itself."""
     assert options.task is not None
     plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides)
+    for stage in plan:
+        check_total_steps(stage.config.total_steps)
     if len(plan) > 1 or options.command == "compare":
         check_plan(plan)
     return plan
@@ -129,7 +132,7 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
         }
         for group in groups
     ]
-    sweep = Sweep(grid=dict(options.grid), memory=options.memory, groups=tables, waves=[])
+    sweep = Sweep(grid=_jsonable(options.grid), memory=options.memory, groups=tables, waves=[])
     return _record(options, stages, out, sweep)
 
 
@@ -162,8 +165,7 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
         known = options.task in (None, record.task)
         given = dataclasses.replace(options, task=None) if known else options
         _refuse_other_runs(what, tables[0]["task"], record.algorithms, given, options.algorithms or record.algorithms)
-    given_devices = {"devices": options.devices.devices, "mesh": options.devices.mesh}
-    record = dataclasses.replace(record, **given_devices)
+    record = dataclasses.replace(record, devices=options.devices.devices, mesh=options.devices.mesh)
     if record.sweep:
         return dataclasses.replace(record, sweep=_updated_sweep(record.sweep, options, out, what))
     shown = ["."] if record.command == "train" else record.algorithms

@@ -81,9 +81,9 @@ class Reporter:
 class Interruption:
     """The signals that ask this process to stop, Ctrl-C (SIGINT) and SIGTERM, and what they do.
 
-    The first one lets the current chunk end and be saved (`requested`). A second one ends the process at once. A SIGTERM
-    comes from a machine that will be gone in seconds: it ends the process at once where there is nothing to save, and
-    after GRACE_SECONDS in any case.
+    The first one lets the current chunk end and be saved (`requested`). A second one ends the process at once. A
+    SIGTERM comes from a machine that will be gone in seconds: it ends the process at once where there is nothing to
+    save, and after GRACE_SECONDS in any case.
 
     Args:
         console: where progress is shown.
@@ -120,7 +120,8 @@ class Interruption:
             if not self.has_trained:
                 self._end("terminated before a chunk ended")
             self._deadline.start()
-        _say("finishing this chunk, then saving; press Ctrl-C again to stop at once")
+        again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second SIGTERM stops at once"
+        _say(f"finishing this chunk, then saving; {again}")
 
     def _end(self, why: str) -> None:
         """End this process without waiting for the computation."""

@@ -191,7 +191,10 @@ def _lost_message(out: Path, resume_command: str) -> str:
     """The message of a run that ends because another of its processes has ended."""
     found = checkpoint.find(out / checkpoint.CHECKPOINTS)
     last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
-    return f"another process of this run has gone; {last}. Start all of them again to go on, this one with: {resume_command}"
+    return (
+        f"another process of this run has gone; {last}. Start all of them again to go on, this one with: "
+        f"{resume_command}"
+    )
 
 
 def run_result(metrics: Mapping[str, np.ndarray]) -> Any:

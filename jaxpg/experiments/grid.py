@@ -82,7 +82,8 @@ def plan_grid(
 def config_at(groups: Sequence[CompiledGroup], point: Mapping[str, Any]) -> Config:
     """The config of one point of a grid."""
     group = next(group for group in groups if point in group.points)
-    traced = {name: point[name] for name in group.traced}
+    checked = group.points[group.points.index(dict(point))]
+    traced = {name: checked[name] for name in group.traced}
     return dataclasses.replace(group.config, settings=group.config.settings | traced)
 
 

@@ -49,6 +49,7 @@ def _hold(directory: Path) -> Iterator[None]:
     if resolved in _held.directories:
         yield
         return
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     with explain_os_error(directory):
         directory.mkdir(parents=True, exist_ok=True)
         file = _take(directory)
@@ -59,6 +60,8 @@ def _hold(directory: Path) -> Iterator[None]:
         _held.directories.discard(resolved)
         with contextlib.suppress(OSError):  # the directory is gone, or no longer writable
             (directory / LOCK).unlink()
+            for folder in made:  # a command that is refused leaves no empty folders
+                folder.rmdir()
         file.close()
 
 

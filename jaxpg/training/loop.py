@@ -96,11 +96,10 @@ def train(
         The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if training was stopped or a seed diverged.
 
     Raises:
-        UserError: the directory cannot be used or is in use, a callback to the host failed, or, without `skip_diverged`, a metric or
-            parameter is not finite.
+        UserError: the directory cannot be used or is in use, a callback to the host failed, or, without
+            `skip_diverged`, a metric or parameter is not finite.
     """
-    if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    check_total_steps(total_steps)
     schedule = Schedule(
         total_steps=total_steps,
         log_every=log_every or max(1, total_steps // 200),
@@ -120,6 +119,12 @@ def train(
         keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
         run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
         return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
+
+
+def check_total_steps(total_steps: int) -> None:
+    """Raise a UserError unless so many steps can be counted."""
+    if not 0 < total_steps < 2**31:
+        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
 
 
 class Schedule(NamedTuple):
