@@ -105,13 +105,14 @@ class Interruption:
         """Read the numbers of signals from a pipe until it is closed."""
         while number := os.read(receiver, 1):
             if number[0] in STOPPING:
-                self._on_signal(number[0])
+                self.on_signal(number[0])
 
     def close(self) -> None:
         """Training has ended: nothing is to be stopped any more."""
         self._deadline.cancel()
 
-    def _on_signal(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
+        """Do what a signal asks for."""
         if self.signal is not None:
             self.signal = number
             self._end("stopped at once")

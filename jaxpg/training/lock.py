@@ -69,27 +69,29 @@ def _take(directory: Path) -> IO[str]:
     """The lock file of a directory, locked, with the name of this process in it."""
     path = directory / LOCK
     while True:
-        file = path.open("a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            file.close()
-            raise UserError(
-                f"{directory} is in use by {holder}. Wait until that has ended, or choose another --out."
-            ) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                file.close()
-                raise
-        if _is_at(file, path):
-            break
-        file.close()  # the holder before has deleted it in between
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(path.open("a+"))
+            _lock(file, directory)
+            if _is_at(file, path):  # else the holder before has deleted it in between
+                with contextlib.suppress(OSError):  # on a full disk the lock has no name
+                    os.truncate(file.fileno(), 0)
+                    os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                stack.pop_all()
+                return file
+
+
+def _lock(file: IO[str], directory: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        raise UserError(
+            f"{directory} is in use by {holder}. Wait until that has ended, or choose another --out."
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 def _is_at(file: IO[str], path: Path) -> bool:
