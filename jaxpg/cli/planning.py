@@ -46,6 +46,12 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
     return _record(options, runs, out)
 
 
+def has_begun(record: CommandRecord, out: Path) -> bool:
+    """Whether one of the runs of a command has trained anything."""
+    directories = [run["directory"] for run in record.runs] + (["program-000/wave-000"] if record.sweep else [])
+    return any(run_directory.has_begun(out / directory) for directory in directories)
+
+
 def stages_of(record: CommandRecord, out: Path) -> list[Stage]:
     """The runs of a command in training order; of a sweep, those before it."""
     configs_of_runs = [_config(run["config"], out) for run in record.runs]
@@ -218,18 +224,17 @@ def _refuse_other_runs(
 ) -> None:
     """Raise a UserError unless the task of the options, if they have one, and `wanted` are what there is."""
     given = task if options.task is None else task_name(options)
-    if (task, list(algorithms)) != (given, list(wanted)):
+    if (task, sorted(algorithms)) != (given, sorted(wanted)):
         raise UserError(f"{what} is of {', '.join(algorithms)} on {task}, not {', '.join(wanted)} on {given}.")
 
 
 def _refuse_begun(out: Path) -> None:
     """Raise a UserError if a new command is to write where another one has begun."""
     run_directory.refuse_begun(out)
-    if (record := read(out)) is not None:
-        directories = [run["directory"] for run in record.runs] + (["program-000/wave-000"] if record.sweep else [])
-        if any(run_directory.has_begun(out / directory) for directory in directories):
-            what = {"train": "run", "compare": "comparison", "sweep": "sweep"}[record.command]
-            raise UserError(f"{out} holds a {what} already. Add --resume to go on with it, or choose another --out.")
+    record = read(out)
+    if record is not None and has_begun(record, out):
+        what = {"train": "run", "compare": "comparison", "sweep": "sweep"}[record.command]
+        raise UserError(f"{out} holds a {what} already. Add --resume to go on with it, or choose another --out.")
 
 
 def _tables(config: configs.Config) -> dict[str, Any]:

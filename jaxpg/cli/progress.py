@@ -156,7 +156,7 @@ def interruptible(console: Console, resume_command: str) -> Iterator[Interruptio
         interruption.close()
         signal.set_wakeup_fd(old_sender)
         for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not one of Python's
         os.close(sender)
         watcher.join()
         os.close(receiver)

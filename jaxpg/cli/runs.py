@@ -20,9 +20,9 @@ from rich.console import Console
 from jaxpg import files, parallel
 from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
-from jaxpg.cli.planning import plan_command, stages_of
+from jaxpg.cli.planning import has_begun, plan_command, stages_of
 from jaxpg.cli.progress import Interruption, Reporter
-from jaxpg.cli.record import CommandRecord, to_json
+from jaxpg.cli.record import RECORD, CommandRecord, to_json
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
@@ -48,7 +48,7 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
-    """A command with its directory locked. Its record is written when the first of its runs is ready to be trained.
+    """A command with its directory locked and its record written; a new one that fails before it trains leaves none.
 
     Raises:
         UserError: as `plan_command`; the directory is in use, or the processes of this run got different arguments.
@@ -61,11 +61,19 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
         if not processes.same_on_all(f"{out}\n{arguments}"):
             raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
         stack.enter_context(locked(out))
-        yield Session(planned, out, options)
+        is_new = not (out / RECORD).exists()
+        session = Session(planned, out, options)
+        save_record(session)
+        try:
+            yield session
+        except Exception:
+            if is_new and processes.is_main_process() and not has_begun(planned, out):
+                (out / RECORD).unlink()
+            raise
 
 
 def save_record(session: Session) -> None:
-    """Write down what the command was asked for, before anything is trained."""
+    """Write down what the command was asked for."""
     processes.on_main_process(partial(record.write, session.record, session.out))
 
 
@@ -87,7 +95,6 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch_size)
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
-    save_record(session)
     save_vocabulary(config, out)
     on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
     with training_hooks(options, interruption, _header(config, out, mesh), config.total_steps) as hooks:
