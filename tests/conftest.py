@@ -217,7 +217,6 @@ FULL = {
         "test_a_seed_learns_the_same_alone_and_beside_others",
         "test_where_chunks_are_cut_changes_nothing[1]",
         "test_where_chunks_are_cut_changes_nothing[60]",
-        "test_kill_at_any_moment",
         "test_side_by_side_is_the_same_as_one_after_the_other",
         "test_no_seed_waits_for_another",
         "test_devices_change_nothing",

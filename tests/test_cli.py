@@ -43,7 +43,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
-    assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
+    assert names == {
+        "plan.json",
+        "config.toml",
+        "run.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "learning_curve.png",
+    }
     resolved = configs.load_config(trained)
     assert (resolved.task, resolved.algorithm, resolved.seeds, resolved.total_steps) == ("catch", "a2c", (0, 1), 3000)
     assert (resolved.settings["learning_rate"], resolved.settings["num_envs"]) == (0.01, 4)
@@ -340,7 +348,8 @@ def test_damaged_checkpoint(trained: Path, which: str, capsys: pytest.CaptureFix
         message = capsys.readouterr().err
         assert re.fullmatch(r"jaxpg: The checkpoint .* cannot be used: its file .* is damaged\. .*\n", message)
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert before == after
+    assert {path.name for path in before if before[path] != after[path]} <= {"plan.json"}  # of 9000 steps
+    assert before.keys() == after.keys()
 
 
 LAYOUTS = [["--devices", "4"], ["--mesh", "data=4"], ["--mesh", "shard=4"]]

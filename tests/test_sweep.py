@@ -200,4 +200,4 @@ def test_a_sweep_without_a_directory_does_not_resume(capsys: pytest.CaptureFixtu
 def test_a_sweep_is_one_process() -> None:
     several = ["--distributed", "--coordinator", "localhost:1", "--processes", "1", "--process", "0", "--out", "x"]
     with pytest.raises(UserError, match="A sweep is one process"):
-        commands.run_sweep(make_parser().parse_args([*COMMAND, *several]))
+        commands.run_training(make_parser().parse_args([*COMMAND, *several]))

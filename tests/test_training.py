@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import resource
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -154,34 +151,6 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
     assert len(run_directory.load_metrics(tmp_path / "parts")["steps"]) > ahead
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
-
-
-@pytest.mark.optimised
-def test_kill_at_any_moment(tmp_path: Path) -> None:
-    """kill -9 again and again, at random moments; the result is that of an uninterrupted run."""
-    whole = run(tmp_path / "whole", evaluate=peak_at_ten)
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    rng, outputs = random.Random(0), []
-    for kills in range(12):
-        process = subprocess.Popen(
-            [sys.executable, toy_learner.__file__, str(tmp_path / "killed")],
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        for line in process.stdout:
-            outputs.append(line)
-            if line == "row\n" and kills < 4:
-                time.sleep(rng.uniform(0.0, 0.15))  # writing a row and a checkpoint takes about as long
-                break
-        process.kill() if kills < 4 else None
-        process.stdout.close()
-        if process.wait() == 0:
-            break
-    assert outputs[-1] == "done\n"
-    assert outputs.count("ready\n") > 3
-    assert_same(rows(tmp_path / "killed"), rows(tmp_path / "whole"))
-    assert_same(loop.restore(toy(lucky_length=True), tmp_path / "killed", [0, 1, 2], "last"), whole)
 
 
 def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxpg import parallel
+from jaxpg.cli import record
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives, process_exit, processes
 
@@ -51,10 +52,21 @@ class DeviceOptions:
 
 
 def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
-    """The device options of a command; the defaults for one that has none, such as `eval` and `list`."""
+    """The device options of a command; the defaults for one that has none, such as `eval` and `list`.
+
+    A command that goes on uses the devices that it began with, unless it is given others: they decide which steps share
+    a minibatch.
+
+    Raises:
+        UserError: as `record.read`.
+    """
     given = vars(arguments)
     names = [field.name for field in dataclasses.fields(DeviceOptions)]
-    return DeviceOptions(**{name: given[name] for name in names if name in given})
+    options = DeviceOptions(**{name: given[name] for name in names if name in given})
+    if not given.get("resume") or options.out is None or (options.devices, options.mesh) != (None, None):
+        return options
+    begun = record.read(options.out)
+    return options if begun is None else dataclasses.replace(options, devices=begun.devices, mesh=begun.mesh)
 
 
 def start_jax(options: DeviceOptions) -> None:
@@ -194,6 +206,7 @@ def _join_processes(options: DeviceOptions) -> None:
     """Wait for the other processes of the run, and become one of them."""
     all_processes = f"{options.processes} processes" if options.processes else "processes"
     process_exit.filter_native_output()
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, and do nothing with it
     process_exit.set_lost_message(
         lambda: f"not all {all_processes} of this run joined within {options.join_seconds} seconds (--join-seconds)."
     )

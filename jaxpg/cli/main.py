@@ -19,7 +19,11 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
+    """Run one command.
+
+    Returns:
+        0 on success, 2 after an error that a sentence explains, 130 if interrupted by Ctrl-C, 143 by SIGTERM.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape
             stream.reconfigure(errors="backslashreplace")
@@ -27,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jaxpg.cli import devices
     from jaxpg.parallel import process_exit
 
-    options = devices.from_arguments(arguments)
-    command = partial(_run, arguments, options)
     try:
+        options = devices.from_arguments(arguments)
+        command = partial(_run, arguments, options)
         return process_exit.exit_together(command) if options.distributed else command()
     except UserError as error:
         print(f"jaxpg: {printable(error)}", file=sys.stderr)

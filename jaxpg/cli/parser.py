@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
     train.add_argument("task", metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
-    train.add_argument("algorithm", metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
+    train.add_argument("algorithms", nargs=1, metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
     compare.add_argument("task", metavar="TASK")
@@ -48,10 +48,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
     sweep.add_argument("task", metavar="TASK")
-    sweep.add_argument("algorithm", metavar="ALGO")
+    sweep.add_argument("algorithms", nargs=1, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
-    sweep.add_argument("--grid", nargs="+", required=True, metavar="K=V,V", help=grid)
+    sweep.add_argument("--grid", nargs="+", metavar="K=V,V", help=grid)
     sweep.add_argument("--memory", type=float, metavar="GIB", help="limit for all devices together (default: all)")
+
+    resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
+    _add_resume_arguments(resume)
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
@@ -83,7 +86,23 @@ def _training_arguments() -> ArgumentParser:
     parser.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
     parser.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in --out, or begin it")
+    parser.set_defaults(grid=None, memory=None)
+    _add_machine_arguments(parser)
+    return parser
+
+
+def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of resume; what else train, compare and sweep take is in the directory."""
+    parser.add_argument("out", type=Path, metavar="DIR", help="the --out of the command")
+    parser.add_argument("--steps", type=int, metavar="N", help="environment steps per seed, to train for longer")
+    parser.set_defaults(resume=True, task=None, algorithms=[], grid=None, memory=None)
+    parser.set_defaults(set=[], seeds=None, seed=0, initial=None, reward=None)
+    _add_machine_arguments(parser)
+
+
+def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a command that trains runs on."""
     parser.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
     parser.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -98,7 +117,6 @@ def _training_arguments() -> ArgumentParser:
     several.add_argument("--process", type=int, metavar="I", help="number of this one, from 0 (default: the cluster's)")
     seconds = "how long to wait for all of them (default 300)"
     several.add_argument("--join-seconds", type=int, default=300, metavar="N", help=seconds)
-    return parser
 
 
 def _trained_arguments() -> ArgumentParser:

@@ -113,14 +113,30 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     Raises:
         UserError: an unknown task, algorithm or setting (the nearest valid one is named), or an invalid value.
     """
-    own = algorithm_options(algorithm)
     path = config_file.find_task(task)
-    sections = config_file.read_toml(path)
-    _check_names(sections, path)
+    return resolve_tables(config_file.read_toml(path), algorithm, overrides, source=path)
+
+
+def resolve_tables(
+    sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any] | None = None, *, source: Path
+) -> Config:
+    """`resolve_config` of tables that have been read already: those of a task, or of a config (`to_dict`).
+
+    Args:
+        sections: the tables.
+        algorithm: one of ALGORITHMS.
+        overrides: settings that win over them.
+        source: the file that they were read from.
+
+    Raises:
+        UserError: as `resolve_config`.
+    """
+    own = algorithm_options(algorithm)
+    _check_names(sections, source)
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
     layers = top_level, _section(sections, algorithm), config_file.nested(overrides or {})
     merged = reduce(config_file.merge, layers)
-    name = check_name(merged.pop("task", Path(task).stem))
+    name = check_name(merged.pop("task", source.stem))
     merged.pop("algorithm", None)
     known = task_options() | own
     for key in merged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,14 @@ def plan_grid(
         group.places.append(place)
         group.points.append(point)
     return list(groups.values())
+
+
+def config_at(groups: Sequence[CompiledGroup], point: Mapping[str, Any]) -> Config:
+    """The config of one point of a grid."""
+    group = next(group for group in groups if point in group.points)
+    checked = group.points[group.points.index(dict(point))]
+    traced = {name: checked[name] for name in group.traced}
+    return dataclasses.replace(group.config, settings=group.config.settings | traced)
 
 
 def _parse_range(name: str, text: str) -> list[float]:

@@ -7,12 +7,10 @@ seeds, in waves that fit the memory. The directory of a wave is that of an ordin
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,27 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpg import files, parallel
+from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, build
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
-from jaxpg.training import run_directory, run_files
+from jaxpg.training import run_directory
 from jaxpg.training.advance import memory_per_device
 from jaxpg.training.loop import TrainingHooks, train
-from jaxpg.training.run_files import read_file
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
-
-PLAN = "plan.json"
-STORED_PLAN = run_files.record(
-    task=run_files.text,
-    algorithm=run_files.text,
-    grid=run_files.table,
-    settings=run_files.table,
-    waves=run_files.list_of(run_files.whole(1, 2**20)),
-)
-PLAN_ADVICE = "Put it back from a copy, or start a new sweep with another --out."
 
 
 class SweptState(NamedTuple):
@@ -193,39 +180,41 @@ def train_wave(
 def train_sweep(
     groups: Sequence[CompiledGroup],
     out: Path,
-    plan: Mapping[str, Any],
     *,
     mesh_for: Callable[[Config], Mesh],
     memory_of: Callable[[Mesh], float],
     hooks_for: Callable[[str, int], AbstractContextManager[TrainingHooks]],
-    resume: bool,
+    sizes: Sequence[int] = (),
+    on_size: Callable[[int], None] = lambda size: None,
 ) -> np.ndarray | None:
     """Train all runs of all groups, or resume their training.
 
     Args:
         groups: of `plan_grid`.
-        out: the directory of the sweep, with one for each wave.
-        plan: JSON that identifies the sweep; it must be the same when the sweep is resumed.
+        out: the directory of the sweep, with one for each wave; waves that are in it are gone on with.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
         hooks_for: header, total steps -> a context with the hooks of a wave.
-        resume: go on with the sweep in `out`, or start if there is none.
+        sizes: of the waves of the groups that were begun before, which a resumed sweep keeps.
+        on_size: called with the size of a group's waves before the first of them is trained.
 
     Returns:
         The last evaluation of every point and seed, `[P, S]`, NaN where a run diverged; None if it was stopped.
 
     Raises:
-        UserError: `out` holds another sweep, or a sweep although `resume` is false; a run does not fit the memory.
+        UserError: as `train`, or a run does not fit the memory.
     """
-    sizes = _open_sweep(out, plan, resume)
     scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
     for i, group in enumerate(groups):
         mesh = mesh_for(group.config)
         experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
-        if i == len(sizes):  # a resumed sweep keeps its sizes, whatever memory there is now
-            sizes.append(wave_size(experiment.learner, len(runs_of_group(group)), mesh, memory_of(mesh)))
-            files.replace_file(out / PLAN, json.dumps({**plan, "waves": sizes}, indent=1) + "\n")
-        waves = split_waves(runs_of_group(group), sizes[i])
+        runs = runs_of_group(group)
+        if i < len(sizes):
+            size = sizes[i]
+        else:
+            size = wave_size(experiment.learner, len(runs), mesh, memory_of(mesh))
+            on_size(size)
+        waves = split_waves(runs, size)
         for j, wave in enumerate(waves):
             header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
@@ -237,18 +226,3 @@ def train_sweep(
             for run, score in zip(wave, last, strict=True):
                 scores[group.places[run.point], run.seed] = score
     return scores
-
-
-def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
-    """The wave sizes of the groups that were started before; empty for a new sweep."""
-    path = out / PLAN
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        return []
-    if not resume:
-        raise UserError(f"{out} holds a sweep already. Add --resume to go on with it, or choose another --out.")
-    begun = read_file(path, partial(run_files.parse_json, check=STORED_PLAN), PLAN_ADVICE)
-    for name, value in json.loads(json.dumps(plan)).items():
-        if begun[name] != value:
-            raise UserError(f"The sweep in {out} has another {name}: {begun[name]} there, {value} here.")
-    return begun["waves"]

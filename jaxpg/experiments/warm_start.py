@@ -80,7 +80,7 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
         UserError: as `check_vocabulary`; or there is no run, but another file by a name that a run writes.
     """
     path = run_dir / VOCABULARY
-    if (run_dir / run_directory.CONFIG).exists():
+    if run_directory.has_begun(run_dir):
         check_vocabulary(config, run_dir)
     elif config.environment in TEXT_TASKS and processes.is_main_process():
         run_directory.refuse_foreign_files(run_dir, resumes=False)

@@ -32,6 +32,7 @@ from jaxpg.training.advance import (
 )
 from jaxpg.training.checkpoint import Checkpoint
 from jaxpg.training.health import DivergenceMonitor
+from jaxpg.training.lock import locked
 from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row, WrittenRows
 from jaxpg.training.run_directory import ResumePoint
 from jaxpg.types import Key, Learner, Metrics, Tree
@@ -97,11 +98,10 @@ def train(
         The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if training was stopped or a seed diverged.
 
     Raises:
-        UserError: the directory cannot be used, a callback to the host failed, or, without `skip_diverged`, a metric or
-            parameter is not finite.
+        UserError: the directory cannot be used or is in use, a callback to the host failed, or, without
+            `skip_diverged`, a metric or parameter is not finite.
     """
-    if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    check_total_steps(total_steps)
     schedule = Schedule(
         total_steps=total_steps,
         log_every=log_every or max(1, total_steps // 200),
@@ -111,15 +111,22 @@ def train(
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
-    monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
-    monitor.check_restored(state.learner)
-    steps = np.array(state.steps)  # a copy, since the state is donated
-    programs = compile_programs(learner, evaluate, state, mesh)
-    state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
-    keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
-    run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
-    return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
+    with locked(run_dir):
+        state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
+        monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
+        monitor.check_restored(state.learner)
+        steps = np.array(state.steps)  # a copy, since the state is donated
+        programs = compile_programs(learner, evaluate, state, mesh)
+        state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
+        keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
+        run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
+        return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
+
+
+def check_total_steps(total_steps: int) -> None:
+    """Raise a UserError unless so many steps can be counted."""
+    if not 0 < total_steps < 2**31:
+        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
 
 
 class Schedule(NamedTuple):

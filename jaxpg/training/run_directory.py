@@ -90,12 +90,14 @@ def resume_point(found: Checkpoint) -> ResumePoint:
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
     """Create the directory of a run, or open it to resume the run.
 
+    A config without anything that was trained by it is replaced, unless `resume` is true.
+
     Raises:
         UserError: it holds a run and `resume` is false, or a run of another config; or it cannot be written to.
     """
-    if (run_dir / CONFIG).exists():
-        if not resume:
-            raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
+    if not resume:
+        refuse_begun(run_dir)
+    elif (run_dir / CONFIG).exists():
         refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
     with explain_os_error(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -152,6 +154,31 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
         _parse_rows(content)
 
     read_file(path, check, ADVICE)
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has trained anything: there is a checkpoint, or a row after the one before training."""
+    if any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):
+        return True
+    if not (run_dir / METRICS).is_file():
+        return False
+    with (run_dir / METRICS).open("rb") as rows:
+        first, second = rows.readline(), rows.readline()
+    return bool(second) or (bool(first) and not _is_before_training(first))
+
+
+def _is_before_training(line: bytes) -> bool:
+    """Whether a line of metrics.jsonl is the evaluation before training; a damaged line is not."""
+    try:
+        return not np.any(_parse_row(line, None)["steps"])
+    except ValueError:
+        return False
+
+
+def refuse_begun(run_dir: Path) -> None:
+    """Raise a UserError if a directory that is to hold a new run has one that has begun."""
+    if has_begun(run_dir):
+        raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
