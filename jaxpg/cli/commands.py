@@ -24,9 +24,10 @@ from jaxpg.experiments.completions import SAMPLES, format_completions, load_comp
 from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, to_dict
 from jaxpg.experiments.grid import CompiledGroup, parse_grid, plan_grid
 from jaxpg.experiments.stages import check_plan, plan_stages
-from jaxpg.experiments.sweep import memory_limit, train_sweep
+from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.training import provenance, run_directory
+from jaxpg.training.memory import memory_limit
 
 
 def run_train(arguments: argparse.Namespace) -> int:

@@ -134,7 +134,7 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         episode, running = carry
         following, action, timestep = _step(env, actor, episode, t, greedy)
         row = following.state, following.obs, action, timestep.reward, running
-        return (following, running & ~timestep.last), row
+        return (following, running & jnp.logical_not(timestep.last)), row
 
     first = _reset(env, actor, key)
     _, rows = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))

@@ -32,6 +32,7 @@ from jaxpg.training.advance import (
 )
 from jaxpg.training.checkpoint import Checkpoint
 from jaxpg.training.health import DivergenceMonitor
+from jaxpg.training.memory import check_memory
 from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row
 from jaxpg.types import Key, Learner, Metrics, Tree
 
@@ -108,12 +109,14 @@ def train(
     )
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
+    shapes = abstract_state(learner, len(seeds))
+    programs = compile_programs(learner, evaluate, shapes, mesh)
+    check_memory(programs, shapes, mesh, config, evaluates=evaluate is not None)  # before anything is written
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
     monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
     monitor.check_restored(state.learner)
     steps = np.array(state.steps)  # a copy, since the state is donated
-    programs = compile_programs(learner, evaluate, state, mesh)
     state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
     keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
     run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
