@@ -149,7 +149,8 @@ def _check_scalars(timestep: TimeStep, name: str) -> None:
 
 def _check_same_state(before: Tree, after: Tree, name: str) -> None:
     """The state after a step has the structure, shapes and dtypes of the state after a reset."""
-    if jax.tree.structure(before) != jax.tree.structure(after):
+    structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+    if structures[0] != structures[1]:
         raise UserError(
             f"The state of {name} has another structure after step than after reset: {_describe(after)} and "
             f"{_describe(before)}. A compiled loop needs the same at every step."
@@ -224,9 +225,7 @@ def _random_action(space: Space, key: Key) -> Array:
 
 
 def _is_alike(value: Any, expected: jax.ShapeDtypeStruct) -> bool:
-    return (
-        isinstance(value, jax.ShapeDtypeStruct) and value.shape == expected.shape and value.dtype == expected.dtype
-    )
+    return isinstance(value, jax.ShapeDtypeStruct) and value.shape == expected.shape and value.dtype == expected.dtype
 
 
 def _describe(value: Any) -> str:

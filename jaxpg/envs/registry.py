@@ -153,7 +153,7 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
 
 
 def _make_user_env(name: str, factory: Factory, settings: dict[str, Any]) -> Env:
-    """The environment that a user's function returns, checked when it is made with these settings for the first time."""
+    """The environment that a user's function returns, checked when it is made with new settings."""
     with explain_failure(f"The environment {name} cannot be made: its function"):
         env = factory(**settings)
     made = factory, repr(settings)

@@ -75,7 +75,7 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     def evaluate(state: SweptState, key: Key) -> Metrics:
         return build_at(state.settings).evaluate(state.learner, key)
 
-    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate)
+    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate, record=None)
 
 
 def swept_experiment(group: CompiledGroup, shards: int) -> Experiment:

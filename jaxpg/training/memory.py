@@ -59,7 +59,9 @@ def memory_per_device(learner: Learner, num_seeds: int, mesh: Mesh, limit: float
     return arguments_and_results + memory.temp_size_in_bytes
 
 
-def check_memory(programs: Programs, state: RunState, mesh: Mesh, config: Mapping[str, Any], *, evaluates: bool) -> None:
+def check_memory(
+    programs: Programs, state: RunState, mesh: Mesh, config: Mapping[str, Any], *, evaluates: bool
+) -> None:
     """Trace the programs of a run, and refuse a run that cannot fit its devices, before anything is compiled.
 
     The trace is kept by jax, so that the first call of a program does not trace again.

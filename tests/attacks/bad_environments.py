@@ -123,7 +123,10 @@ def reset_only(key: Key) -> Env:
 wide = Box(np.zeros(3, np.float32), np.ones(3, np.float32))
 BAD: dict[str, tuple[Callable[..., Any], str]] = {
     # the factory
-    "factory raises": (raising(ValueError("no such map")), r"cannot be made: .* ValueError: no such map \(bad_env.*py, "),
+    "factory raises": (
+        raising(ValueError("no such map")),
+        r"cannot be made: .* ValueError: no such map \(bad_env.*py, ",
+    ),
     "factory exits": (exits, r"cannot be made: .* SystemExit: 3"),
     "factory returns nothing": (lambda: None, r"must return a jaxpg\.types\.Env, not None"),
     "factory returns a tuple": (lambda: tuple(line()), r"must return a jaxpg\.types\.Env, not \('line', "),
@@ -145,7 +148,8 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "space of half an action": (fields(action_space=Discrete(1.5)), r"action_space is Discrete\(n\) .* not 1\.5"),
     "bounds are lists": (fields(observation_space=Box([0], [1])), "observation_space is a Box of two arrays"),
     "bounds of two shapes": (
-        fields(observation_space=Box(np.zeros(2), np.ones(3))), r"observation_space: low and high differ in shape",
+        fields(observation_space=Box(np.zeros(2), np.ones(3))),
+        r"observation_space: low and high differ in shape",
     ),
     "bounds crossed": (fields(action_space=Box(np.ones(2), np.zeros(2))), "action_space: low must be at most high"),
     "bounds NaN": (fields(action_space=Box(np.full(2, np.nan), np.ones(2))), "action_space: low must be .* NaN"),
@@ -157,14 +161,16 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "reset returns text": (lambda: line(at_reset=lambda s, o: ("a", o)), "reset of .* must return arrays, not 'a'"),
     "obs of another shape": (fields(observation_space=wide), r"reset of .* fits .* float32\[3\], not float32\[2\]"),
     "obs of integers": (
-        lambda: line(at_reset=lambda s, o: (s, o.astype(int))), r"reset of .* float32\[2\], not int32\[2\]",
+        lambda: line(at_reset=lambda s, o: (s, o.astype(int))),
+        r"reset of .* float32\[2\], not int32\[2\]",
     ),
     "obs is a pair": (lambda: line(at_reset=lambda s, o: (s, (o, o))), r"reset of .* not \(float32\[2\], float32"),
     # step
     "step raises": (lambda: line(at_step=raising(ZeroDivisionError())), "The step of .* raised ZeroDivisionError"),
     "step loops in Python": (branching, r"The step of .* raised Tracer\w*Error: .* \(bad_environments.py, line"),
     "step returns a plain tuple": (
-        lambda: line(at_step=lambda s, t: (s, tuple(t))), r"step of .* a jaxpg\.types\.TimeStep, not \(State",
+        lambda: line(at_step=lambda s, t: (s, tuple(t))),
+        r"step of .* a jaxpg\.types\.TimeStep, not \(State",
     ),
     "step returns gym's five": (lambda: line(at_step=lambda s, t: (s, *t)), r"step of .* a jaxpg\.types\.TimeStep"),
     "step keeps what reset drew": (leaking, "raised UnexpectedTracerError"),
@@ -178,7 +184,8 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
         r"state\.time is int32\[\] after reset and float32\[\] after step",
     ),
     "state changes structure": (
-        lambda: line(at_step=lambda s, t: ((s, s), t)), "state of .* has another structure after step",
+        lambda: line(at_step=lambda s, t: ((s, s), t)),
+        "state of .* has another structure after step",
     ),
     "obs changes shape": (returned(obs=lambda s: jnp.zeros(5)), r"step of .* obs .* float32\[2\], not float32\[5\]"),
     "reward of shape 1": (returned(reward=lambda s: jnp.ones(1)), r"reward .* scalar, float32\[\], not float32\[1\]"),
