@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     steps: int
 
 
-class _Checked(NamedTuple):
+class CheckedRollout(NamedTuple):
     """A rollout as far as it matters here, `[T, B]` each; `elapsed` is `[B]`, see Experience.
 
     obs, action, successor: whether they are finite; `successor` where a column breaks off, true elsewhere.
@@ -146,10 +146,10 @@ def _state_of(state: RunState, index: int) -> RunState:
     return jax.tree.map(lambda x: np.asarray(x[index]), jax.device_get(parallel.to_host(state)))
 
 
-def _check_rollout(experience: Experience, learner_state: Tree, key: Key) -> _Checked:
+def _check_rollout(experience: Experience, learner_state: Tree, key: Key) -> CheckedRollout:
     rollout, elapsed = experience.collect(learner_state, key)
     steps = rollout.steps
-    return _Checked(
+    return CheckedRollout(
         obs=_all_finite(steps.obs, 2),
         action=_all_finite(steps.action, 2),
         reward=steps.reward,

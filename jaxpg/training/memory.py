@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,13 +96,16 @@ def check_memory(
 
 @contextlib.contextmanager
 def _explain_overflow(largest: str) -> Iterator[None]:
-    try:
-        yield
-    except OverflowError as error:
-        raise UserError(
-            "An array of this run would have more than 2^31 - 1 entries along an axis. Its largest sizes are "
-            f"{largest}: make them smaller."
-        ) from error
+    """Tracing indexes axes by int32: longer ones are an error of jax, or a warning on the way to too many bytes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Explicitly requested dtype int64 requested in convert_element_type")
+        try:
+            yield
+        except OverflowError as error:
+            raise UserError(
+                "An array of this run would have more than 2^31 - 1 entries along an axis. Its largest sizes are "
+                f"{largest}: make them smaller."
+            ) from error
 
 
 def least_bytes(jaxpr: core.Jaxpr, mesh: Mesh) -> int:
