@@ -153,7 +153,7 @@ def a2c(**settings: float) -> PolicyGradient:
 def sentence_of(run_dir: Path, learner: Learner, **settings: Any) -> str:
     """How a training of two seeds ends that cannot go well."""
     with pytest.raises(UserError) as error:
-        train(learner, seeds=[5, 6], total_steps=3_200, log_every=320, run_dir=run_dir, **settings)
+        train(learner, seeds=[5, 6], total_steps=3_200, run_dir=run_dir, **{"log_every": 320, **settings})
     print(error.value)
     return str(error.value)
 
@@ -216,7 +216,7 @@ def test_the_source_is_found_again_from_a_checkpoint_in_the_middle_of_episodes(
     match = re.search(expected, told)
     assert match
     iteration, step = map(int, match.groups())
-    assert iteration > 3  # else every episode would begin with the rollout
+    assert iteration > 1  # so that the episode had begun before the checkpoint
     assert (step - 1) // 2 % 50 == 36  # two environments side by side
     assert (step - 1) // 32 == iteration - 1
 
