@@ -116,10 +116,6 @@ def leaking() -> Env:
     return line(at_reset=keep, at_step=use)
 
 
-def reset_only(key: Key) -> Env:
-    raise AssertionError(key)
-
-
 wide = Box(np.zeros(3, np.float32), np.ones(3, np.float32))
 BAD: dict[str, tuple[Callable[..., Any], str]] = {
     # the factory
