@@ -25,10 +25,11 @@ from jaxpg.experiments.build import KINDS
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
 from jaxpg.experiments.config import ALGORITHMS, Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup, config_at
-from jaxpg.experiments.sweep import memory_limit, train_sweep
+from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import printable
 from jaxpg.training import provenance, run_directory
+from jaxpg.training.memory import memory_limit
 
 
 def run_training(arguments: argparse.Namespace) -> int:

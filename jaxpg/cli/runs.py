@@ -97,7 +97,6 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch_size)
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
-    save_vocabulary(config, out)
     on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
     with training_hooks(options, interruption, _header(config, out, mesh), config.total_steps) as hooks:
         state = train(
@@ -107,11 +106,12 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
             run_dir=out,
             mesh=mesh,
             evaluate=experiment.evaluate,
+            record=experiment.record,
             evaluate_every=max(1, config.total_steps // config.evaluations),
             config=to_dict(config),
             resume=run_directory.has_begun(out),
             initial=initial,
-            hooks=hooks._replace(on_evaluation=on_evaluation),
+            hooks=hooks._replace(on_checked=partial(save_vocabulary, config, out), on_evaluation=on_evaluation),
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 

@@ -1,5 +1,6 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
+from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
 from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
 from jaxpg.envs.tabular import (
@@ -20,6 +21,7 @@ __all__ = [
     "WRAPPERS",
     "action_values",
     "as_env",
+    "check_env",
     "clip_actions",
     "default_settings",
     "expected_return",

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
+from jaxpg.envs.contract import check_env
 from jaxpg.errors import UserError, hint, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults, import_user_code
+from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
 
 Factory = Callable[..., Env]
 
@@ -59,6 +60,9 @@ _factories: dict[str, Factory] = {
     **{name: _text_factory(task) for name, task in text.TASKS.items()},
     "json_lines": _text_factory(text.json_lines),
 }
+_user_factories: dict[str, Factory] = {}
+_checked: set[tuple[Factory, str]] = set()
+"""Which environments of users have passed `check_env`: function and settings."""
 WRAPPERS: dict[str, Factory] = {
     wrapper.__name__: wrapper
     for wrapper in (
@@ -83,12 +87,12 @@ def register(name: str, factory: Factory) -> None:
     """
     if name in names():
         raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
-    _factories[name] = factory
+    _user_factories[name] = factory
 
 
 def names() -> list[str]:
     """Every name that `make` knows: jaxpg's own, those registered by a user, and gymnax's."""
-    return [*_factories, *gymnax_adapter.gymnax_names()]
+    return [*_factories, *_user_factories, *gymnax_adapter.gymnax_names()]
 
 
 def make(name: str, /, **settings: Any) -> Env:
@@ -105,14 +109,17 @@ def make(name: str, /, **settings: Any) -> Env:
 
     Raises:
         UserError: an unknown name or setting (with the nearest valid one), a value of the wrong type, a missing value;
-            a function that cannot be imported or called, or does not return an Env.
+            a function of the user's that cannot be imported or called, or an environment of the user's that breaks the
+            contract (see `check_env`).
     """
     _check_settings(name, settings, default_settings(name))
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
+        if name in _user_factories:
+            return _make_user_env(name, _user_factories[name], settings)
         if ":" in name:
-            return _make_user_env(name, settings)
+            return _make_user_env(name, import_user_code(name, "environment"), settings)
         return gymnax_adapter.make_gymnax(name, settings)
 
 
@@ -122,8 +129,8 @@ def default_settings(name: str) -> dict[str, Any]:
     Raises:
         UserError: an unknown name, a function that cannot be imported, or MNISTBandit without its data.
     """
-    if name in _factories:
-        return argument_defaults(_factories[name])
+    if name in _factories or name in _user_factories:
+        return argument_defaults((_factories | _user_factories)[name])
     if name in gymnax_adapter.gymnax_names():
         return gymnax_adapter.gymnax_settings(name)
     if ":" in name:
@@ -145,16 +152,14 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     return WRAPPERS[name](env, **settings)
 
 
-def _make_user_env(name: str, settings: dict[str, Any]) -> Env:
-    """The environment that a user's function "package.module:function" returns."""
-    try:
-        env = import_user_code(name, "environment")(**settings)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"The environment {name} cannot be made: {type(error).__name__}: {error}.") from error
-    if not isinstance(env, Env):
-        raise UserError(f"{name} must return a jaxpg.types.Env, not {env!r}.")
+def _make_user_env(name: str, factory: Factory, settings: dict[str, Any]) -> Env:
+    """The environment that a user's function returns, checked when it is made with new settings."""
+    with explain_failure(f"The environment {name} cannot be made: its function"):
+        env = factory(**settings)
+    made = factory, repr(settings)
+    if made not in _checked:
+        check_env(env, name)
+        _checked.add(made)
     return env
 
 

@@ -11,7 +11,7 @@ from jaxpg.experiments.config import NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.rollout.evaluation import evaluation_metrics
+from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
@@ -28,12 +28,15 @@ class Experiment(NamedTuple):
     env: the environment that it is trained on.
     held_out: the environment that it is evaluated on: the same, but with the held-out problems of a text task.
     evaluate(state, key): metrics of the learner's state; checkpoints are ranked by `return`.
+    record(state, key): the episodes `[E, ...]` of the same evaluation, recorded; None where rewards are those of whole
+        episodes.
     """
 
     learner: Learner
     env: Env
     held_out: Env
     evaluate: Evaluate
+    record: Callable[[Any, Key], RecordedEpisode] | None = None
 
 
 class AlgorithmKind(NamedTuple):
@@ -70,7 +73,10 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
         metrics = measure(state, key)
         return {"return": metrics[kind.score], **metrics}
 
-    return Experiment(learner, env, held_out, evaluate)
+    def record(state: Any, key: Key) -> RecordedEpisode:
+        return record_episodes(held_out, learner.actor(state), key, **_evaluation_settings(config))
+
+    return Experiment(learner, env, held_out, evaluate, None if held_out.outcome else record)
 
 
 def writes_text(config: Config, env: Env) -> bool:
@@ -155,16 +161,18 @@ def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluat
         )
 
     def measure(state: Any, key: Key) -> Metrics:
-        return evaluation_metrics(
-            held_out,
-            learner.actor(state),
-            key,
-            episodes=config.evaluation_episodes,
-            greedy=config.evaluation_greedy,
-            group_size=config.evaluation_samples,
-        )
+        return evaluation_metrics(held_out, learner.actor(state), key, **_evaluation_settings(config))
 
     return measure
+
+
+def _evaluation_settings(config: Config) -> dict[str, Any]:
+    """How the policy of a config is evaluated."""
+    return {
+        "episodes": config.evaluation_episodes,
+        "greedy": config.evaluation_greedy,
+        "group_size": config.evaluation_samples,
+    }
 
 
 def _pairs(config: Config) -> preferences.Pairs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,8 +25,8 @@ from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
 from jaxpg.training import run_directory
-from jaxpg.training.advance import memory_per_device
 from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.memory import memory_per_device
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
 
 
@@ -73,7 +72,7 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     def evaluate(state: SweptState, key: Key) -> Metrics:
         return build_at(state.settings).evaluate(state.learner, key)
 
-    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate)
+    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate, record=None)
 
 
 def swept_experiment(group: CompiledGroup, shards: int) -> Experiment:
@@ -118,28 +117,15 @@ def wave_size(learner: Learner, runs: int, mesh: Mesh, limit: float) -> int:
     """
     width = mesh.shape[parallel.SEED]
     size = math.ceil(runs / width) * width
-    while (needed := memory_per_device(learner, size, mesh)) > limit:
+    while (needed := memory_per_device(learner, size, mesh, limit)) > limit:
         if size == width:
             raise UserError(
-                f"One run takes {needed / 2**20:.3g} MiB on a device, and there are {limit / 2**20:.3g}. Make the "
+                f"One run takes {needed / 2**20:,.3g} MiB on a device, and there are {limit / 2**20:,.3g}. Make the "
                 "batch smaller (num_envs, num_steps), or use a device with more memory."
             )
         size = min(max(1, math.floor(size * limit / needed / width)) * width, size - width)
     waves = math.ceil(runs / size)
     return math.ceil(runs / waves / width) * width
-
-
-def memory_limit(mesh: Mesh, gibibytes: float | None) -> float:
-    """Bytes that each device may use: nine tenths of its memory, or its equal part of `gibibytes` if given.
-
-    CPU devices have equal parts of the machine's memory.
-    """
-    if gibibytes is not None:
-        return gibibytes * 2**30 / mesh.size
-    stats = mesh.local_devices[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return 0.9 * stats["bytes_limit"]
-    return 0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
 
 
 def train_wave(

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxpg import files, parallel
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback, processes
+from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.advance import (
     Programs,
@@ -31,21 +32,25 @@ from jaxpg.training.advance import (
     seed_keys,
 )
 from jaxpg.training.checkpoint import Checkpoint
-from jaxpg.training.health import DivergenceMonitor
+from jaxpg.training.diagnosis import Rerun
+from jaxpg.training.health import Diverged, DivergenceMonitor
 from jaxpg.training.lock import locked
+from jaxpg.training.memory import check_memory
 from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row, WrittenRows
 from jaxpg.training.run_directory import ResumePoint
 from jaxpg.types import Key, Learner, Metrics, Tree
 
 
 class TrainingHooks(NamedTuple):
-    """Functions that `train` calls between chunks; by default they do nothing and never stop.
+    """Functions that `train` calls before and between chunks; by default they do nothing and never stop.
 
+    on_checked: called once, when the programs have been checked, before anything is written to the directory.
     on_row: called with every row of metrics; the first has the evaluation at step 0 alone.
     on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
     should_stop: called after every chunk; if true, a checkpoint is written and `train` returns.
     """
 
+    on_checked: Callable[[], None] = lambda: None
     on_row: Callable[[Row], None] = lambda row: None
     on_evaluation: Callable[[RunState], None] = lambda state: None
     should_stop: Callable[[], bool] = lambda: False
@@ -63,6 +68,7 @@ def train(
     mesh: Mesh | None = None,
     log_every: int | None = None,
     evaluate: Callable[[Any, Key], Metrics] | None = None,
+    record: Callable[[Any, Key], RecordedEpisode] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
     config: Mapping[str, Any] | None = None,
@@ -85,6 +91,8 @@ def train(
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
         evaluate: a learner's state and a key -> scalars by name, `return` among them; jitted and mapped over seeds
             here, and written as `evaluation_...`.
+        record: the episodes `[E, ...]` that `evaluate` runs with the same arguments. It is called if a return is not
+            finite, to say where that came from.
         evaluate_every: steps between evaluations; a tenth of the total by default. The initial state, at step 0, and
             the end are always evaluated.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
@@ -98,8 +106,9 @@ def train(
         The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if training was stopped or a seed diverged.
 
     Raises:
-        UserError: the directory cannot be used or is in use, a callback to the host failed, or, without
-            `skip_diverged`, a metric or parameter is not finite.
+        UserError: the directory cannot be used or is in use, the run does not fit the memory, a callback to the host
+            failed, or, without `skip_diverged`, a metric or parameter is not finite. The message says whether a number
+            of the environment was the first.
     """
     check_total_steps(total_steps)
     schedule = Schedule(
@@ -110,17 +119,36 @@ def train(
     )
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
+    shapes = abstract_state(learner, len(seeds))
+    programs = compile_programs(learner, evaluate, shapes, mesh)
+    check_memory(programs, shapes, mesh, config, evaluates=evaluate is not None)
+    if not processes.same_on_all(files.toml_dumps(config)):
+        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     with locked(run_dir):
-        state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
+        begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
+        state, resume_point = begin(_find_last(run_dir, config) if resume else None)
+        hooks.on_checked()
+        processes.on_main_process(partial(_open_run, run_dir, config, resume_point, resume=resume))
         monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
         monitor.check_restored(state.learner)
         steps = np.array(state.steps)  # a copy, since the state is donated
-        programs = compile_programs(learner, evaluate, state, mesh)
-        state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
+        specs = parallel.state_specs(state, mesh)
+        state = parallel.place(state, specs, mesh)
         keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
-        run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
-        return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
+        run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config, record)
+        rerun = Rerun(
+            begin=lambda: parallel.place(begin(checkpoint.find(run_dir / checkpoint.CHECKPOINTS))[0], specs, mesh),
+            advance=lambda state, target: programs.advance(keys.run, state, np.int32(target))[0],
+            experience=None if parallel.is_sharded(mesh) else learner.experience,
+            record=record,
+            seeds=seeds,
+            run_dir=run_dir,
+        )
+        try:
+            return parallel.to_host(_train_chunks(run, state, steps, resume_point or ResumePoint(), hooks))
+        except Diverged as diverged:
+            raise rerun.explain(diverged) from None
 
 
 def check_total_steps(total_steps: int) -> None:
@@ -148,6 +176,7 @@ class RunContext(NamedTuple):
     mesh: Mesh
     run_dir: Path
     config: Mapping[str, Any]
+    record: Callable[[Any, Key], RecordedEpisode] | None
 
     def min_steps(self, steps: np.ndarray) -> int:
         """Environment steps of the slowest seed that has not diverged, `total_steps` at most."""
@@ -217,6 +246,8 @@ def _train_chunks(
             if due.save:
                 _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync())
                 saved = time.monotonic()
+            if due.evaluate and run.record is not None:
+                run.monitor.check_evaluation(row)
             if due.stop:
                 break
     return state
@@ -268,19 +299,12 @@ def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, 
 
 
 def _init_or_restore(
-    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
-) -> tuple[RunState, ResumePoint]:
-    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none.
-
-    All that is in the directory is checked before anything is written to it.
-    """
-    if not processes.same_on_all(files.toml_dumps(config)):
-        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
-    last = _find_last(run_dir, config) if resume else None
-    state = checkpoint.restore(last, abstract_state(learner, len(keys))) if last else None
-    point = run_directory.resume_point(last) if last else None
-    processes.on_main_process(partial(_open_run, run_dir, config, point, resume=resume))
-    return _init(learner, keys, mesh, initial) if state is None else state, point or ResumePoint()
+    learner: Learner, keys: Key, mesh: Mesh, initial: Tree, last: Checkpoint | None
+) -> tuple[RunState, ResumePoint | None]:
+    """The state to begin with, and where the run continues: of a checkpoint, or new if there is none."""
+    if last is None:
+        return _init(learner, keys, mesh, initial), None
+    return checkpoint.restore(last, abstract_state(learner, len(keys))), run_directory.resume_point(last)
 
 
 def _find_last(run_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:

@@ -14,6 +14,7 @@ results that are not finite numbers, become UserErrors there.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import re
@@ -33,7 +34,7 @@ from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
-from jaxpg.user_code import import_user_code
+from jaxpg.user_code import describe_failure, import_user_code
 
 RewardFunction = Callable[[str, str, str], float]
 """A user's function: prompt, completion, answer -> accuracy."""
@@ -59,7 +60,7 @@ def verifier(
     """The `verify` of a task whose problems are indices of records; `match` is described at the top of this file.
 
     Raises:
-        UserError: an unknown `match`, or an answer that cannot be matched in this way.
+        UserError: an unknown `match`, an answer that cannot be matched in this way, or a function of other arguments.
     """
     answers = [record.fields[answer_field] for record in records]
     if match == "exact":
@@ -74,6 +75,7 @@ def verifier(
         function, name = _import_reward(match), match
     else:
         function, name = match, getattr(match, "__name__", "match")
+    _check_arguments(function, name)
     return _verify_on_host(_user_grader(function, name, records, prompt_field, answer_field), tokenizer)
 
 
@@ -175,13 +177,28 @@ def _user_grader(
         record = records[problem]
         try:
             value: Any = function(record.fields[prompt_field], completion, record.fields[answer_field])
-        except Exception as error:
-            raise failure(f"raised {type(error).__name__}: {error}", record, completion) from error
+        except (Exception, SystemExit) as error:
+            raise failure(f"raised {describe_failure(error)}", record, completion) from error
         if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
             raise failure(f"returned {value!r} instead of a finite number", record, completion)
         return float(value), zlib.crc32(extract_answer(completion).encode()) >> 1 if ended else -1
 
     return grade
+
+
+def _check_arguments(function: RewardFunction, name: str) -> None:
+    """Raise a UserError if a reward function cannot be called with a prompt, a completion and an answer."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are written in C have none
+        return
+    try:
+        signature.bind("", "", "")
+    except TypeError as error:
+        raise UserError(
+            f"The reward function {name} is called with a prompt, a completion and an answer, and takes {signature}: "
+            f"{error}."
+        ) from error
 
 
 def _import_reward(name: str) -> RewardFunction:
