@@ -22,6 +22,7 @@ from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
+from jaxpg.training.advance import Program
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
@@ -68,15 +69,16 @@ def completion_sampler(
     policy, _ = networks(config, experiment.held_out)
     vocabulary = text_task(config, "test").vocabulary
 
-    @jax.jit
     def write(params: Tree, key: Key) -> tuple[Prompt, Array, Outcome]:
         def one(key: Key) -> tuple[Prompt, Array, Outcome]:
             return sample_completion(experiment.held_out, policy, params, key, end=vocabulary.end, **settings)
 
         return jax.vmap(one)(jax.random.split(key, number))
 
+    program = Program(write)
+
     def draw(params: Tree, key: Key) -> list[Sample]:
-        prompts, tokens, outcomes = jax.device_get(write(params, key))
+        prompts, tokens, outcomes = jax.device_get(program(params, key))
         host_callback.raise_failure()
         return [
             Sample(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg import files
+from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
@@ -79,15 +80,20 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
     """
     if (run_dir / run_directory.CONFIG).exists():
         check_vocabulary(config, run_dir)
-    elif config.environment in TEXT_TASKS and processes.is_main_process():
+    elif (table := _token_table(config)) is not None and processes.is_main_process():
         run_dir.mkdir(parents=True, exist_ok=True)
-        files.replace_file(run_dir / VOCABULARY, json.dumps(_vocabulary(config)) + "\n")
+        files.replace_file(run_dir / VOCABULARY, json.dumps(table._asdict()) + "\n")
 
 
 def check_vocabulary(config: Config, run_dir: Path) -> None:
-    """Raise a UserError if a token of a text task has another meaning than when the run in `run_dir` began."""
+    """Check that the tokens of a text task are what they were when the run in `run_dir` began.
+
+    Raises:
+        UserError: a token, or how the tokenizer's file cuts texts into tokens, has changed; the table of the run cannot
+            be read.
+    """
     path = run_dir / VOCABULARY
-    if path.exists() and (changed := _difference(json.loads(path.read_text()), _vocabulary(config))):
+    if path.exists() and (changed := _difference(_load_table(path), _token_table(config))):
         source = {"tokenizer": "characters", "path": config.environment} | config.environment_settings
         file = source["path"] if source["tokenizer"] == "characters" else source["tokenizer"]
         raise UserError(
@@ -96,20 +102,36 @@ def check_vocabulary(config: Config, run_dir: Path) -> None:
         )
 
 
-def _vocabulary(config: Config) -> list[str]:
-    """The text of each token of a text task; empty where the environment is not a text task."""
-    if config.environment not in TEXT_TASKS:
-        return []
-    vocabulary = text_task(config, "train").vocabulary
-    return [vocabulary.decode([i]) for i in range(vocabulary.size)]
+def _token_table(config: Config) -> TokenTable | None:
+    """What the tokens of a text task are; None where the environment is not a text task."""
+    return token_table(text_task(config, "train").vocabulary) if config.environment in TEXT_TASKS else None
 
 
-def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
+def _load_table(path: Path) -> TokenTable:
+    try:
+        table = TokenTable(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the table of a vocabulary as this version of jaxpg writes it: {error}. The tokens of the run "
+            "cannot be compared: restore the file, or train a new run."
+        ) from error
+    if not isinstance(table.tokens, list) or not isinstance(table.checksum, str | None):
+        raise UserError(f"{path} is damaged: restore the file, or train a new run.")
+    return table
+
+
+def _difference(theirs: TokenTable | None, ours: TokenTable | None) -> str | None:
     """The first difference between two vocabularies, None if they are the same."""
-    if len(theirs) != len(ours):
-        return f"{len(theirs)} tokens there, {len(ours)} here"
-    different = [i for i in range(len(ours)) if theirs[i] != ours[i]]
-    return f"token {different[0]} is {theirs[different[0]]!r} there, {ours[different[0]]!r} here" if different else None
+    if theirs is None or ours is None:
+        return None if theirs is ours else "one of them is not a text task"
+    if len(theirs.tokens) != len(ours.tokens):
+        return f"{len(theirs.tokens)} tokens there, {len(ours.tokens)} here"
+    for i, (a, b) in enumerate(zip(theirs.tokens, ours.tokens, strict=True)):
+        if a != b:
+            return f"token {i} is {a!r} there, {b!r} here"
+    if theirs.checksum != ours.checksum:
+        return "the tokens are the same, but another tokenizer.json cuts texts into them in another way"
+    return None
 
 
 def _different_network(what: str, earlier: Config, config: Config) -> UserError:
@@ -128,7 +150,7 @@ def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
     """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load_config(Path(run_dir))
     check_vocabulary(earlier, Path(run_dir))
-    if difference := _difference(_vocabulary(earlier), _vocabulary(config)):
+    if difference := _difference(_token_table(earlier), _token_table(config)):
         raise UserError(f"The run in {run_dir} has another vocabulary than this one: {difference}.")
     learner = build_experiment(earlier).learner
     return earlier, restore(learner, Path(run_dir), earlier.seeds, "last").learner.params

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,6 +23,8 @@ from jaxpg.types import Array, Key, Learner, Metrics, Tree
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
 """Metrics that are means over what another metric counts, NaN where the count is 0."""
 COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
+LARGE_CONSTANT = 2**20
+"""Bytes from which on a constant of a program becomes an argument; smaller ones XLA may fold into what uses them."""
 
 
 class RunState(NamedTuple):
@@ -61,9 +64,8 @@ def init_seeds(learner: Learner, keys: Key) -> RunState:
 
 def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
     """`init_seeds` as a compiled program; with `shardings`, every array is created on the devices that hold it."""
-    return jax.jit(
-        partial(init_seeds, learner), out_shardings=shardings, compiler_options=compiler_options(runs_once=True)
-    )
+    options = compiler_options(runs_once=True)
+    return Program(partial(init_seeds, learner), out_shardings=shardings, compiler_options=options)
 
 
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
@@ -79,6 +81,73 @@ def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
         return {"xla_backend_optimization_level": 1}
     without_fusion = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
     return {"xla_backend_optimization_level": 0, **without_fusion}
+
+
+class Program:
+    """`jax.jit(function)`, in which large arrays that the function closes over are arguments, not constants.
+
+    The records of a data set are such arrays: the functions of an `Env` close over them. As constants they are a part of
+    each program that is compiled. As arguments they are on a device once for each program, XLA does not read them, and
+    compiling takes as long as without them (benchmarks/LOG.md, 2026-11-22, data as arguments). A program without large
+    arrays is exactly `jax.jit(function)`.
+
+    The shapes of the arguments are those of the first call, or of the first `lower`.
+
+    Args:
+        function: what is compiled.
+        mesh: the devices that hold the arrays, each all of them; None for the default device.
+        donate: the index of an argument whose buffers are donated.
+        **options: of `jax.jit`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], mesh: Mesh | None = None, *, donate: int | None = None, **options: Any
+    ) -> None:
+        self._function, self._mesh, self._donate, self._options = function, mesh, donate, options
+        self._program: Any = None
+        self._constants: tuple[Any, ...] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self._trace(arguments)
+        return self._program(*self._constants, *arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """As `jax.jit(function).lower`."""
+        self._trace(arguments)
+        return self._program.lower(*self._constants, *arguments)
+
+    def _trace(self, arguments: tuple[Any, ...]) -> None:
+        if self._program is not None:
+            return
+        self._program = self._jit(self._function, first=0)
+        traced = self._program.trace(*arguments)
+        constants = [np.asarray(x) if _is_large(x) else x for x in traced.jaxpr.consts]
+        large = [i for i, x in enumerate(traced.jaxpr.consts) if _is_large(x)]
+        if not large:
+            return
+
+        def with_constants(*given: Any) -> Any:
+            every = list(constants)
+            for i, x in zip(large, given[: len(large)], strict=True):
+                every[i] = x
+            closed = jax.extend.core.ClosedJaxpr(traced.jaxpr.jaxpr, every)
+            results = jax.extend.core.jaxpr_as_fun(closed)(*jax.tree.leaves(given[len(large) :]))
+            return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+
+        self._program = self._jit(with_constants, first=len(large))
+        self._constants = tuple(self._placed(constants[i]) for i in large)
+
+    def _jit(self, function: Callable[..., Any], *, first: int) -> Any:
+        """`function` compiled; `first` is the index of the first argument that is not a constant."""
+        donated = () if self._donate is None else (first + self._donate,)
+        return jax.jit(function, donate_argnums=donated, **self._options)
+
+    def _placed(self, constant: np.ndarray) -> Any:
+        return constant if self._mesh is None else parallel.place(constant, parallel.REPLICATED, self._mesh)
+
+
+def _is_large(constant: Any) -> bool:
+    return getattr(constant, "nbytes", 0) >= LARGE_CONSTANT
 
 
 def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
@@ -103,7 +172,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
     """`advance_seeds` of a single seed, without the axis `[S]`."""
-    step = jax.jit(learner.step)  # traced once for its shapes and its code
+    step = jax.jit(learner.step, inline=True)  # traced once; inline, so that its constants are those of the program
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
@@ -170,8 +239,8 @@ def compile_programs(
     evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
     options = compiler_options()
     return Programs(
-        advance=jax.jit(advance_all, donate_argnums=1, compiler_options=options),
-        evaluate=jax.jit(evaluate_all, compiler_options=options),
+        advance=Program(advance_all, mesh, donate=1, compiler_options=options),
+        evaluate=Program(evaluate_all, mesh, compiler_options=options),
     )
 
 

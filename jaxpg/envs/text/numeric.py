@@ -49,7 +49,8 @@ _NUMBER = re.compile(
     r")"
 )
 _SPELLINGS = {"\u2212": "-", r"\%": "%", r"\$": "$", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
-_READ_AS_SPACE = re.compile(r"</?(?:think|answer)>|[-=]+>|[→⇒]|\*\*")
+_TAG = re.compile("</?(?:think|answer)>")
+_READ_AS_SPACE = re.compile(r"[-=]+>|[→⇒]|\*\*")
 _SPACE_INSIDE = re.compile(
     r"(?<=[(\[{])[^\S\n]+|[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
     r"|(?<=[0-9])[^\S\n]+(?=(?:\\times|\\cdot|×|·)\s*10\^)|(?:(?<=\\times)|(?<=\\cdot)|(?<=[×·]))[^\S\n]+(?=10\^)"
@@ -78,7 +79,7 @@ def last_number(text: str) -> Fraction | None:
     """The number that a text ends on, None if it has none that is certain: see the table at the top of this file."""
     for spelling, plain in _SPELLINGS.items():
         text = text.replace(spelling, plain)
-    text = _SPACE_INSIDE.sub("", _READ_AS_SPACE.sub(" ", text))
+    text = _SPACE_INSIDE.sub("", _READ_AS_SPACE.sub(" ", _TAG.sub("\n", text)))
     last_digit = next((i for i in range(len(text) - 1, -1, -1) if _is_digit(text[i])), None)
     if last_digit is None:
         return None
