@@ -112,8 +112,8 @@ def _load_table(path: Path) -> TokenTable:
         table = TokenTable(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"{path} is not the table of a vocabulary as this version of jaxpg writes it: {error}. The tokens of the run "
-            "cannot be compared: restore the file, or train a new run."
+            f"{path} is not the table of a vocabulary as this version of jaxpg writes it: {error}. The tokens of the "
+            "run cannot be compared: restore the file, or train a new run."
         ) from error
     if not isinstance(table.tokens, list) or not isinstance(table.checksum, str | None):
         raise UserError(f"{path} is damaged: restore the file, or train a new run.")

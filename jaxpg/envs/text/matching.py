@@ -173,7 +173,7 @@ def _numeric_grader(answers: Sequence[Fraction]) -> HostGrader:
         number = last_number(completion) if ended else None
         if number is None:
             return 0.0, -1
-        return float(number == answers[problem]), hash(number) & 0x7FFFFFFF
+        return float(number == answers[problem]), _text_fingerprint(str(number))
 
     return grade
 
@@ -195,9 +195,14 @@ def _user_grader(
             raise failure(f"raised {type(error).__name__}: {error}", record, completion) from error
         if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
             raise failure(f"returned {value!r} instead of a finite number", record, completion)
-        return float(value), zlib.crc32(extract_answer(completion).encode()) >> 1 if ended else -1
+        return float(value), _text_fingerprint(extract_answer(completion)) if ended else -1
 
     return grade
+
+
+def _text_fingerprint(text: str) -> int:
+    """A hash of a text that is not negative. (Python's own is the same for the numbers -1 and -2.)"""
+    return zlib.crc32(text.encode()) >> 1
 
 
 def _import_reward(name: str) -> RewardFunction:
