@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +87,7 @@ def json_lines(
     _check_limits(prompt_length, skip_long_prompts, max_tokens)
     tokenizer = load_tokenizer(tokenizer, path)
     fields = _Fields(prompt_field, answer_field, completion_field)
-    read = _read_rows if isinstance(tokenizer, Hashable) else _read_rows.__wrapped__
+    read: Callable[..., _Rows] = _read_rows if isinstance(tokenizer, Hashable) else _read_rows.__wrapped__
     built_in = match if isinstance(match, str) and match in ("exact", "numeric") else ""
     rows = read(
         read_content(path), str(path), tokenizer, fields, built_in, prompt_length, skip_long_prompts, max_tokens
