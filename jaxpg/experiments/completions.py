@@ -99,16 +99,14 @@ def complete_prompt(
     """`number` completions of one prompt; `settings` are those of `generate`.
 
     Raises:
-        UserError: a prompt with a token that the vocabulary lacks, with padding or an end, or with no token or more
-            tokens than the prompts of the task.
+        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts of
+            the task.
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
     ids, end = task.vocabulary.encode(text), task.vocabulary.end
     if not 1 <= len(ids) <= task.prompt_length:
         raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
-    if PAD in ids or end in ids:
-        raise UserError(f"The prompt {text!r} holds padding or an end, which are not text.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
 
     write = partial(generate, policy, params, prompt, end=end, max_tokens=task.max_tokens, **settings)
