@@ -245,3 +245,9 @@ def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[st
             assert cause in message
     write_lines(Path("mine.jsonl"), [*RECORDS, {"prompt": "aaa=", "answer": "a"}])  # says no more than before
     assert main(["sample", "mine", "--number", "1"]) == 0
+    table = Path("mine/vocabulary.json")
+    before = table.read_text()
+    for damaged in ("", "[]", '["a"]', '{"tokens": 3, "checksum": null}', '{"tokens": []}', "\x00"):
+        table.write_text(damaged)
+        assert "mine/vocabulary.json is" in refused(capsys, "sample", "mine")
+    table.write_text(before)

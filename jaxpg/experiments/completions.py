@@ -99,8 +99,8 @@ def complete_prompt(
     """`number` completions of one prompt; `settings` are those of `generate`.
 
     Raises:
-        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts of
-            the task.
+        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts
+            of the task.
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
