@@ -229,7 +229,7 @@ def test_a_reward_function_that_fails_is_named(
 
 
 def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds padding or an end" in refused(capsys, "sample", "mine", "--prompt", "<pad>", "--trust-code")
+    assert "There is no token for '<'" in refused(capsys, "sample", "mine", "--prompt", "<pad>", "--trust-code")
     letters = str.maketrans("abc", "xyz")
     others = [{name: text.translate(letters) for name, text in line.items()} for line in RECORDS]
     train = ["train", "mine.toml", "sft", "--quiet", "--out"]
@@ -245,3 +245,9 @@ def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[st
             assert cause in message
     write_lines(Path("mine.jsonl"), [*RECORDS, {"prompt": "aaa=", "answer": "a"}])  # says no more than before
     assert main(["sample", "mine", "--number", "1", "--trust-code"]) == 0
+    table = Path("mine/vocabulary.json")
+    before = table.read_text()
+    for damaged in ("", "[]", '["a"]', '{"tokens": 3, "checksum": null}', '{"tokens": []}', "\x00"):
+        table.write_text(damaged)
+        assert "mine/vocabulary.json" in refused(capsys, "sample", "mine", "--trust-code")
+    table.write_text(before)

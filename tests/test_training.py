@@ -265,6 +265,34 @@ def test_the_step_is_traced_once(tmp_path: Path) -> None:
     assert len(traces) == 1
 
 
+def test_large_arrays_of_a_learner_are_arguments_of_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On four devices, with the results that one device has with constants."""
+    table = jnp.arange(2**18, dtype=jnp.float32)
+
+    def look_up(state: toy_learner.ToyState, metrics: dict[str, jax.Array]) -> tuple[toy_learner.ToyState, dict]:
+        return state, metrics | {"loss": metrics["loss"] + table[1000 * state.count]}
+
+    learner = toy(change=look_up)
+
+    def trained(num_devices: int, limit: int) -> tuple[dict[str, np.ndarray], int]:
+        monkeypatch.setattr(advance, "LARGE_CONSTANT", limit)
+        mesh = parallel.make_mesh(2, 4, jax.devices()[:num_devices])
+        keys = jax.vmap(advance.seed_keys)(jnp.arange(2))
+        state = advance.compile_init(learner)(keys.init)
+        specs = parallel.state_specs(state, mesh)
+        program = advance.compile_programs(learner, None, state, mesh).advance
+        keys, state = parallel.place((keys.run, state), (parallel.PER_SEED, specs), mesh)
+        lowered = program.lower(keys, state, np.int32(20))
+        metrics = jax.device_get(program(keys, state, np.int32(20))[1])
+        return metrics, lowered.compile().memory_analysis().argument_size_in_bytes
+
+    as_constant, small = trained(1, limit=table.nbytes + 1)
+    assert small < 10_000
+    as_argument, size = trained(4, limit=table.nbytes)
+    assert table.nbytes < size < table.nbytes + 10_000
+    jax.tree.map(np.testing.assert_array_equal, as_argument, as_constant)
+
+
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     run(tmp_path, total_steps=4)
     before = (tmp_path / "metrics.jsonl").read_text()

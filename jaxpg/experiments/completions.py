@@ -25,6 +25,7 @@ from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
 from jaxpg.printable import printable
 from jaxpg.training import run_files
+from jaxpg.training.program import Program
 from jaxpg.training.run_files import read_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
@@ -79,15 +80,16 @@ def completion_sampler(
     policy, _ = networks(config, experiment.held_out)
     vocabulary = text_task(config, "test").vocabulary
 
-    @jax.jit
     def write(params: Tree, key: Key) -> tuple[Prompt, Array, Outcome]:
         def one(key: Key) -> tuple[Prompt, Array, Outcome]:
             return sample_completion(experiment.held_out, policy, params, key, end=vocabulary.end, **settings)
 
         return jax.vmap(one)(jax.random.split(key, number))
 
+    program = Program(write)
+
     def draw(params: Tree, key: Key) -> list[Sample]:
-        prompts, tokens, outcomes = jax.device_get(write(params, key))
+        prompts, tokens, outcomes = jax.device_get(program(params, key))
         host_callback.raise_failure()
         return [
             Sample(
@@ -108,16 +110,14 @@ def complete_prompt(
     """`number` completions of one prompt; `settings` are those of `generate`.
 
     Raises:
-        UserError: a prompt with a token that the vocabulary lacks, with padding or an end, or with no token or more
-            tokens than the prompts of the task.
+        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts
+            of the task.
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
     ids, end = task.vocabulary.encode(text), task.vocabulary.end
     if not 1 <= len(ids) <= task.prompt_length:
         raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
-    if PAD in ids or end in ids:
-        raise UserError(f"The prompt {text!r} holds padding or an end, which are not text.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
 
     write = partial(generate, policy, params, prompt, end=end, max_tokens=task.max_tokens, **settings)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from jaxpg import parallel
 from jaxpg.parallel.compiler import compiler_options
+from jaxpg.training.program import Program
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
@@ -61,9 +62,8 @@ def init_seeds(learner: Learner, keys: Key) -> RunState:
 
 def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
     """`init_seeds` as a compiled program; with `shardings`, every array is created on the devices that hold it."""
-    return jax.jit(
-        partial(init_seeds, learner), out_shardings=shardings, compiler_options=compiler_options(runs_once=True)
-    )
+    options = compiler_options(runs_once=True)
+    return Program(partial(init_seeds, learner), out_shardings=shardings, compiler_options=options)
 
 
 def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
@@ -88,7 +88,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
     """`advance_seeds` of a single seed, without the axis `[S]`."""
-    step = jax.jit(learner.step)  # traced once for its shapes and its code
+    step = jax.jit(learner.step, inline=True)  # traced once; inline, so that its constants are those of the program
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
@@ -155,8 +155,8 @@ def compile_programs(
     evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
     options = compiler_options()
     return Programs(
-        advance=jax.jit(advance_all, donate_argnums=1, compiler_options=options),
-        evaluate=jax.jit(evaluate_all, compiler_options=options),
+        advance=Program(advance_all, mesh, donate=1, compiler_options=options),
+        evaluate=Program(evaluate_all, mesh, compiler_options=options),
     )
 
 
