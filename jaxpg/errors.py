@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 RENAMED = {
     "average": "baseline_kind",
@@ -24,9 +25,23 @@ class UserError(ValueError):
     """
 
 
+def excerpt(value: Any, length: int = 60) -> str:
+    """A value as Python writes it, cut off after `length` characters, for the sentence that refuses it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or thousands of brackets
+        return "a value too long to show"
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def unprintable(text: str) -> bool:
+    """Whether a text has control characters, line breaks or halves of surrogate pairs, as no name and no path should."""
+    return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
+
+
 def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
-    raise UserError(f"There is no {what} {given!r}{where}. {hint(given, known)}")
+    raise UserError(f"There is no {what} {excerpt(given)}{where}. {hint(given, known)}")
 
 
 def hint(given: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxpg.cli.parser import make_parser
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, unprintable
 
 if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
     from jaxpg.cli.devices import DeviceOptions
@@ -18,16 +18,10 @@ if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
-    arguments = make_parser().parse_args(argv)
-    from jaxpg.cli import devices
-    from jaxpg.parallel import process_exit
-
-    options = devices.from_arguments(arguments)
-    command = partial(_run, arguments, options)
     try:
-        return process_exit.exit_together(command) if options.distributed else command()
+        return _main(make_parser().parse_args(argv))
     except UserError as error:
-        print(f"jaxpg: {error}", file=sys.stderr)
+        _print_error(str(error))
         return 2
     except KeyboardInterrupt:
         print("jaxpg: interrupted", file=sys.stderr)
@@ -38,8 +32,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
-        print(f"jaxpg: {message}.", file=sys.stderr)
+        _print_error(f"{message}.")
         return 2
+
+
+def _print_error(sentence: str) -> None:
+    """One line, in which what the user gave has no line breaks and no control characters."""
+    line = "".join(repr(character)[1:-1] if unprintable(character) else character for character in sentence)
+    print(f"jaxpg: {line}", file=sys.stderr)
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    """Run a command, in one process or together with others."""
+    from jaxpg.cli import devices
+    from jaxpg.parallel import process_exit
+
+    options = devices.from_arguments(arguments)
+    command = partial(_run, arguments, options)
+    return process_exit.exit_together(command) if options.distributed else command()
 
 
 def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxpg.errors import nearest
+from jaxpg.domains import COUNT, COUNT_OR_0, POSITIVE, Domain, check_number
+from jaxpg.errors import UserError, excerpt, nearest, unprintable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
 
 
+MOST_EPISODES = 10**6
+"""Of an evaluation, which runs all of them side by side."""
+MOST_COMPLETIONS = 10**5
+TEMPERATURE = Domain(1e-6, 1e6)
+"""Logits divided by less or more leave float32, or all are equal in it."""
+
+
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that names the nearest valid word when it refuses one."""
+    """A parser that raises a UserError for what it refuses, and names the nearest valid word."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse unknown arguments in the parser of each command, which alone knows the valid ones."""
+        for argument in sys.argv[1:] if args is None else args:
+            if re.fullmatch("--[a-z-]+=--", argument):  # argparse would take it for an empty list
+                self.error(f"argument {argument[:-3]}: expected one argument")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -27,8 +40,54 @@ class ArgumentParser(argparse.ArgumentParser):
         if refused:
             _, _, choices = message.partition("(choose from ")
             near = nearest(refused[2], re.findall(r"[\w-]+", choices) or re.findall(r"--[\w-]+", self.format_usage()))
-            message += f". Did you mean {near!r}?" if near else ""
-        super().error(message)
+            if near:
+                raise UserError(f"{message}. Did you mean {near!r}?")
+        of_a_value = re.match(r"argument (\S+): (must .*)", message, re.DOTALL)
+        raise UserError(f"{of_a_value[1]} {of_a_value[2]}" if of_a_value else f"{message}. See {self.prog} --help.")
+
+
+def integer(domain: Domain) -> Callable[[str], int]:
+    """The reader of an argument that is an integer of this domain."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,100}", text):
+            raise argparse.ArgumentTypeError(f"must be an integer, not {excerpt(text)}.")
+        return _in_domain(int(text), domain)
+
+    return read
+
+
+def number(domain: Domain) -> Callable[[str], float]:
+    """The reader of an argument that is a number of this domain."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number, not {excerpt(text)}.") from None
+        return _in_domain(value, domain)
+
+    return read
+
+
+def _in_domain(value: Any, domain: Domain) -> Any:
+    try:
+        check_number("", value, domain)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).strip()) from None
+    return value
+
+
+def name(text: str) -> str:
+    """The reader of a name or a path."""
+    if not text.strip() or unprintable(text):
+        raise argparse.ArgumentTypeError(f"must be a name without control characters, not {excerpt(text)}.")
+    return text
+
+
+def path(text: str) -> Path:
+    """The reader of a path, see `name`."""
+    return Path(name(text))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,80 +97,80 @@ def make_parser() -> argparse.ArgumentParser:
     training, trained = _training_arguments(), _trained_arguments()
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
-    train.add_argument("task", metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
-    train.add_argument("algorithm", metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
+    train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
+    train.add_argument("algorithm", type=name, metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
-    compare.add_argument("task", metavar="TASK")
-    compare.add_argument("algorithms", nargs="+", metavar="ALGO")
+    compare.add_argument("task", type=name, metavar="TASK")
+    compare.add_argument("algorithms", type=name, nargs="+", metavar="ALGO")
 
     sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
-    sweep.add_argument("task", metavar="TASK")
-    sweep.add_argument("algorithm", metavar="ALGO")
+    sweep.add_argument("task", type=name, metavar="TASK")
+    sweep.add_argument("algorithm", type=name, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
     sweep.add_argument("--grid", nargs="+", required=True, metavar="K=V,V", help=grid)
-    sweep.add_argument("--memory", type=float, metavar="GIB", help="limit for all devices together (default: all)")
+    sweep.add_argument("--memory", type=number(POSITIVE), metavar="GIB", help="limit for all devices together (default: all)")
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
-    evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
+    evaluate.add_argument("--episodes", type=integer(Domain(1, MOST_EPISODES)), default=100, metavar="N", help="per seed (default 100)")
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
-    play.add_argument("--gif", type=Path, required=True, metavar="FILE", help="where to write")
+    play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
-    plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+    plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
+    plot.add_argument("--out", type=path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
-    listing.add_argument("algorithm", nargs="?", metavar="ALGO", help="the algorithm of list options")
+    listing.add_argument("algorithm", nargs="?", type=name, metavar="ALGO", help="the algorithm of list options")
     return main
 
 
 def _training_arguments() -> ArgumentParser:
     """Those of train, compare and sweep."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--seeds", type=integer(COUNT), metavar="N", help="how many seeds to train side by side")
+    parser.add_argument("--seed", type=integer(COUNT_OR_0), default=0, metavar="N", help="the first of them (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
-    parser.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
-    parser.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
-    parser.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
+    parser.add_argument("--steps", type=integer(COUNT), metavar="N", help="environment steps per seed")
+    parser.add_argument("--from", type=name, dest="initial", metavar="RUN", help="begin with the policy of this run")
+    parser.add_argument("--reward", type=name, metavar="RUN", help="completions are judged by the reward model of this run")
+    parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
-    parser.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
+    parser.add_argument("--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)")
+    parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
     several = parser.add_argument_group(
         "several hosts", "The same command in one process per host, with an --out that all of them see."
     )
     several.add_argument("--distributed", action="store_true", help="this is one process of several")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (default: the cluster's)")
-    several.add_argument("--processes", type=int, metavar="N", help="number of processes (default: the cluster's)")
-    several.add_argument("--process", type=int, metavar="I", help="number of this one, from 0 (default: the cluster's)")
+    several.add_argument("--coordinator", type=name, metavar="HOST:PORT", help="address of process 0 (default: the cluster's)")
+    several.add_argument("--processes", type=integer(COUNT), metavar="N", help="number of processes (default: the cluster's)")
+    several.add_argument("--process", type=integer(COUNT_OR_0), metavar="I", help="number of this one, from 0 (default: the cluster's)")
     seconds = "how long to wait for all of them (default 300)"
-    several.add_argument("--join-seconds", type=int, default=300, metavar="N", help=seconds)
+    several.add_argument("--join-seconds", type=integer(COUNT), default=300, metavar="N", help=seconds)
     return parser
 
 
 def _trained_arguments() -> ArgumentParser:
     """Those of eval, sample and play."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes (default 0)")
+    parser.add_argument("--seed", type=integer(COUNT_OR_0), default=0, metavar="N", help="seed of the episodes (default 0)")
     return parser
 
 
 def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
-    parser.add_argument("--number", type=int, default=8, metavar="N", help="number of completions (default 8)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="below 1 for likelier tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens (0: all)")
+    parser.add_argument("--number", type=integer(Domain(1, MOST_COMPLETIONS)), default=8, metavar="N", help="number of completions (default 8)")
+    parser.add_argument("--temperature", type=number(TEMPERATURE), default=1.0, metavar="X", help="below 1 for likelier tokens")
+    parser.add_argument("--top-k", type=integer(COUNT_OR_0), default=0, metavar="K", help="among the K likeliest tokens (0: all)")
     probability = "among the likeliest tokens, up to this probability"
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help=probability)
+    parser.add_argument("--top-p", type=number(Domain(0, 1, above=True)), default=1.0, metavar="P", help=probability)

@@ -214,6 +214,7 @@ def train_sweep(
         experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
         if i == len(sizes):  # a resumed sweep keeps its sizes, whatever memory there is now
             sizes.append(wave_size(experiment.learner, len(runs_of_group(group)), mesh, memory_of(mesh)))
+            out.mkdir(parents=True, exist_ok=True)
             files.replace_file(out / PLAN, json.dumps({**plan, "waves": sizes}, indent=1) + "\n")
         waves = split_waves(runs_of_group(group), sizes[i])
         for j, wave in enumerate(waves):
@@ -233,7 +234,6 @@ def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
     """The wave sizes of the groups that were started before; empty for a new sweep."""
     path = out / PLAN
     if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
         return []
     if not resume:
         raise UserError(f"{out} holds a sweep already. Add --resume to go on with it, or choose another --out.")
