@@ -35,7 +35,7 @@ def excerpt(value: Any, length: int = 60) -> str:
 
 
 def unprintable(text: str) -> bool:
-    """Whether a text has control characters, line breaks or halves of surrogate pairs, as no name and no path should."""
+    """Whether a text has control characters, line breaks or halves of surrogate pairs, which no name should have."""
     return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 

@@ -23,7 +23,7 @@ from jaxpg.experiments.build import KINDS
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
 from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, to_dict
 from jaxpg.experiments.grid import CompiledGroup, parse_grid, plan_grid
-from jaxpg.experiments.stages import check_plan, plan_stages
+from jaxpg.experiments.stages import INHERITED, check_plan, plan_stages
 from jaxpg.experiments.sweep import memory_limit, train_sweep
 from jaxpg.parallel import processes
 from jaxpg.training import provenance, run_directory
@@ -120,6 +120,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     groups = plan_grid(options.task, arguments.algorithm, options.overrides, grid)
     config = groups[0].config
     out = options.out or _new_directory(f"{config.task}-sweep")
+    _check_groups(groups, grid, out, options)
     runs.console_of(options).print(_sweep_header(groups, out))
     scores = _train_groups(groups, out, options, arguments.algorithm, grid, arguments.memory)
     if scores is None:
@@ -136,6 +137,21 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _print_line(console, f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}")
     console.print("It was selected on these seeds: train it on new seeds before reporting its score.", highlight=False)
     return 0
+
+
+def _check_groups(
+    groups: Sequence[CompiledGroup], grid: Mapping[str, Sequence[Any]], out: Path, options: RunOptions
+) -> None:
+    """Raise the UserError that one of the programs would raise, before any is compiled."""
+    for group in groups:
+        plan = plan_stages(group.config, out, out, task=options.task, overrides=options.overrides)
+        inherited = [name for name in grid if name.split(".")[0] in INHERITED]
+        if len(plan) > 1 and inherited:
+            raise UserError(
+                f"--grid cannot have {inherited[0]}, which all points share with their first stage {plan[0].name}. "
+                "Train that alone, and begin with its directory: --from RUN."
+            )
+        check_plan(plan)
 
 
 def _train_groups(

@@ -15,13 +15,6 @@ from jaxpg.errors import UserError, excerpt, nearest, unprintable
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
 
 
-MOST_EPISODES = 10**6
-"""Of an evaluation, which runs all of them side by side."""
-MOST_COMPLETIONS = 10**5
-TEMPERATURE = Domain(1e-6, 1e6)
-"""Logits divided by less or more leave float32, or all are equal in it."""
-
-
 class ArgumentParser(argparse.ArgumentParser):
     """A parser that raises a UserError for what it refuses, and names the nearest valid word."""
 
@@ -78,6 +71,15 @@ def _in_domain(value: Any, domain: Domain) -> Any:
     return value
 
 
+count = integer(COUNT)
+count_or_0 = integer(COUNT_OR_0)
+positive = number(POSITIVE)
+share = number(Domain(0, 1, above=True))
+episodes = integer(Domain(1, 10**6))  # all side by side, as are completions
+completions = integer(Domain(1, 10**5))
+temperature = number(Domain(1e-6, 1e6))  # logits divided by less or more leave float32, or are all the same in it
+
+
 def name(text: str) -> str:
     """The reader of a name or a path."""
     if not text.strip() or unprintable(text):
@@ -109,10 +111,10 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("algorithm", type=name, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
     sweep.add_argument("--grid", nargs="+", required=True, metavar="K=V,V", help=grid)
-    sweep.add_argument("--memory", type=number(POSITIVE), metavar="GIB", help="limit for all devices together (default: all)")
+    sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
-    evaluate.add_argument("--episodes", type=integer(Domain(1, MOST_EPISODES)), default=100, metavar="N", help="per seed (default 100)")
+    evaluate.add_argument("--episodes", type=episodes, default=100, metavar="N", help="per seed (default 100)")
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
     _add_sample_arguments(sample)
@@ -133,15 +135,19 @@ def make_parser() -> argparse.ArgumentParser:
 def _training_arguments() -> ArgumentParser:
     """Those of train, compare and sweep."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("--seeds", type=integer(COUNT), metavar="N", help="how many seeds to train side by side")
-    parser.add_argument("--seed", type=integer(COUNT_OR_0), default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--seeds", type=count, metavar="N", help="how many seeds to train side by side")
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="the first of them (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
-    parser.add_argument("--steps", type=integer(COUNT), metavar="N", help="environment steps per seed")
+    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed")
     parser.add_argument("--from", type=name, dest="initial", metavar="RUN", help="begin with the policy of this run")
-    parser.add_argument("--reward", type=name, metavar="RUN", help="completions are judged by the reward model of this run")
+    parser.add_argument(
+        "--reward", type=name, metavar="RUN", help="completions are judged by the reward model of this run"
+    )
     parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)")
+    parser.add_argument(
+        "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
+    )
     parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -149,11 +155,15 @@ def _training_arguments() -> ArgumentParser:
         "several hosts", "The same command in one process per host, with an --out that all of them see."
     )
     several.add_argument("--distributed", action="store_true", help="this is one process of several")
-    several.add_argument("--coordinator", type=name, metavar="HOST:PORT", help="address of process 0 (default: the cluster's)")
-    several.add_argument("--processes", type=integer(COUNT), metavar="N", help="number of processes (default: the cluster's)")
-    several.add_argument("--process", type=integer(COUNT_OR_0), metavar="I", help="number of this one, from 0 (default: the cluster's)")
+    several.add_argument(
+        "--coordinator", type=name, metavar="HOST:PORT", help="address of process 0 (default: the cluster's)"
+    )
+    several.add_argument("--processes", type=count, metavar="N", help="number of processes (default: the cluster's)")
+    several.add_argument(
+        "--process", type=count_or_0, metavar="I", help="number of this one, from 0 (default: the cluster's)"
+    )
     seconds = "how long to wait for all of them (default 300)"
-    several.add_argument("--join-seconds", type=integer(COUNT), default=300, metavar="N", help=seconds)
+    several.add_argument("--join-seconds", type=count, default=300, metavar="N", help=seconds)
     return parser
 
 
@@ -163,14 +173,22 @@ def _trained_arguments() -> ArgumentParser:
     parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
-    parser.add_argument("--seed", type=integer(COUNT_OR_0), default=0, metavar="N", help="seed of the episodes (default 0)")
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
     return parser
 
 
 def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
-    parser.add_argument("--number", type=integer(Domain(1, MOST_COMPLETIONS)), default=8, metavar="N", help="number of completions (default 8)")
-    parser.add_argument("--temperature", type=number(TEMPERATURE), default=1.0, metavar="X", help="below 1 for likelier tokens")
-    parser.add_argument("--top-k", type=integer(COUNT_OR_0), default=0, metavar="K", help="among the K likeliest tokens (0: all)")
+    parser.add_argument(
+        "--number",
+        type=completions,
+        default=8,
+        metavar="N",
+        help="number of completions (default 8)",
+    )
+    parser.add_argument("--temperature", type=temperature, default=1.0, metavar="X", help="below 1 for likelier tokens")
+    parser.add_argument(
+        "--top-k", type=count_or_0, default=0, metavar="K", help="among the K likeliest tokens (0: all)"
+    )
     probability = "among the likeliest tokens, up to this probability"
-    parser.add_argument("--top-p", type=number(Domain(0, 1, above=True)), default=1.0, metavar="P", help=probability)
+    parser.add_argument("--top-p", type=share, default=1.0, metavar="P", help=probability)

@@ -80,7 +80,7 @@ def time_limit(env: Env, *, steps: int) -> Env:
         UserError: fewer than one step.
     """
     if type(steps) is not int or steps < 1:
-        raise UserError(f"time_limit: steps must be an integer, at least 1, not {excerpt(steps)}.")
+        raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
 
     def reset(key: Key) -> tuple[Wrapped, Tree]:
         state, obs = env.reset(key)

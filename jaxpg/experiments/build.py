@@ -192,7 +192,7 @@ def _check_division(config: Config, time_limit: int, needs_trajectories: bool, s
     rows = local if needs_trajectories else local * steps
     if num_envs * steps > INT32_MAX:
         raise UserError(
-            f"A batch of num_envs = {num_envs} environments x {steps} steps is more than 2^31 - 1 steps: make it smaller."
+            f"num_envs = {num_envs} x {steps} steps are more than the 2^31 - 1 that a batch can have: make one smaller."
         )
     batch = f"{local} environments" if needs_trajectories else f"{local} environments x {steps} steps = {rows} rows"
     for name in ("num_minibatches", "value_minibatches"):
