@@ -25,7 +25,9 @@ from jaxpg.experiments.signatures import Option, check, options
 def in_two_lanes(cases: Sequence[Any], every: int) -> list[Any]:
     """A sample of the cases in the quick lane, the others in the full one."""
     return [
-        case if i % every == 0 else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+        case
+        if i % every == 0
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
         for i, case in enumerate(cases)
     ]
 
@@ -291,19 +293,34 @@ COMMANDS: list[tuple[list[str], str]] = [
     *((["train", "cartpole", name], "ALGO must be a name") for name in ("", "\x1b[31m")),
     *((["train", "cartpole", name], "There is no algorithm") for name in ("PPO", "../x", "network", "x" * 999)),
     *(([*TRAIN, f"--seeds={x}"], "--seeds must be at least 1") for x in ("0", "-1")),
-    *(([*TRAIN, f"--seeds={x}"], "--seeds must be an integer") for x in ("", "abc", "1.5", "1e3", "nan", "\u0663", "\xb2")),
+    *(
+        ([*TRAIN, f"--seeds={x}"], "--seeds must be an integer")
+        for x in ("", "abc", "1.5", "1e3", "nan", "\u0663", "\xb2")
+    ),
     *(([*TRAIN, f"--seeds={x}"], "--seeds must be at most 2^31 - 1") for x in ("10000000000", "9" * 99)),
     ([*TRAIN, "--seeds=2000000000"], "from one to 65,536 of them, not 2,000,000,000"),
     ([*TRAIN, "--seeds=2", f"--seed={INT32_MAX}"], "seeds are different numbers from 0 to 2^31 - 1"),
     ([*TRAIN, "--seeds=--"], "argument --seeds: expected one argument"),
     *(([*TRAIN, f"--seed={x}"], "--seed must be") for x in ("-1", "", "x", "0.0", "10000000000", "9" * 5000)),
-    *(([*TRAIN, f"--steps={x}"], "--steps must be") for x in ("0", "-5", "", "1e30", "1e6", "nan", "3000000000", "1_0")),
-    *(([*TRAIN, f"--devices={x}"], "--devices") for x in ("", " ", "0", "-1", "abc", "1.5", "\xb2", "ALL", "--", "9" * 99)),
+    *(
+        ([*TRAIN, f"--steps={x}"], "--steps must be")
+        for x in ("0", "-5", "", "1e30", "1e6", "nan", "3000000000", "1_0")
+    ),
+    *(
+        ([*TRAIN, f"--devices={x}"], "--devices")
+        for x in ("", " ", "0", "-1", "abc", "1.5", "\xb2", "ALL", "--", "9" * 99)
+    ),
     ([*TRAIN, "--devices=99"], "--devices 99 takes 99 devices"),
     ([*TRAIN, "--devices=20000"], "A process takes at most 1000 devices, not 20000"),
     ([*TRAIN, "--mesh=data=4000,seed=4000"], "A process takes at most 1000 devices, not 16000000"),
-    *(([*TRAIN, f"--mesh={x}"], "--mesh") for x in ("", " ", "=", "data", "data=", "data=0", "data=-1", "data=x", "data=1.5")),
-    *(([*TRAIN, f"--mesh={x}"], "--mesh") for x in ("seed=1,", ",", "data=1,data=1", "shard=1,seed=1", "data=\xb2", "Data=1")),
+    *(
+        ([*TRAIN, f"--mesh={x}"], "--mesh")
+        for x in ("", " ", "=", "data", "data=", "data=0", "data=-1", "data=x", "data=1.5")
+    ),
+    *(
+        ([*TRAIN, f"--mesh={x}"], "--mesh")
+        for x in ("seed=1,", ",", "data=1,data=1", "shard=1,seed=1", "data=\xb2", "Data=1")
+    ),
     *(([*TRAIN, f"--mesh={x}"], "--mesh") for x in ("data=" + "9" * 99, "data=1 seed=1", "data==1", "--", "\0")),
     *(([*TRAIN, f"--out={x}"], "--out must be a name") for x in ("", " ", "\0", "a\nb", "\x1b[31m")),
     *(([*TRAIN, f"--from={x}"], "--from must be a name") for x in ("", "\0", "\n")),
@@ -322,26 +339,53 @@ COMMANDS: list[tuple[list[str], str]] = [
     *(([*TRAIN, f"--set={x}"], "--set takes key=value") for x in ("", "=", "gamma", "=1", " =1", "--gamma")),
     ([*TRAIN, "--set=--"], "argument --set: expected one argument"),
     ([*TRAIN, "--set"], "argument --set: expected one argument"),
-    *(([*TRAIN, f"--set=gamma={x}"], "gamma must be a number, not") for x in ("", "=1", "1=2", "[0.9]", "{}", "'x", "1e", "07")),
-    *(([*TRAIN, f"--set=gamma={x}"], "gamma must be a number, not") for x in ("1\nclip = 2", "1\n[x]", "\0", "\x1b", "0.9, 0.8")),
+    *(
+        ([*TRAIN, f"--set=gamma={x}"], "gamma must be a number, not")
+        for x in ("", "=1", "1=2", "[0.9]", "{}", "'x", "1e", "07")
+    ),
+    *(
+        ([*TRAIN, f"--set=gamma={x}"], "gamma must be a number, not")
+        for x in ("1\nclip = 2", "1\n[x]", "\0", "\x1b", "0.9, 0.8")
+    ),
     ([*TRAIN, "--set=gamma.x=1"], "gamma must be a number, not {'x': 1}"),
-    *(([*TRAIN, f"--set={x}=1"], "There is no setting") for x in (".", "..", ".gamma", "Gamma", "ppo", "[ppo]", "like", "x" * 999)),
-    *(([*TRAIN, f"--set={x}=1"], "There is no setting") for x in ("network.", "network..hidden", "network.hiden", "\x1b", "ga\nma")),
+    *(
+        ([*TRAIN, f"--set={x}=1"], "There is no setting")
+        for x in (".", "..", ".gamma", "Gamma", "ppo", "[ppo]", "like", "x" * 999)
+    ),
+    *(
+        ([*TRAIN, f"--set={x}=1"], "There is no setting")
+        for x in ("network.", "network..hidden", "network.hiden", "\x1b", "ga\nma")
+    ),
     ([*TRAIN, "--set=ppo.gamma=0.9"], "There is no setting 'ppo'"),
     ([*TRAIN, "--set=" + ".".join("a" * 999) + "=1"], "has tables or lists in more than 20 others"),
     ([*TRAIN, "--set=gamma=" + "[" * 99 + "]" * 99], "has tables or lists in more than 20 others"),
-    *(([*TRAIN, f"--set=network.hidden={x}"], "hidden must be") for x in ("[64", "64,64", "[64,'a']", "[1.0]", "[[1]]", "[-1]")),
+    *(
+        ([*TRAIN, f"--set=network.hidden={x}"], "hidden must be")
+        for x in ("[64", "64,64", "[64,'a']", "[1.0]", "[[1]]", "[-1]")
+    ),
     *(([*TRAIN, f"--set=environment={x}"], "environment") for x in ("", "x", "3", "true", "a\0b", "[]")),
     *(([*TRAIN, f"--set=initial={x}"], "initial must be") for x in ("3", "''", "[]", "true")),
     *(([*TRAIN, f"--set=anneal_steps={x}"], "anneal_steps must be") for x in ("total_step", "-1", "1.5", "''")),
     # --grid
     *(([*SWEEP, x], "--grid takes name=value,value") for x in ("", "a", "clip", "clip=", "=1", " = ")),
     *(([*SWEEP, f"{x}=1,2"], f"--grid cannot have {x}") for x in ("task", "algorithm", "seeds", "initial", "reward")),
-    *(([*SWEEP, f"clip={x}"], "A range is low:high") for x in ("0:1:log:3", "-1:1:log:3", "0.1:1:log:0", "0.1:1:log:1")),
-    *(([*SWEEP, f"clip={x}"], "A range is low:high") for x in ("a:b:log:3", "inf:1:linear:3", "0.1:1:foo:3", "0.1:1:log:1e9")),
+    *(
+        ([*SWEEP, f"clip={x}"], "A range is low:high")
+        for x in ("0:1:log:3", "-1:1:log:3", "0.1:1:log:0", "0.1:1:log:1")
+    ),
+    *(
+        ([*SWEEP, f"clip={x}"], "A range is low:high")
+        for x in ("a:b:log:3", "inf:1:linear:3", "0.1:1:foo:3", "0.1:1:log:1e9")
+    ),
     ([*SWEEP, "clip=0.1:1:log:10000000"], "A range is low:high"),
-    *(([*SWEEP, f"clip={x}"], "clip must be") for x in ("nan", "0.1,nan", "0", "-0.1", "1e400", "true", "[0.1]", "{a=1}")),
-    *(([*SWEEP, f"clip={x}"], "clip must be") for x in ("1:2", "1:2:log", "0.1:0.2:log:3:4", "0.1,,0.2", ",", "[", "\0")),
+    *(
+        ([*SWEEP, f"clip={x}"], "clip must be")
+        for x in ("nan", "0.1,nan", "0", "-0.1", "1e400", "true", "[0.1]", "{a=1}")
+    ),
+    *(
+        ([*SWEEP, f"clip={x}"], "clip must be")
+        for x in ("1:2", "1:2:log", "0.1:0.2:log:3:4", "0.1,,0.2", ",", "[", "\0")
+    ),
     ([*SWEEP, "clip=0.1:1:linear:1000", "gamma=0:1:linear:1000"], "points, and this one has"),
     ([*SWEEP, "clip=[]"], "clip must be"),
     ([*SWEEP, "clip=0.1", "clip=0.2"], "--grid has clip twice"),
@@ -352,23 +396,42 @@ COMMANDS: list[tuple[list[str], str]] = [
     ([*SWEEP, "network.kind=mlp,cnn"], "A cnn reads observations of shape"),
     ([*SWEEP, "num_envs=4,7", "--set=num_minibatches=8", "--set=num_steps=4"], "num_minibatches = 8 does not divide"),
     (["sweep", "sort", "grpo", "--grid", "network.width=32,64"], "which all points share with their first stage sft"),
-    *(([*SWEEP, "clip=0.1", f"--memory={x}"], "--memory must be") for x in ("0", "-1", "nan", "inf", "abc", "", "1e400")),
+    *(
+        ([*SWEEP, "clip=0.1", f"--memory={x}"], "--memory must be")
+        for x in ("0", "-1", "nan", "inf", "abc", "", "1e400")
+    ),
     ([*SWEEP, "clip=0.1", "--resume"], "--resume needs --out"),
     # inspection
-    *((["eval", "nowhere", f"--episodes={x}"], "--episodes must be") for x in ("0", "-1", "abc", "1e3", "100000000000", "")),
+    *(
+        (["eval", "nowhere", f"--episodes={x}"], "--episodes must be")
+        for x in ("0", "-1", "abc", "1e3", "100000000000", "")
+    ),
     *((["eval", "nowhere", f"--seed={x}"], "--seed must be") for x in ("-1", "4294967296", "abc", "1.5", "")),
-    *((["eval", "nowhere", f"--checkpoint={x}"], "argument --checkpoint: invalid choice") for x in ("", "nope", "../x", "\0")),
+    *(
+        (["eval", "nowhere", f"--checkpoint={x}"], "argument --checkpoint: invalid choice")
+        for x in ("", "nope", "../x", "\0")
+    ),
     *((["sample", "nowhere", f"--number={x}"], "--number must be") for x in ("0", "-1", "abc", "100000000000")),
-    *((["sample", "nowhere", f"--temperature={x}"], "--temperature must be") for x in ("nan", "inf", "-inf", "0", "-1", "x", "")),
+    *(
+        (["sample", "nowhere", f"--temperature={x}"], "--temperature must be")
+        for x in ("nan", "inf", "-inf", "0", "-1", "x", "")
+    ),
     *((["sample", "nowhere", f"--temperature={x}"], "--temperature must be") for x in ("1e-300", "1e300")),
     *((["sample", "nowhere", f"--top-k={x}"], "--top-k must be") for x in ("-1", "abc", "1.5", "9" * 20)),
     *((["sample", "nowhere", f"--top-p={x}"], "--top-p must be") for x in ("0", "nan", "inf", "-1", "1.1", "abc")),
     *((["play", "nowhere", f"--gif={x}"], "--gif must be a name") for x in ("", " ", "a\0.gif", "a\n.gif")),
-    *((["play", "nowhere", f"--gif={x}"], "--gif takes a file that ends in .gif") for x in ("x.png", ".", "/", "x.gif.png")),
+    *(
+        (["play", "nowhere", f"--gif={x}"], "--gif takes a file that ends in .gif")
+        for x in ("x.png", ".", "/", "x.gif.png")
+    ),
     (["play", "nowhere"], "the following arguments are required: --gif"),
     *((["plot", "nowhere", f"--out={x}"], "--out must be a name") for x in ("", "\0.png")),
     *(([command, x], "RUN must be a name") for command in ("eval", "sample", "plot") for x in ("", " ", "\0", "\x1b")),
-    *(([command, x], "is not the directory of a run") for command in ("eval", "sample", "plot") for x in (".", "/", "x")),
+    *(
+        ([command, x], "is not the directory of a run")
+        for command in ("eval", "sample", "plot")
+        for x in (".", "/", "x")
+    ),
     *(([command, "/dev/null"], "is not the directory of a run") for command in ("eval", "sample", "plot")),
     (["list", "optionss"], "Did you mean 'options'"),
     (["list", "options"], "list options needs an algorithm"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxpg import envs
-from jaxpg.cli.parser import LISTS
+from jaxpg.cli import parser
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import TASKS, tasks
@@ -36,10 +37,9 @@ SETTINGS = sorted(
     | {"like", "task", "environment_settings.gravity", "wrappers.time_limit.steps", "pairs.slip_rate"}
 )
 ALGORITHMS, TASK_FILES = list(configs.ALGORITHMS), sorted(TASKS.glob("*.toml"))
-PIECES = [
-    b"[", b"]", b"[[", b"{", b"}", b"=", b".", b",", b"\n", b'"', b"'", b'"""', b"#", b"\0", b"\xff", b"\x1b[31m", b"\\u0000",
-    b"nan", b"inf", b"-", b"-1", b"0", b"1e999", b"9" * 40, b"0x", b"true", b"none", b"2020-01-01", b"\r", b"\xef\xbb\xbf", b"\xe2\x80\xa8",
-]  # fmt: skip
+PIECES = [bytes([x]) for x in b"[]{}=.,#\n\r\0\xff\"'0-"]
+PIECES += [b"[[", b'"""', b"\x1b[31m", b"\\u0000", b"nan", b"inf", b"-1", b"1e999", b"9" * 40, b"0x", b"true", b"none"]
+PIECES += [b"2020-01-01", b"\xef\xbb\xbf", b"\xe2\x80\xa8"]
 
 
 def mutated(original: bytes) -> st.SearchStrategy[bytes]:
@@ -60,16 +60,23 @@ def mutated(original: bytes) -> st.SearchStrategy[bytes]:
 
 words = st.sampled_from([*SETTINGS, *ALGORITHMS, *envs.names(), "mlp", "cnn", "total_steps", "time_limit", "none"])
 numbers = st.one_of(
-    st.integers(-3, 3000), st.integers(), st.floats(), st.sampled_from([2**31 - 1, 2**31, 10**12, 10**40, 1e-45, 3.5e38])
+    st.integers(-3, 3000),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([2**31 - 1, 2**31, 10**12, 10**40, 1e-45, 3.5e38]),
 )
 scalars = st.one_of(
-    numbers.map(repr), st.sampled_from(["true", "false", "2020-01-01", "12:00:00", "''", "{}", "[]", "0x1F", "1_000"]),
-    (words | st.text(max_size=8)).map(json.dumps), st.text(max_size=8),
-)  # fmt: skip
+    numbers.map(repr),
+    st.sampled_from(["true", "false", "2020-01-01", "12:00:00", "''", "{}", "[]", "0x1F", "1_000"]),
+    (words | st.text(max_size=8)).map(json.dumps),
+    st.text(max_size=8),
+)
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=3).map(lambda x: f"[{', '.join(x)}]")
-    | st.lists(st.tuples(words, inner), max_size=2).map(lambda x: f"{{{', '.join(f'{k} = {v}' for k, v in x)}}}"),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda x: f"[{', '.join(x)}]")
+        | st.lists(st.tuples(words, inner), max_size=2).map(lambda x: f"{{{', '.join(f'{k} = {v}' for k, v in x)}}}")
+    ),
     max_leaves=4,
 )
 keys = st.one_of(words, words, st.text(max_size=6), st.lists(st.text(max_size=3), max_size=4).map(".".join))
@@ -85,15 +92,17 @@ assignments = st.one_of(
 )
 ranges = st.lists(numbers.map(str) | st.sampled_from(["log", "linear", ""]), min_size=4, max_size=4).map(":".join)
 grids = st.one_of(st.tuples(words, values).map("=".join), st.tuples(words, ranges).map("=".join), assignments)
-flags = [
-    "--seeds", "--seed", "--steps", "--set", "--from", "--reward", "--out", "--resume", "--devices", "--mesh", "--quiet",
-    "--grid", "--memory", "--episodes", "--checkpoint", "--greedy", "--prompt", "--number", "--temperature", "--top-k",
-    "--top-p", "--gif", "--join-seconds", "--processes", "--process", "--coordinator", "--help", "-h", "--", "-", "--set=",
-]  # fmt: skip
+flags = [flag for flag in re.findall(r'"(--[a-z-]+)"', Path(parser.__file__).read_text()) if flag != "--distributed"]
+flags += ["--help", "-h", "--", "-", "--set="]
 anything = st.one_of(
-    st.sampled_from([*tasks()[:3], *ALGORITHMS[:3], *LISTS, *flags, "data=2", "seed=2,data=2", "all", "x.gif", "best", "0"]),
-    numbers.map(str), assignments, st.text(max_size=10), st.tuples(st.sampled_from(flags), scalars).map("=".join),
-)  # fmt: skip
+    st.sampled_from(
+        [*tasks()[:3], *ALGORITHMS[:3], *parser.LISTS, *flags, "data=2", "seed=2,data=2", "all", "x.gif", "best", "0"]
+    ),
+    numbers.map(str),
+    assignments,
+    st.text(max_size=10),
+    st.tuples(st.sampled_from(flags), scalars).map("=".join),
+)
 commands = st.sampled_from(["train", "compare", "sweep", "eval", "sample", "play", "plot", "list", "trian", ""])
 command_lines = st.tuples(commands, st.lists(anything, max_size=7)).map(lambda x: [x[0], *x[1]])
 trainings = st.lists(anything, max_size=5).map(lambda x: ["train", "cartpole", "ppo", *x])
@@ -104,7 +113,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-records = st.fixed_dictionaries({}, optional={name: json_values for name in ("prompt", "answer", "completion", "x")})
+records = st.fixed_dictionaries({}, optional=dict.fromkeys(("prompt", "answer", "completion", "x"), json_values))
 json_files = st.one_of(
     mutated(VALID_LINE * 12),
     st.lists((records | json_values).map(lambda x: json.dumps(x).encode()), max_size=6).map(b"\n".join),
@@ -154,12 +163,15 @@ def try_manifest(folder: Path, content: bytes) -> None:
     path = folder / f"{64:012d}"
     path.mkdir()
     (path / "manifest.json").write_bytes(content)
+    sentence = None
     try:
         found = checkpoint.find(folder)
     except UserError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
+        sentence = str(error)
+    if sentence is None:
         assert found is None or (type(found.steps), type(found.score), type(found.about)) == (int, float, dict)
+    else:
+        assert len(sentence.splitlines()) == 1
 
 
 class Target(NamedTuple):
@@ -179,7 +191,9 @@ TARGETS = {
     "command lines": Target(lambda: command_lines, try_command),
     "training": Target(lambda: trainings, try_command),
     "JSON lines": Target(lambda: json_files, try_json_lines),
-    "manifests": Target(lambda: mutated(_manifest()[1]) | json_values.map(lambda x: json.dumps(x).encode()), try_manifest),
+    "manifests": Target(
+        lambda: mutated(_manifest()[1]) | json_values.map(lambda x: json.dumps(x).encode()), try_manifest
+    ),
 }
 FRESH = int(os.environ.get("JAXPG_FUZZ", 0))
 """How many random inputs to try in the full lane, over all targets; 0 for the fixed ones."""
