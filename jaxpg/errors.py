@@ -47,6 +47,8 @@ def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "")
 def hint(given: str, known: Iterable[str]) -> str:
     """A sentence with the new name, the most similar name, or all names if none is similar."""
     known = sorted(known)
+    if not known:
+        return "There is none."
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
     similar = nearest(given, known)

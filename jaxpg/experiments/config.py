@@ -210,7 +210,7 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     for key in sections:
         if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
             refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
-    present = ALGORITHMS.keys() & sections.keys()
+    present = [name for name in sections if name in ALGORITHMS]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:

@@ -255,7 +255,10 @@ FILES: list[tuple[str | bytes, str]] = [
     (BASE + "[ppo]\nlike = ['grpo']", "like must be a string"),
     (BASE + "[ppo]\nlike = {}", "like must be a string"),
     (BASE + "[ppo]\nlike = 'ppo'", "no section 'ppo' for `like`"),
-    (BASE + "[ppo]\nlike = 'grpo'\n[grpo]\nlike = 'ppo'", "no section 'grpo' for `like`"),
+    (
+        BASE + "[ppo]\nlike = 'grpo'\n[grpo]\nlike = 'ppo'",
+        "no section 'grpo' for `like` in section ppo, in task.toml. There is none.",
+    ),
     (BASE + "[ppo]\nGamma = 0.9", "no setting 'Gamma' of ppo, in task.toml. Did you mean 'gamma'"),
     (BASE + "[PPO]\ngamma = 0.9", "Did you mean 'ppo'"),
     (BASE + "[ppo]\n'' = 1", "no setting '' of ppo"),
