@@ -14,7 +14,7 @@ ROOMS = """
 types errors printable
 parallel.collectives
 objectives
-files user_code vectorize parallel
+domains files user_code vectorize parallel
 rollout update
 policy_gradient models
 ladder_settings

@@ -207,9 +207,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_words_of_the_command_line_itself(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
+    assert main(arguments) == 2
     assert capsys.readouterr().err.endswith(f"Did you mean {meant!r}?\n")
 
 
@@ -222,8 +220,8 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--set", "gamma=high"], "gamma must be a number, not 'high'"),
     (["train", "cartpole", "ppo", "--set", "num_envs=-1"], "num_envs must be at least 1, not -1"),
     (["train", "cartpole", "ppo", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
-    (["train", "cartpole", "ppo", "--steps", "-5"], "total_steps must be at least 1, not -5"),
-    (["train", "cartpole", "ppo", "--steps", "3000000000"], "total_steps must be between 1 and 2^31 - 1"),
+    (["train", "cartpole", "ppo", "--steps", "-5"], "--steps must be at least 1, not -5"),
+    (["train", "cartpole", "ppo", "--steps", "3000000000"], "--steps must be at most 2^31 - 1, not 3000000000"),
     (["train", "cartpole", "ppo", "--seeds", "0"], "--seeds must be at least 1"),
     (["train", "cartpole", "ppo", "--devices", "99x"], "--devices takes a number from 1 on, or all, not '99x'"),
     (["train", "cartpole", "ppo", "--mesh", "time=2"], "--mesh takes data=N"),
@@ -235,10 +233,10 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "2 devices cannot share 3 seeds"),
     (["train", "cartpole", "ppo", "--mesh", "data=2", "--devices", "3"], "has 2 devices, and --devices says 3"),
     (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
-    (["train", "cartpole", "ppo", "--seed", "5000000000"], "seeds are different numbers from 0 to 2^31 - 1"),
+    (["train", "cartpole", "ppo", "--seed", "5000000000"], "--seed must be at most 2^31 - 1"),
     (["train", "cartpole", "ppo", "--set", "seeds=[]"], "seeds are different numbers"),
     (["train", "cartpole", "ppo", "--set", "seeds=[0, 0]"], "seeds are different numbers"),
-    (["train", "cartpole", "ppo", "--set", "seeds=[0, -1]"], "seeds are different numbers"),
+    (["train", "cartpole", "ppo", "--set", "seeds=[0, -1]"], "seeds must be at least 0, not -1"),
     (["train", "cartpole", "ppo", "--set", "wrappers.flatten=0.1"], "wrappers.flatten must be a table, not 0.1"),
     (["train", "cartpole", "ppo", "--set", "network.kind=mlpp"], "no kind of network 'mlpp'. Did you mean 'mlp'"),
     (["train", "cartpole", "ppo", "--set", "network.kind=[1]"], "no kind of network '[1]'"),
@@ -261,8 +259,8 @@ REFUSED = [
     (["compare", "cartpole", "ppo", "grpo", "--set", "num_envs=12"], "group_size = 8"),
     (["eval", "nowhere"], "nowhere is not the directory of a run"),
     (["eval", "nowhere", "--episodes", "0"], "--episodes must be at least 1"),
-    (["eval", "nowhere", "--seed", "99999999999999999999"], "seeds are different numbers"),
-    (["play", "nowhere", "--gif", "x.gif", "--seed", "-1"], "seeds are different numbers"),
+    (["eval", "nowhere", "--seed", "99999999999999999999"], "--seed must be at most 2^31 - 1"),
+    (["play", "nowhere", "--gif", "x.gif", "--seed", "-1"], "--seed must be at least 0, not -1"),
     (["play", "nowhere", "--gif", "x.png"], "--gif takes a file that ends in .gif"),
     (["plot", "nowhere"], "nowhere is not the directory of a run"),
     (["list", "options"], "such as: jaxpg list options ppo"),
@@ -313,7 +311,7 @@ def test_an_annealed_run_does_not_go_on_at_a_learning_rate_of_zero(
 ) -> None:
     begun = configs.resolve_config("cartpole", "ppo", {"total_steps": 20_000})
     (tmp_path / run_directory.CONFIG).write_text(files.toml_dumps(configs.to_dict(begun)))
-    arguments = ["train", "cartpole", "ppo", "--resume", "--steps", steps, "--out", str(tmp_path), "--devices", "0"]
+    arguments = ["train", "cartpole", "ppo", "--resume", "--steps", steps, "--out", str(tmp_path), "--devices", "99"]
     assert main(arguments) == 2  # in the other case because of the devices
     message = capsys.readouterr().err
     assert ("anneals its learning rate to zero over 20,000 steps" in message) == refused

@@ -20,11 +20,14 @@ from jax.sharding import Mesh
 
 from jaxpg import parallel
 from jaxpg.cli import record
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.parallel import collectives, process_exit, processes
 
 OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
 """Arguments in which the processes of a run may differ."""
+
+MOST_DEVICES = 1000
+"""In one process: more than any machine has. jax makes as many CPU devices as it is told to, a second for each 500."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,16 +80,19 @@ def start_jax(options: DeviceOptions) -> None:
     kept, and so are the devices if jax was used before in this process. With `--distributed`, wait for the others.
 
     Raises:
-        UserError: the options of several processes are incomplete, or the processes cannot be joined.
+        UserError: more devices than a process can have, incomplete options of several processes, or processes that
+            cannot be joined.
     """
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    per_process = -(-_requested_devices(options) // (options.processes or 1))
+    if per_process > MOST_DEVICES:
+        raise UserError(f"A process takes at most {MOST_DEVICES} devices, not {per_process}: see --devices and --mesh.")
     if config.jax_num_cpu_devices < 0:
         with contextlib.suppress(RuntimeError):  # raised if jax was used before in this process
-            per_process = -(-_requested_devices(options) // (options.processes or 1))
             jax.config.update("jax_num_cpu_devices", max(per_process, _num_cores()))
     if options.distributed:
         _check_process_options(options)
@@ -130,7 +136,7 @@ def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh
         UserError: there are fewer devices, or they cannot share the seeds and environments evenly.
     """
     available = jax.devices()
-    shape = parse_mesh(options.mesh) if options.mesh else {}
+    shape = parse_mesh(options.mesh) if options.mesh is not None else {}
     if shape:
         number = math.prod(shape.values())
         if options.devices not in (None, "all", str(number)):
@@ -160,11 +166,11 @@ def parse_mesh(text: str) -> dict[str, int]:
         axis, _, size = part.partition("=")
         new_axis = axis in (collectives.DATA, parallel.SEED, collectives.SHARD) and axis not in shape
         compatible = not shape or collectives.SHARD not in {*shape, axis}  # shard=N stands alone
-        if not new_axis or not compatible or not size.isdecimal() or int(size) < 1:
+        if not new_axis or not compatible or not _is_count(size):
             raise UserError(
                 f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
                 f"seeds), or both, such as data=4,seed=2, or shard=N (devices that share environments and parameters); "
-                f"not {text!r}."
+                f"not {excerpt(text)}."
             )
         shape[axis] = int(size)
     return shape
@@ -267,15 +273,20 @@ def _devices_of_all_processes(number: int) -> list[jax.Device]:
 
 def _requested_devices(options: DeviceOptions) -> int:
     """How many devices the options name; 1 where they name none or all."""
-    if options.mesh:
+    if options.mesh is not None:
         return math.prod(parse_mesh(options.mesh).values())
-    return _parse_number(options.devices) if options.devices and options.devices != "all" else 1
+    return _parse_number(options.devices) if options.devices not in (None, "all") else 1
 
 
 def _parse_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--devices takes a number from 1 on, or all, not {text!r}.")
+    if not _is_count(text):
+        raise UserError(f"--devices takes a number from 1 on, or all, not {excerpt(text)}.")
     return int(text)
+
+
+def _is_count(text: str) -> bool:
+    """Whether a text is a number of devices."""
+    return re.fullmatch("[1-9][0-9]{0,8}", text) is not None
 
 
 def _num_cores() -> int:

@@ -20,6 +20,8 @@ def run_list(arguments: argparse.Namespace) -> int:
     """Print the tables that were named, or those of tasks and algorithms."""
     if arguments.what == "options" and not arguments.algorithm:
         raise UserError("list options needs an algorithm, such as: jaxpg list options ppo.")
+    if arguments.what != "options" and arguments.algorithm:
+        raise UserError(f"list {arguments.what} takes no algorithm; list options {arguments.algorithm} does.")
     listings: dict[str, Callable[[], Table]] = {
         "tasks": _task_table,
         "algorithms": _algorithm_table,

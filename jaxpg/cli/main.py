@@ -27,14 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape
             stream.reconfigure(errors="backslashreplace")
-    arguments = make_parser().parse_args(argv)
-    from jaxpg.cli import devices
-    from jaxpg.parallel import process_exit
-
     try:
-        options = devices.from_arguments(arguments)
-        command = partial(_run, arguments, options)
-        return process_exit.exit_together(command) if options.distributed else command()
+        return _main(make_parser().parse_args(argv))
     except UserError as error:
         print(f"jaxpg: {printable(error)}", file=sys.stderr)
         return 2
@@ -49,6 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
         print(f"jaxpg: {printable(message)}.", file=sys.stderr)
         return 2
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    """Run a command, in one process or together with others."""
+    from jaxpg.cli import devices
+    from jaxpg.parallel import process_exit
+
+    options = devices.from_arguments(arguments)
+    command = partial(_run, arguments, options)
+    return process_exit.exit_together(command) if options.distributed else command()
 
 
 def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:

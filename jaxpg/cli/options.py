@@ -11,6 +11,7 @@ from typing import Any
 from jaxpg.cli import devices
 from jaxpg.cli.devices import DeviceOptions
 from jaxpg.errors import UserError
+from jaxpg.experiments.config import check_seeds
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.grid import parse_grid
 
@@ -71,10 +72,9 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.steps is not None:
         overrides["total_steps"] = arguments.steps
     if arguments.seeds is not None or arguments.seed:
-        number = 1 if arguments.seeds is None else arguments.seeds
-        if number < 1 or arguments.seed < 0:
-            raise UserError(f"--seeds must be at least 1 and --seed at least 0, not {number} and {arguments.seed}.")
-        overrides["seeds"] = list(range(arguments.seed, arguments.seed + number))
+        seeds = range(arguments.seed, arguments.seed + (1 if arguments.seeds is None else arguments.seeds))
+        check_seeds(seeds)
+        overrides["seeds"] = list(seeds)
     if arguments.initial is not None:
         overrides["initial"] = arguments.initial
     if arguments.reward is not None:

@@ -16,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import find_task, read_toml
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
-from jaxpg.experiments.stages import ROLES, Stage, check_plan, plan_stages
+from jaxpg.experiments.stages import INHERITED, ROLES, Stage, check_plan, plan_stages
 from jaxpg.training import run_directory
 from jaxpg.training.loop import check_total_steps
 
@@ -124,16 +124,16 @@ def _plan_run(options: RunOptions, config: configs.Config, directory: Path, shar
 def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     if not options.grid:
         raise UserError("sweep needs --grid, such as --grid learning_rate=1e-4:1e-2:log:8.")
-    if named := [name for name in ROLES if name in options.grid]:
-        raise UserError(f"{named[0]} cannot be swept: all runs of a sweep begin alike. Train a sweep for each.")
     assert options.task is not None
     (algorithm,) = options.algorithms
     groups = plan_grid(options.task, algorithm, options.overrides, options.grid)
     *stages, last = _plan_run(options, groups[0].config, out, out)
     trained: dict[str, Any] = {"initial": last.config.initial, "reward": last.config.reward}
+    groups = [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups]
+    _check_groups(groups, stages, options)
     tables = [
         {
-            "config": _tables(dataclasses.replace(group.config, **trained)),
+            "config": _tables(group.config),
             "traced": list(group.traced),
             "places": group.places,
             "points": group.points,
@@ -142,6 +142,19 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     ]
     sweep = Sweep(grid=_jsonable(options.grid), memory=options.memory, groups=tables, waves=[])
     return _record(options, stages, out, sweep)
+
+
+def _check_groups(groups: Sequence[CompiledGroup], stages: Sequence[Stage], options: RunOptions) -> None:
+    """Raise the UserError that one of the programs of a sweep would raise, before any is compiled."""
+    assert options.grid is not None
+    inherited = [name for name in options.grid if name.split(".")[0] in INHERITED]
+    if stages and inherited:
+        raise UserError(
+            f"--grid cannot have {inherited[0]}, which all points share with their first stage {stages[0].name}. "
+            "Train that alone, and begin with its directory: --from RUN."
+        )
+    for group in groups:
+        check_plan([*stages, Stage(group.config.algorithm, group.config, Path())])
 
 
 def _record(options: RunOptions, stages: Sequence[Stage], out: Path, sweep: Sweep | None = None) -> CommandRecord:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
 from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
-from jaxpg.errors import UserError, hint, refuse_unknown
+from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
 
@@ -43,7 +44,8 @@ def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
         env_settings = {key: settings.pop(key) for key in env_parameters if key in settings}
         return text.text_env(make_task(**settings), **env_settings)
 
-    parameters = [*inspect.signature(make_task).parameters.values(), *env_parameters.values()]
+    of_the_task = inspect.signature(make_task, eval_str=True).parameters.values()
+    parameters = [*of_the_task, *env_parameters.values()]
     factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return factory
 
@@ -113,6 +115,8 @@ def make(name: str, /, **settings: Any) -> Env:
             contract (see `check_env`).
     """
     _check_settings(name, settings, default_settings(name))
+    if name in _factories:
+        _check_annotated(name, settings)
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
@@ -169,10 +173,20 @@ def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) 
             raise UserError(f"{name} has no setting {key!r}. {hint(key, known) if known else 'It has none.'}")
         if not _has_type_of(value, known[key]):
             default = np.asarray(known[key]).tolist()
-            raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
+            raise UserError(f"{name}: {key} must be like its default {default!r}, not {excerpt(value)}.")
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
     if missing:
         raise UserError(f"{name} needs a value for {', '.join(missing)}.")
+
+
+def _check_annotated(name: str, settings: dict[str, Any]) -> None:
+    """Check by its annotation a setting whose default does not show its type: there is none, or it is None."""
+    for key, parameter in inspect.signature(_factories[name]).parameters.items():
+        if key in settings and parameter.default in (None, inspect.Parameter.empty):
+            kinds = get_args(parameter.annotation) or (parameter.annotation,)
+            if isinstance(settings[key], bool) or not isinstance(settings[key], kinds):
+                described = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
+                raise UserError(f"{name}: {key} must be {described}, not {excerpt(settings[key])}.")
 
 
 def _has_type_of(value: Any, default: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxpg import envs, ladder, preferences
+from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
@@ -197,6 +198,10 @@ def _check_division(config: Config, time_limit: int, needs_trajectories: bool, s
         raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}.")
     steps = settings.get("num_steps") or time_limit
     rows = local if needs_trajectories else local * steps
+    if num_envs * steps > INT32_MAX:
+        raise UserError(
+            f"num_envs = {num_envs} x {steps} steps are more than the 2^31 - 1 that a batch can have: make one smaller."
+        )
     batch = f"{local} environments" if needs_trajectories else f"{local} environments x {steps} steps = {rows} rows"
     for name in ("num_minibatches", "value_minibatches"):
         if rows % settings.get(name, 1):

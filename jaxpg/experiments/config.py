@@ -22,7 +22,6 @@ config that a run writes is such a file again, with every setting in it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -30,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpg import envs, ladder, preferences, user_code
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.domains import INT32_MAX
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
-from jaxpg.experiments.signatures import REQUIRED, Option, check, options
+from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.printable import printable
@@ -48,8 +48,13 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
 }
 MAX_NAME = 100
 """Characters in the name of a task."""
-FRACTIONS = ("gamma", "gae_lambda", "baseline_rate", "reference_rate")
-"""Settings from 0 to 1."""
+MOST_SEEDS = 2**16
+"""More seeds than anybody trains side by side: a mistake in typing."""
+NAMED_NUMBERS = ("total_steps", "time_limit")
+"""Names that stand for an integer in a config."""
+_LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
+COMMAND_ARGUMENTS = ("task", "algorithm")
+"""What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +139,10 @@ def resolve_tables(
     own = algorithm_options(algorithm)
     _check_names(sections, source)
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
-    layers = top_level, _section(sections, algorithm), config_file.nested(overrides or {})
+    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides or {})
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
-    merged.pop("algorithm", None)
+    check(options(Config)["algorithm"], merged.pop("algorithm", algorithm))
     known = task_options() | own
     for key in merged:
         if key not in known:
@@ -234,8 +239,23 @@ def check_name(name: Any) -> str:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise a UserError unless these can be the numbers of seeds."""
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**31:
-        raise UserError(f"seeds are different numbers from 0 to 2^31 - 1, at least one, not {list(seeds)}.")
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise UserError(f"seeds are different numbers, from one to {MOST_SEEDS:,} of them, not {len(seeds):,}.")
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > INT32_MAX:
+        raise UserError(f"seeds are different numbers from 0 to 2^31 - 1, at least one, not {excerpt(list(seeds))}.")
+
+
+def _nested_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides as tables.
+
+    Raises:
+        UserError: one of them is an argument of the commands, which a setting does not change.
+    """
+    tree = config_file.nested(overrides)
+    for name in COMMAND_ARGUMENTS:
+        if name in tree:
+            raise UserError(f"{name} is an argument of the command, not a setting: name it there, without --set.")
+    return tree
 
 
 def _check_names(sections: Mapping[str, Any], path: Path) -> None:
@@ -244,17 +264,19 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     for key in sections:
         if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
             refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
-    present = ALGORITHMS.keys() & sections.keys()
+    present = [name for name in sections if name in ALGORITHMS]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:
         section, known = sections[algorithm], top_level | algorithm_options(algorithm)
         models = [name for name in present if "like" not in sections[name]]
-        if "like" in section and section["like"] not in models:
+        if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
         for key in section.keys() - {"like"}:
             if key not in known:
                 refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
+            if not (_takes_integer(known[key]) and section[key] in NAMED_NUMBERS):
+                check(known[key], section[key])
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -279,13 +301,15 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
     merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
-    values = {name: check(option, merged[name], minimum=_minimum(option)) for name, option in fields.items()}
+    values = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in values:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     values["network"] = _check_network(values["network"])
     values["pairs"] = _check_table(values["pairs"], options(preferences.make_pairs), " of preference pairs")
     for name, settings in values["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
+    for name in ("environment_settings", "wrappers"):
+        check_free_settings(name, values[name])
     check_seeds(values.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **values)
@@ -309,27 +333,18 @@ def _check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: s
     for name in given:
         if name not in known:
             refuse_unknown("setting", name, known, where)
-    return {name: check(known[name], value, minimum=_minimum(known[name])) for name, value in given.items()}
-
-
-def _minimum(option: Option) -> float:
-    """Sizes and counts are at least 1; other numbers of a task or a network may be anything."""
-    return 1 if option.kind is int or option.name in ("hidden", "channels") else -math.inf
+    return {name: check(known[name], value) for name, value in given.items()}
 
 
 def _check_setting(option: Option, value: Any, config: Config) -> Any:
-    """The value of an algorithm's setting: not negative, an integer at least 1 unless 0 is its default."""
+    """The value of an algorithm's setting, with `total_steps` and `time_limit` as the numbers that they name."""
     if value is REQUIRED:
         raise UserError(
             f"{config.algorithm} needs a value for {option.name}: {option.meaning} Add --set {option.name}=..."
         )
     if _takes_integer(option):
         value = _named_number(value, config)
-    counts = _takes_integer(option) and option.default != 0
-    value = check(option, value, minimum=1 if counts else 0)
-    if option.name in FRACTIONS and value > 1:
-        raise UserError(f"{option.name} must be at most 1, not {value}.")
-    return value
+    return check(option, value)
 
 
 def _takes_integer(option: Option) -> bool:
@@ -337,7 +352,7 @@ def _takes_integer(option: Option) -> bool:
 
 
 def _named_number(value: Any, config: Config) -> Any:
-    """The number behind the names `total_steps` and `time_limit`; any other value as it is."""
+    """The number behind one of NAMED_NUMBERS; any other value as it is."""
     if value == "total_steps":
         return config.total_steps
     if value == "time_limit":
