@@ -124,7 +124,8 @@ def to_sparse(mdp: MDP) -> SparseMDP:
     successors = np.argsort(P <= 0, axis=-1, kind="stable")[..., :most].astype(np.int32)
     probabilities = np.take_along_axis(P, successors, -1)
     rewards = np.where(probabilities > 0, np.take_along_axis(np.asarray(mdp.R), successors, -1), 0.0)
-    return SparseMDP(*map(jnp.asarray, (successors, probabilities, rewards)), mdp.start, mdp.terminal)
+    outcomes = jnp.asarray(successors), jnp.asarray(probabilities), jnp.asarray(rewards)
+    return SparseMDP(*outcomes, start=mdp.start, terminal=mdp.terminal)
 
 
 @partial(jax.jit, static_argnames="horizon")

@@ -47,17 +47,18 @@ def sample_experience(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int
     env = as_env(mdp, time_limit, "mdp")
     logits = jnp.log(policy)
 
-    def step(state: TabularState, key: Key) -> tuple[TabularState, tuple[Array, ...]]:
+    def step(state: TabularState, key: Key) -> tuple[TabularState, Experience]:
         action_key, step_key = jax.random.split(key)
         action = jax.random.categorical(action_key, logits[state.position])
         after, timestep = env.step(step_key, state, action)
-        return after, (state.position, after.position, timestep.reward, timestep.discount, timestep.last)
+        positions = state.position, after.position
+        return after, Experience(*positions, timestep.reward, timestep.discount, timestep.last, jnp.ones(()))
 
     def episode(key: Key) -> Experience:
         reset_key, step_key = jax.random.split(key)
         _, steps = lax.scan(step, env.reset(reset_key)[0], jax.random.split(step_key, time_limit))
-        ended = jnp.cumsum(steps[-1]) - steps[-1] > 0
-        return Experience(*steps, mask=1.0 - ended)
+        ended_before = jnp.cumsum(steps.last) - steps.last > 0
+        return steps._replace(mask=1.0 - ended_before)
 
     return jax.vmap(episode, out_axes=1)(jax.random.split(key, num_episodes))
 
