@@ -6,9 +6,9 @@ have the order of Gymnasium's environment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,21 @@ _LAKES = {
 }
 _TAXI_MAP = ("R: | : :G", " : | : : ", " : : : : ", " | : | : ", "Y| : |B: ")
 _TAXI_STANDS = ((0, 0), (0, 4), (4, 0), (4, 3))
+
+
+class Grid(NamedTuple):
+    """How the states of a world lie on a grid.
+
+    rows, columns: its size.
+    labels: by cell (row, column), of those without a value: "" for a wall, else what ends the episode there.
+    moves: (down, right) of each action.
+    """
+
+    rows: int
+    columns: int
+    labels: Mapping[tuple[int, int], str]
+    moves: Sequence[tuple[int, int]] = _MOVES
+
 
 Cell = tuple[ArrayLike, ArrayLike]
 """The row and the column of a cell; negative ones count from the end."""
@@ -299,6 +314,27 @@ def _taxi_step(
     wall = right != 0 and 0 <= between < len(_TAXI_MAP[row]) and _TAXI_MAP[row][between] == "|"
     to_row, to_column = min(max(row + down, 0), 4), min(max(column + right, 0), 4)
     return (to_row, column if wall else to_column, passenger, destination), -1
+
+
+def grid_of(name: str, settings: Mapping[str, Any]) -> Grid | None:
+    """How a world of MDPS with these settings lies on a grid, None if it does not."""
+    match name:
+        case "grid_world":
+            rows, columns = settings.get("rows", 8), settings.get("columns", 8)
+            labels = {(row % rows, column % columns): "" for row, column in settings.get("walls", ())}
+            for end, place, label in (("goal", (0, -1), "+1"), ("trap", (1, -1), "−1")):
+                row, column = settings.get(end, place)
+                labels[row % rows, column % columns] = label
+            return Grid(rows, columns, labels)
+        case "frozen_lake":
+            lake = _LAKES[settings.get("size", 4)].split()
+            cells = [(r, c, tile) for r, row in enumerate(lake) for c, tile in enumerate(row)]
+            labels = {(r, c): {"H": "hole", "G": "goal"}[tile] for r, c, tile in cells if tile in "HG"}
+            return Grid(len(lake), len(lake), labels)
+        case "cliff_walking":
+            return Grid(4, 12, {(3, column): "" for column in range(1, 11)} | {(3, 11): "goal"}, _CLIFF_MOVES)
+        case _:
+            return None
 
 
 MDPS: dict[str, Callable[..., AnyMDP]] = {
