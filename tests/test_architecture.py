@@ -21,6 +21,7 @@ ladder_settings
 ladder
 envs.text
 envs
+values
 report
 preferences
 training

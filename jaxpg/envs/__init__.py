@@ -2,26 +2,39 @@
 
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
-from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
-from jaxpg.envs.tabular import (
-    MDP,
-    action_values,
-    as_env,
-    expected_return,
+from jaxpg.envs.mdps import (
+    MDPS,
+    cliff_walking,
     frozen_lake,
     grid_world,
     random_mdp,
+    random_walk,
+    sparse_grid_world,
+    taxi,
+)
+from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
+from jaxpg.envs.tabular import (
+    MDP,
+    SparseMDP,
+    action_values,
+    as_env,
+    expected_return,
     state_values,
     state_visits,
+    to_dense,
+    to_sparse,
 )
 from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actions, time_limit, unwrap
 
 __all__ = [
     "MDP",
+    "MDPS",
     "WRAPPERS",
+    "SparseMDP",
     "action_values",
     "as_env",
     "check_env",
+    "cliff_walking",
     "clip_actions",
     "default_settings",
     "expected_return",
@@ -33,11 +46,16 @@ __all__ = [
     "make",
     "names",
     "random_mdp",
+    "random_walk",
     "register",
+    "sparse_grid_world",
     "state_values",
     "state_visits",
     "sticky_actions",
+    "taxi",
     "time_limit",
+    "to_dense",
+    "to_sparse",
     "unwrap",
     "wrap",
 ]

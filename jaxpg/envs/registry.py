@@ -10,7 +10,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from jaxpg.envs import gymnax_adapter, probes, tabular, text, wrappers
+from jaxpg.envs import gymnax_adapter, mdps, probes, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
@@ -19,20 +19,21 @@ from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
 Factory = Callable[..., Env]
 
 
-def _grid_world(
-    rows: int = 8, columns: int = 8, living_cost: float = 0.04, slip: float = 0.2, time_limit: int = 200
-) -> Env:
-    return tabular.as_env(
-        tabular.grid_world(rows, columns, living_cost=living_cost, slip=slip), time_limit, "grid_world"
-    )
+def _tabular_factory(name: str, time_limit: int) -> Factory:
+    """The factory of a world's environment: its settings are the world's and the time limit."""
+    make_mdp = mdps.MDPS[name]
 
+    def factory(*, time_limit: int = time_limit, **settings: Any) -> Env:
+        return tabular.as_env(make_mdp(**settings), time_limit, name)
 
-def _frozen_lake(size: int = 4, slippery: bool = True, time_limit: int = 100) -> Env:
-    return tabular.as_env(tabular.frozen_lake(size, slippery=slippery), time_limit, "frozen_lake")
+    limit = inspect.Parameter("time_limit", inspect.Parameter.KEYWORD_ONLY, default=time_limit, annotation=int)
+    parameters = [*inspect.signature(make_mdp).parameters.values(), limit]
+    factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return factory
 
 
 def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: int = 100) -> Env:
-    return tabular.as_env(tabular.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
+    return tabular.as_env(mdps.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
 
 
 def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
@@ -50,9 +51,9 @@ def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
     return factory
 
 
+_TIME_LIMITS = {"grid_world": 200, "frozen_lake": 100, "cliff_walking": 200, "taxi": 200, "random_walk": 10_000}
 _factories: dict[str, Factory] = {
-    "grid_world": _grid_world,
-    "frozen_lake": _frozen_lake,
+    **{name: _tabular_factory(name, limit) for name, limit in _TIME_LIMITS.items()},
     "random_mdp": _random_mdp,
     "probe-value": probes.value,
     "probe-observation": probes.observation,

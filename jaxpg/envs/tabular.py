@@ -1,11 +1,11 @@
-"""Finite Markov decision processes whose P and R are known: exact answers for tests, and small environments.
+"""Finite Markov decision processes whose P and R are known: exact values of policies, and sampling.
 
-Notation of Sutton & Barto, "Reinforcement Learning" (2018), chapters 3 and 4. `S` states, `A` actions.
+Notation of Sutton & Barto, "Reinforcement Learning" (2018), chapters 3 and 4. `S` states, `A` actions. mdps.py has
+worlds to begin with, values/planning.py finds their optimal policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,17 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, TimeStep
-
-# Left, down, right, up, as in FrozenLake: the neighbours of an action in this cyclic order are perpendicular to it.
-_MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
-_LAKES = {
-    4: "SFFF FHFH FFFH HFFG",
-    8: "SFFFFFFF FFFFFFFF FFFHFFFF FFFFFHFF FFFHFFFF FHHFFFHF FHFFHFHF FFFHFFFG",
-}
 
 
 class MDP(NamedTuple):
@@ -41,6 +33,25 @@ class MDP(NamedTuple):
     terminal: Array
 
 
+class SparseMDP(NamedTuple):
+    """A finite Markov decision process whose actions have at most K outcomes, for worlds too large for `[S, A, S]`.
+
+    successors: [S, A, K] int32. The same state may stand there twice, with another reward.
+    probabilities: [S, A, K]; outcomes that do not happen have probability 0.
+    rewards: [S, A, K].
+    start, terminal: as in MDP.
+    """
+
+    successors: Array
+    probabilities: Array
+    rewards: Array
+    start: Array
+    terminal: Array
+
+
+AnyMDP = MDP | SparseMDP
+
+
 class TabularState(NamedTuple):
     """State of a tabular environment: `position` [] int, the state of the MDP; `time` [] int, steps since the reset."""
 
@@ -48,84 +59,7 @@ class TabularState(NamedTuple):
     time: Array
 
 
-def grid_world(
-    rows: int = 8,
-    columns: int = 8,
-    *,
-    living_cost: float = 0.04,
-    slip: float = 0.2,
-    walls: Sequence[tuple[int, int]] = (),
-) -> MDP:
-    """The textbook's grid: +1 in the top right corner, -1 in the cell below it, start in the bottom left corner.
-
-    A move into a wall or over the edge stays in place. `grid_world(3, 4, walls=[(1, 1)])` is the 4x3 world of Russell
-    & Norvig, "Artificial Intelligence: A Modern Approach" (4th ed.), section 17.1. State `row * columns + column`,
-    counted from the top left; actions left, down, right, up.
-
-    Args:
-        rows: at least 2.
-        columns: at least 2.
-        living_cost: subtracted from the reward of every step.
-        slip: probability that a move goes to the side, half of it to either side.
-        walls: cells (row, column) that cannot be entered.
-
-    Raises:
-        UserError: a grid that is too small, or a slip that is not a probability.
-    """
-    if rows < 2 or columns < 2 or not 0 <= slip <= 1:
-        raise UserError(f"grid_world needs rows, columns >= 2 and slip in [0, 1], not {rows}, {columns}, {slip}.")
-    rewards = np.zeros((rows, columns))
-    rewards[0, -1], rewards[1, -1] = 1.0, -1.0
-    terminal = rewards.ravel() != 0
-    P = _moves_on_grid(rows, columns, slip, walls)
-    R = np.broadcast_to(rewards.ravel() - living_cost, P.shape)
-    start = np.eye(rows * columns)[(rows - 1) * columns]
-    return _absorbing(P, R, start, terminal)
-
-
-def frozen_lake(size: int = 4, *, slippery: bool = True) -> MDP:
-    """Gymnasium's FrozenLake-v1: reach the goal (reward 1) over ice with holes (reward 0, the end).
-
-    On slippery ice each of the intended direction and its two perpendiculars has probability 1/3.
-
-    Args:
-        size: 4 or 8, the two standard maps of Gymnasium.
-        slippery: whether moves can go to the side.
-
-    Raises:
-        UserError: any other size.
-    """
-    if size not in _LAKES:
-        raise UserError(f"frozen_lake: size must be 4 or 8, not {size!r}.")
-    tiles = np.array([list(row) for row in _LAKES[size].split()]).ravel()
-    P = _moves_on_grid(size, size, slip=2 / 3 if slippery else 0.0)
-    R = np.broadcast_to(1.0 * (tiles == "G"), P.shape)
-    return _absorbing(P, R, np.eye(size * size)[0], np.isin(tiles, ("H", "G")))
-
-
-@partial(jax.jit, static_argnames=("states", "actions"))
-def random_mdp(key: Key, states: int = 5, actions: int = 3) -> MDP:
-    """Rows of P uniform on the simplex, rewards standard normal, a uniform start; the last state is terminal.
-
-    Args:
-        key: the source of all randomness.
-        states: at least 2, the terminal one included.
-        actions: at least 1.
-
-    Raises:
-        UserError: too few states or actions.
-    """
-    if states < 2 or actions < 1:
-        raise UserError(f"random_mdp needs at least 2 states and 1 action, not {states} and {actions}.")
-    P_key, R_key = jax.random.split(key)
-    weights = jax.random.exponential(P_key, (states, actions, states))
-    R = jax.random.normal(R_key, (states, actions, states))
-    terminal = jnp.arange(states) == states - 1
-    P = weights / weights.sum(-1, keepdims=True)
-    return _absorbing(P, R, jnp.where(terminal, 0.0, 1.0 / (states - 1)), terminal)
-
-
-def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
+def as_env(mdp: AnyMDP, time_limit: int, name: str) -> Env:
     """The environment that samples an MDP; observations are one-hot, `[S]` float32, the state is a TabularState.
 
     Args:
@@ -138,8 +72,9 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
     """
     if time_limit < 1:
         raise UserError(f"{name}: time_limit must be at least 1, not {time_limit!r}.")
-    num_states, num_actions, _ = mdp.P.shape
-    P_cdf, start_cdf = _cdf(mdp.P), _cdf(mdp.start)
+    num_states, num_actions = num_states_and_actions(mdp)
+    probabilities = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
+    outcome_cdf, start_cdf = _cdf(probabilities), _cdf(mdp.start)
 
     def observe(position: Array) -> Array:
         return jax.nn.one_hot(position, num_states, dtype=jnp.float32)
@@ -149,11 +84,12 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
         return TabularState(position, jnp.zeros((), jnp.int32)), observe(position)
 
     def step(key: Key, state: TabularState, action: Array) -> tuple[TabularState, TimeStep]:
-        position, time = _draw(key, P_cdf[state.position, action]), state.time + 1
+        outcome, time = _draw(key, outcome_cdf[state.position, action]), state.time + 1
+        position, reward = _outcome(mdp, state.position, action, outcome)
         terminated = mdp.terminal[position]
         return TabularState(position, time), TimeStep(
             obs=observe(position),
-            reward=mdp.R[state.position, action, position].astype(jnp.float32),
+            reward=reward.astype(jnp.float32),
             discount=1.0 - terminated.astype(jnp.float32),
             last=terminated | (time >= time_limit),
         )
@@ -162,13 +98,44 @@ def as_env(mdp: MDP, time_limit: int, name: str) -> Env:
     return Env(name, reset, step, space, Discrete(num_actions), time_limit, min_truncation_step=time_limit)
 
 
+def num_states_and_actions(mdp: AnyMDP) -> tuple[int, int]:
+    """S and A."""
+    num_states, num_actions, _ = (mdp.successors if isinstance(mdp, SparseMDP) else mdp.P).shape
+    return num_states, num_actions
+
+
+def to_dense(mdp: SparseMDP) -> MDP:
+    """The same process with all pairs of states, `[S, A, S]`.
+
+    Where several outcomes of an action lead to the same state, R is their expected reward, so values are the same.
+    """
+    num_states, num_actions = num_states_and_actions(mdp)
+    s, a = jnp.arange(num_states)[:, None, None], jnp.arange(num_actions)[None, :, None]
+    zeros = jnp.zeros((num_states, num_actions, num_states), mdp.probabilities.dtype)
+    P = zeros.at[s, a, mdp.successors].add(mdp.probabilities)
+    gain = zeros.at[s, a, mdp.successors].add(mdp.probabilities * mdp.rewards)
+    return MDP(P, jnp.where(P > 0, gain / jnp.where(P > 0, P, 1.0), 0.0), mdp.start, mdp.terminal)
+
+
+def to_sparse(mdp: MDP) -> SparseMDP:
+    """The same process with the outcomes that can happen; K is the largest number of them. Not under `jit`."""
+    P = np.asarray(mdp.P)
+    most = int((P > 0).sum(-1).max())
+    successors = np.argsort(P <= 0, axis=-1, kind="stable")[..., :most].astype(np.int32)
+    probabilities = np.take_along_axis(P, successors, -1)
+    rewards = np.where(probabilities > 0, np.take_along_axis(np.asarray(mdp.R), successors, -1), 0.0)
+    outcomes = jnp.asarray(successors), jnp.asarray(probabilities), jnp.asarray(rewards)
+    return SparseMDP(*outcomes, start=mdp.start, terminal=mdp.terminal)
+
+
 @partial(jax.jit, static_argnames="horizon")
-def state_values(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
+def state_values(mdp: AnyMDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact state values of a policy, differentiable in the policy and in gamma.
 
-    Without a horizon v = (I - gamma P_pi)^-1 r_pi by a linear solve, where P_pi keeps only transitions into
-    non-terminal states; with gamma 1 the policy must reach a terminal state from everywhere. With a horizon
-    v_0 = 0, v_{k+1} = r_pi + gamma P_pi v_k: the expected return of the next `horizon` steps, without a bootstrap.
+    Without a horizon v = (I - gamma P_pi)^-1 r_pi by a linear solve, where P_pi `[S, S]` keeps only transitions into
+    non-terminal states; with gamma 1 the policy must reach a terminal state from everywhere. Where `[S, S]` is too
+    large there is `values.policy_evaluation`. With a horizon v_0 = 0, v_{k+1} = r_pi + gamma P_pi v_k: the expected
+    return of the next `horizon` steps, without a bootstrap.
 
     Args:
         mdp: the process.
@@ -179,65 +146,72 @@ def state_values(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | N
     Returns:
         [S], 0 in terminal states.
     """
-    P_pi, r_pi = _induced_chain(mdp, policy)
-    if horizon is None:
-        return jnp.linalg.solve(jnp.eye(len(r_pi)) - gamma * P_pi, r_pi)
-    v, _ = lax.scan(lambda v, _: (r_pi + gamma * P_pi @ v, None), jnp.zeros_like(r_pi), length=horizon)
-    return v
+    policy = jnp.where(mdp.terminal[:, None], 0.0, policy)
+    r_pi = (policy * expected_rewards(mdp)).sum(-1)
+
+    def discounted(v: Array) -> Array:
+        return gamma * (policy * expected_next_values(mdp, v)).sum(-1)
+
+    if horizon is not None:
+        return lax.scan(lambda v, _: (r_pi + discounted(v), None), jnp.zeros_like(r_pi), length=horizon)[0]
+    return jnp.linalg.solve(jnp.eye(len(r_pi)) - gamma * _induced_chain(mdp, policy), r_pi)
 
 
 @jax.jit
-def action_values(mdp: MDP, values: Array, gamma: Array | float) -> Array:
+def action_values(mdp: AnyMDP, values: Array, gamma: Array | float) -> Array:
     """q(s, a) = sum_s' p(s' | s, a) (r(s, a, s') + gamma v(s')), with v 0 in terminal states; `[S, A]`."""
-    next_values = jnp.where(mdp.terminal, 0.0, values)
-    return (mdp.P * (mdp.R + gamma * next_values[None, None, :])).sum(-1)
+    return expected_rewards(mdp) + gamma * expected_next_values(mdp, values)
 
 
-def expected_return(mdp: MDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
+def expected_rewards(mdp: AnyMDP) -> Array:
+    """r(s, a) = sum_s' p(s' | s, a) r(s, a, s'), `[S, A]`."""
+    if isinstance(mdp, SparseMDP):
+        return (mdp.probabilities * mdp.rewards).sum(-1)
+    return (mdp.P * mdp.R).sum(-1)
+
+
+def expected_next_values(mdp: AnyMDP, values: Array, s: Array | slice = slice(None)) -> Array:
+    """sum_s' p(s' | s, a) v(s') with v 0 in terminal states, for the states `s`: `[S, A]`, or `[A]` for one state."""
+    values = jnp.where(mdp.terminal, 0.0, values)
+    if isinstance(mdp, SparseMDP):
+        return (mdp.probabilities[s] * values[mdp.successors[s]]).sum(-1)
+    return mdp.P[s] @ values
+
+
+def expected_return(mdp: AnyMDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact objective, J = sum_s start(s) v_pi(s); arguments as in `state_values`."""
     return mdp.start @ state_values(mdp, policy, gamma, horizon)
 
 
 @jax.jit
-def state_visits(mdp: MDP, policy: Array, gamma: Array | float) -> Array:
+def state_visits(mdp: AnyMDP, policy: Array, gamma: Array | float) -> Array:
     """Expected discounted number of visits to each state during an episode, `[S]`.
 
     eta = (I - gamma P_pi^T)^-1 start, 0 in terminal states. The policy gradient theorem (Sutton & Barto, section 13.2)
     reads grad J = sum_s eta(s) sum_a q(s, a) grad pi(a | s), with gamma in both. Practice weights states by the visits
     with gamma 1 and keeps gamma in q alone.
     """
-    P_pi, _ = _induced_chain(mdp, policy)
+    P_pi = _induced_chain(mdp, policy)
     return jnp.linalg.solve(jnp.eye(len(P_pi)) - gamma * P_pi.T, jnp.where(mdp.terminal, 0.0, mdp.start))
 
 
-def _induced_chain(mdp: MDP, policy: Array) -> tuple[Array, Array]:
-    """Transitions between non-terminal states and expected rewards under a policy, [S, S] and [S]."""
+def _induced_chain(mdp: AnyMDP, policy: Array) -> Array:
+    """Transitions between non-terminal states under a policy, [S, S]."""
     policy = jnp.where(mdp.terminal[:, None], 0.0, policy)
-    P_pi = jnp.einsum("sa,sax->sx", policy, mdp.P)
-    r_pi = jnp.einsum("sa,sax,sax->s", policy, mdp.P, mdp.R)
-    return jnp.where(mdp.terminal[None, :], 0.0, P_pi), r_pi
+    if isinstance(mdp, SparseMDP):
+        zeros = jnp.zeros((len(policy), len(policy)), policy.dtype)
+        s = jnp.arange(len(policy))[:, None, None]
+        P_pi = zeros.at[s, mdp.successors].add(policy[..., None] * mdp.probabilities)
+    else:
+        P_pi = jnp.einsum("sa,sax->sx", policy, mdp.P)
+    return jnp.where(mdp.terminal[None, :], 0.0, P_pi)
 
 
-def _moves_on_grid(rows: int, columns: int, slip: float, walls: Sequence[tuple[int, int]] = ()) -> np.ndarray:
-    """Transition probabilities of moves on a grid, [S, 4, S]."""
-    cells = np.arange(rows * columns)
-    row, column = np.divmod(cells, columns)
-    reached = np.zeros((4, rows * columns, rows * columns))
-    for move, (down, right) in enumerate(_MOVES):
-        to = np.clip(row + down, 0, rows - 1) * columns + np.clip(column + right, 0, columns - 1)
-        blocked = np.isin(to, [r * columns + c for r, c in walls])
-        reached[move, cells, np.where(blocked, cells, to)] = 1.0
-    sideways = (np.roll(reached, 1, axis=0) + np.roll(reached, -1, axis=0)) / 2
-    return ((1 - slip) * reached + slip * sideways).transpose(1, 0, 2)
-
-
-@jax.jit
-def _absorbing(P: ArrayLike, R: ArrayLike, start: ArrayLike, terminal: ArrayLike) -> MDP:
-    """The MDP with terminal states that lead to themselves with reward 0, so that P is a distribution everywhere."""
-    P, R, start, terminal = (jnp.asarray(x) for x in (P, R, start, terminal))
-    from_terminal = terminal[:, None, None]
-    stay = jnp.eye(len(P), dtype=P.dtype)[:, None, :]
-    return MDP(jnp.where(from_terminal, stay, P), jnp.where(from_terminal, 0.0, R), start, terminal)
+def _outcome(mdp: AnyMDP, state: Array, action: Array, outcome: Array) -> tuple[Array, Array]:
+    """The successor and the reward of an outcome: a place in the last axis of the process."""
+    if isinstance(mdp, SparseMDP):
+        return mdp.successors[state, action, outcome], mdp.rewards[state, action, outcome]
+    return outcome, mdp.R[state, action, outcome]
 
 
 @jax.jit

@@ -1,0 +1,221 @@
+"""Planning and prediction: how fast a sweep is beside NumPy, and the textbook's picture of TD's errors.
+
+    python benchmarks/planning.py [--rounds 7]
+
+Writes results/planning.json and results/prediction.png. Both sides of a ratio do the same sweeps; they take turns
+within one process, and compiling is not timed. NumPy has the vectorised sweep that an expert writes, and the loop over
+states and actions that a textbook has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg import envs, values
+from jaxpg.report.figures import STYLE, color, save
+from jaxpg.training.provenance import describe_machine
+
+RESULTS = Path(__file__).parent / "results"
+STEP_SIZES = np.linspace(0.0, 1.0, 21)[1:]
+
+
+def numpy_sweeps(mdp: envs.MDP, gamma: float, sweeps: int) -> Callable[[], np.ndarray]:
+    """Value iteration as an expert writes it in NumPy: expected rewards once, then one product per sweep."""
+    P, r = np.asarray(mdp.P) * ~np.asarray(mdp.terminal), np.asarray((mdp.P * mdp.R).sum(-1))
+
+    def run() -> np.ndarray:
+        v = np.zeros(len(r), r.dtype)
+        for _ in range(sweeps):
+            v = (r + gamma * (P @ v)).max(-1)
+        return v
+
+    return run
+
+
+def python_sweeps(mdp: envs.MDP, gamma: float, sweeps: int) -> Callable[[], np.ndarray]:
+    """Value iteration as in a textbook: a loop over states and actions, a sum over successors."""
+    P, R = np.asarray(mdp.P) * ~np.asarray(mdp.terminal), np.asarray(mdp.R)
+
+    def run() -> np.ndarray:
+        v = np.zeros(len(P), P.dtype)
+        for _ in range(sweeps):
+            new = [max((P[s, a] * (R[s, a] + gamma * v)).sum() for a in range(P.shape[1])) for s in range(len(P))]
+            v = np.array(new, P.dtype)
+        return v
+
+    return run
+
+
+def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Wall seconds of every program in every round; the first round is thrown away."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds + 1):
+        for name, program in programs.items():
+            began = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[name].append(time.perf_counter() - began)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def dense(rounds: int) -> dict[str, Any]:
+    """1,000 states, 4 actions, every state within reach of every other: the same number of sweeps for all."""
+    mdp = envs.random_mdp(jax.random.key(0), 1_000, 4)
+    plan = jax.block_until_ready(values.value_iteration(mdp, 0.99))
+    sweeps = int(plan.sweeps)
+    seconds = in_turns(
+        {
+            "jaxpg": lambda: values.value_iteration(mdp, 0.99).values,
+            "numpy": numpy_sweeps(mdp, 0.99, sweeps),
+            "python loop": python_sweeps(mdp, 0.99, sweeps // 10),
+        },
+        rounds,
+    )
+    seconds["python loop"] = [10 * x for x in seconds["python loop"]]
+    ratios = {n: median(o / j for o, j in zip(seconds[n], seconds["jaxpg"], strict=True)) for n in seconds}
+    return {
+        "states": 1_000,
+        "actions": 4,
+        "gamma": 0.99,
+        "sweeps": sweeps,
+        "seconds": seconds,
+        "ratio_to_jaxpg": ratios,
+    }
+
+
+def sparse(rounds: int) -> list[dict[str, Any]]:
+    """A grid of a million cells; how many sweeps and seconds each method takes."""
+    mdp = jax.jit(partial(envs.sparse_grid_world, 1_000, 1_000))()
+    rows = []
+    for gamma in (0.9, 0.99):
+        for name, method in (
+            ("value iteration", values.value_iteration),
+            ("modified policy iteration, 20 sweeps", partial(values.policy_iteration, max_sweeps=20)),
+        ):
+            plan = jax.block_until_ready(method(mdp, gamma))
+            seconds = in_turns({"jaxpg": lambda m=method, g=gamma: m(mdp, g).values}, rounds)["jaxpg"]
+            row = {"method": name, "gamma": gamma, "sweeps": int(plan.sweeps), "seconds": seconds}
+            rows.append(row | {"states": 1_000_000})
+            print(row["method"], gamma, row["sweeps"], f"{median(seconds):.2f} s", flush=True)
+    return rows
+
+
+def walk_errors(runs: int = 1_000) -> dict[str, dict[str, list[float]]]:
+    """Root mean squared error on the 19-state walk over its first 10 episodes, by step size (figures 7.2 and 12.3)."""
+    mdp = envs.random_walk(19)
+    policy = jnp.ones((21, 1))
+    exact, start = envs.state_values(mdp, policy, 1.0), jnp.zeros(21)
+    live = ~mdp.terminal
+
+    @partial(jax.jit, static_argnums=0)
+    def error(method: Callable[..., jax.Array], alpha: jax.Array) -> jax.Array:
+        def run(key: jax.Array) -> jax.Array:
+            played = values.sample_experience(mdp, policy, key, num_episodes=10, time_limit=1_000)
+            learned = method(played, start, 1.0, step_size=alpha)
+            squares = jnp.where(live[None, :], (learned - exact[None, :]) ** 2, 0.0).sum(-1) / live.sum()
+            return jnp.sqrt(squares).mean()
+
+        return jax.vmap(run)(jax.random.split(jax.random.key(0), runs)).mean()
+
+    methods = {f"n = {n}": partial(values.n_step_td, n=n) for n in (1, 2, 4, 8, 16, 64)}
+    methods |= {f"λ = {x}": partial(values.td_lambda, lambda_=x) for x in (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)}
+    return {
+        name: {"step_size": STEP_SIZES.tolist(), "rmse": [float(error(method, a)) for a in STEP_SIZES]}
+        for name, method in methods.items()
+    }
+
+
+def walk_curves(runs: int = 1_000) -> dict[str, values.PredictionError]:
+    """Bias, standard deviation and error of Monte Carlo and TD by the number of episodes, on the 19-state walk."""
+    mdp = envs.random_walk(19)
+    policy = jnp.ones((21, 1))
+    exact, start = envs.state_values(mdp, policy, 1.0), jnp.zeros(21)
+
+    def run(key: jax.Array) -> tuple[jax.Array, ...]:
+        played = values.sample_experience(mdp, policy, key, num_episodes=100, time_limit=1_000)
+        td = partial(values.td_lambda, played, start, 1.0)
+        return (
+            values.monte_carlo(played, start, 1.0),
+            values.monte_carlo(played, start, 1.0, first_visit=False),
+            td(step_size=0.1),
+            td(step_size=0.1, lambda_=0.8),
+        )
+
+    learned = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), runs))
+    names = ("MC, first visit", "MC, every visit", "TD(0), α = 0.1", "TD(0.8), α = 0.1")
+    return {n: values.prediction_error(x, exact, ~mdp.terminal) for n, x in zip(names, learned, strict=True)}
+
+
+def draw(errors: dict[str, dict[str, list[float]]], curves: dict[str, values.PredictionError], path: Path) -> None:
+    """Errors by step size of n-step TD and TD(λ), and what they consist of by episode."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 7), layout="constrained")
+        (by_n, by_lambda), (bias, sd) = figure.subplots(2, 2)
+        for axes, prefix, title in ((by_n, "n", "n-step TD"), (by_lambda, "λ", "TD(λ)")):
+            for i, (name, curve) in enumerate((n, c) for n, c in errors.items() if n.startswith(prefix)):
+                axes.plot(curve["step_size"], curve["rmse"], color=color(i), label=name)
+            axes.set(title=title, xlabel="step size α", ylabel="RMS error, first 10 episodes", ylim=(0.22, 0.55))
+            axes.legend(frameon=False, ncols=2, fontsize=9)
+        for axes, part, title in ((bias, "bias", "bias"), (sd, "sd", "standard deviation")):
+            for i, (name, error) in enumerate(curves.items()):
+                curve = np.asarray(getattr(error, part))
+                axes.plot(np.arange(1, len(curve) + 1), curve, color=color(i), label=name)
+            axes.set(title=title, xlabel="episode", ylabel=f"{title}, root mean square over states", ylim=(0, None))
+            axes.legend(frameon=False, fontsize=9)
+        for axes in figure.axes:
+            axes.grid(visible=True)
+        figure.suptitle("Prediction on the random walk of 19 states, 1,000 runs")
+    save(figure, path)
+
+
+def main() -> None:
+    """Measure, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    small, large = dense(arguments.rounds), sparse(max(1, arguments.rounds // 2))
+    errors, curves = walk_errors(), walk_curves()
+    draw(errors, curves, RESULTS / "prediction.png")
+    table = Table("value iteration", "sweeps", "seconds", "beside jaxpg")
+    for name, seconds in small["seconds"].items():
+        table.add_row(
+            f"1,000 states, {name}",
+            str(small["sweeps"]),
+            f"{median(seconds):.3f}",
+            f"{small['ratio_to_jaxpg'][name]:.1f}",
+        )
+    for row in large:
+        table.add_row(
+            f"1,000,000 states, {row['method']}, gamma {row['gamma']}",
+            str(row["sweeps"]),
+            f"{median(row['seconds']):.2f}",
+            "",
+        )
+    Console().print(table)
+    final = {name: {part: float(x[-1]) for part, x in error._asdict().items()} for name, error in curves.items()}
+    found = {
+        "dense": small,
+        "sparse": large,
+        "walk": errors,
+        "after 100 episodes": final,
+        "machine": describe_machine(),
+    }
+    (RESULTS / "planning.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

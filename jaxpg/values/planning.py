@@ -1,0 +1,269 @@
+"""Planning: values and optimal policies of an MDP whose P and R are known, by sweeps over its states.
+
+Every function takes an MDP or a SparseMDP, can be jitted, and mapped over discounts and over MDPs of one shape (slips,
+places of the reward). A sweep replaces the value of every state by a backup,
+
+    evaluation:   v(s) <- sum_a pi(a|s) q(s, a)
+    improvement:  v(s) <- max_a q(s, a),    q(s, a) = r(s, a) + gamma sum_s' p(s'|s, a) v(s').
+
+Both are contractions with the factor gamma: a sweep that changes no value by more than `change` leaves an error of at
+most gamma / (1 - gamma) change. Sweeps end when this bound is below the tolerance, or the change is below the rounding
+of the values. With gamma 1 there is no such bound, and they end when the change itself is below the tolerance.
+
+Sources: Sutton & Barto 2018, chapter 4; Puterman 1994, "Markov Decision Processes", chapter 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.envs.reachability import steps_to_terminal
+from jaxpg.envs.tabular import AnyMDP, action_values, expected_next_values, expected_rewards
+from jaxpg.types import Array, Scalar
+
+Backup = Callable[[Array, Array | slice], Array]
+"""(values [S], states) -> the new values of these states: of one state [], or of all of them [S] for `slice(None)`."""
+Order = Callable[[Backup, Array], Array]
+"""The order in which a sweep backs up the states: (backup, values [S]) -> values [S]."""
+
+
+class Plan(NamedTuple):
+    """What a method found.
+
+    values: [S], 0 in terminal states.
+    policy: [S, A] one-hot, the greedy policy of the values (`greedy_policy`).
+    sweeps: [] int32, sweeps over all states, those of evaluation included.
+    improvements: [] int32, how often the policy was improved; for value iteration as often as it swept.
+    change: [] the largest change of a value in the last sweep.
+    """
+
+    values: Array
+    policy: Array
+    sweeps: Array
+    improvements: Array
+    change: Array
+
+
+def synchronous(backup: Backup, values: Array) -> Array:
+    """All states at once, from the values before the sweep (Jacobi)."""
+    return backup(values, slice(None))
+
+
+def gauss_seidel(backup: Backup, values: Array) -> Array:
+    """One state after the other, each from the newest values: fewer sweeps, but no two states at once."""
+    return lax.fori_loop(0, len(values), lambda s, v: v.at[s].set(backup(v, s)), values)
+
+
+@partial(jax.jit, static_argnames=("max_sweeps", "order"))
+def policy_evaluation(
+    mdp: AnyMDP,
+    policy: Array,
+    gamma: Scalar,
+    *,
+    tolerance: Scalar = 1e-6,
+    max_sweeps: int = 100_000,
+    order: Order = synchronous,
+) -> Array:
+    """The state values of a policy by sweeps from zero; `envs.state_values` finds them by a linear solve.
+
+    Args:
+        mdp: the process.
+        policy: [S, A], pi(a | s).
+        gamma: discount factor; with 1 the policy must reach a terminal state from everywhere.
+        tolerance: of the values.
+        max_sweeps: sweeps end after this many.
+        order: `synchronous` or `gauss_seidel`.
+
+    Returns:
+        [S], 0 in terminal states.
+    """
+    backup = evaluation_backup(mdp, expected_rewards(mdp), policy, gamma)
+    zeros = jnp.zeros(len(mdp.terminal), policy.dtype)
+    return _sweep_until_converged(order, backup, zeros, gamma, tolerance, max_sweeps).values
+
+
+@partial(jax.jit, static_argnames=("max_sweeps", "order"))
+def value_iteration(
+    mdp: AnyMDP,
+    gamma: Scalar,
+    *,
+    tolerance: Scalar = 1e-6,
+    max_sweeps: int = 100_000,
+    order: Order = synchronous,
+) -> Plan:
+    """Optimal values: v <- max_a q(., a), from zero. Source: Sutton & Barto 2018, section 4.4.
+
+    Args:
+        mdp: the process.
+        gamma: discount factor; with 1 a terminal state must be within reach from everywhere.
+        tolerance: of the values.
+        max_sweeps: sweeps end after this many.
+        order: `synchronous` or `gauss_seidel`.
+    """
+    rewards = expected_rewards(mdp)
+    backup = optimality_backup(mdp, rewards, gamma)
+    swept = _sweep_until_converged(
+        order, backup, jnp.zeros(len(mdp.terminal), rewards.dtype), gamma, tolerance, max_sweeps
+    )
+    policy = greedy_policy(mdp, swept.values, gamma, tolerance=tolerance)
+    return Plan(swept.values, policy, swept.sweeps, swept.sweeps, swept.change)
+
+
+@partial(jax.jit, static_argnames=("max_sweeps", "max_improvements", "order"))
+def policy_iteration(
+    mdp: AnyMDP,
+    gamma: Scalar,
+    *,
+    tolerance: Scalar = 1e-6,
+    max_sweeps: int = 100_000,
+    max_improvements: int = 1_000,
+    order: Order = synchronous,
+) -> Plan:
+    """Optimal values: evaluate the policy, make it greedy, and again until its values no longer rise.
+
+    It begins with the uniform policy. An evaluation begins with the values of the policy before, which are lower
+    everywhere, so they rise to the optimal ones. With `max_sweeps` 1 this is value iteration, in between it is modified
+    policy iteration. Source: Sutton & Barto 2018, section 4.3; Puterman 1994, sections 6.4 and 6.5.
+
+    Args:
+        mdp: the process.
+        gamma: discount factor; with 1 a terminal state must be within reach from everywhere.
+        tolerance: of the values.
+        max_sweeps: sweeps per evaluation.
+        max_improvements: improvements end after this many.
+        order: `synchronous` or `gauss_seidel`.
+    """
+    rewards = expected_rewards(mdp)
+    sweep = partial(_sweep_until_converged, order, gamma=gamma, tolerance=tolerance, max_sweeps=max_sweeps)
+
+    def evaluate(values: Array, policy: Array) -> _Swept:
+        return sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
+
+    def improve(plan: Plan) -> Plan:
+        policy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
+        swept = evaluate(plan.values, policy)
+        change = jnp.abs(swept.values - plan.values).max()
+        return Plan(swept.values, policy, plan.sweeps + swept.sweeps, plan.improvements + 1, change)
+
+    def goes_on(plan: Plan) -> Array:
+        return (plan.change > smallest_change(plan.values, gamma, tolerance)) & (plan.improvements < max_improvements)
+
+    uniform = jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
+    first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform)
+    infinite = jnp.asarray(jnp.inf, rewards.dtype)
+    return lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
+
+
+class FiniteHorizonPlan(NamedTuple):
+    """Optimal values and policies by the number of steps that are left, from none to the horizon.
+
+    values: [H + 1, S], the optimal return of the next h steps.
+    policy: [H + 1, S, A] one-hot, the first of these steps; row 0 has no step, and is zero.
+    """
+
+    values: Array
+    policy: Array
+
+
+@partial(jax.jit, static_argnames="horizon")
+def finite_horizon(mdp: AnyMDP, gamma: Scalar, horizon: int) -> FiniteHorizonPlan:
+    """Backward induction: v_0 = 0, v_h(s) = max_a r(s, a) + gamma sum_s' p(s'|s, a) v_{h-1}(s').
+
+    The best that can be done within a time limit; the best action depends on the steps that are left.
+    Source: Puterman 1994, section 4.5.
+
+    Args:
+        mdp: the process.
+        gamma: discount factor, 1 included.
+        horizon: the number of steps.
+    """
+    rewards = expected_rewards(mdp)
+
+    def back_up(values: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
+        q = _live(mdp, rewards + gamma * expected_next_values(mdp, values))
+        return q.max(-1), (q.max(-1), jax.nn.one_hot(q.argmax(-1), q.shape[-1], dtype=q.dtype))
+
+    zeros = jnp.zeros(len(rewards), rewards.dtype)
+    _, (values, policy) = lax.scan(back_up, zeros, length=horizon)
+    first = jnp.zeros((1, *rewards.shape), rewards.dtype)
+    return FiniteHorizonPlan(jnp.concatenate([zeros[None], values]), jnp.concatenate([first, policy]))
+
+
+@jax.jit
+def greedy_policy(mdp: AnyMDP, values: Array, gamma: Scalar, *, tolerance: Scalar = 0.0) -> Array:
+    """The policy that takes the best action by q, `[S, A]` one-hot; of several the first.
+
+    With gamma 1 actions can be as good as the best and lead in circles for ever. Then, of the actions within the
+    tolerance of the best, it takes one that leads to a terminal state by the fewest further such actions.
+
+    Args:
+        mdp: the process.
+        values: [S].
+        gamma: discount factor.
+        tolerance: of action values, with gamma 1; rounding is always tolerated.
+    """
+    q = action_values(mdp, values, gamma)
+
+    def shortest(q: Array) -> Array:
+        rounding = 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max()
+        best = q >= q.max(-1, keepdims=True) - jnp.maximum(tolerance, rounding)
+        steps = steps_to_terminal(mdp, best)
+        return jnp.where(jnp.isfinite(steps).any(-1), steps.argmin(-1), best.argmax(-1))
+
+    chosen = lax.cond(gamma == 1, shortest, lambda q: q.argmax(-1), q)
+    return jax.nn.one_hot(chosen, q.shape[-1], dtype=q.dtype)
+
+
+class _Swept(NamedTuple):
+    values: Array
+    sweeps: Array
+    change: Array
+
+
+def _sweep_until_converged(
+    order: Order, backup: Backup, values: Array, gamma: Scalar, tolerance: Scalar, max_sweeps: int
+) -> _Swept:
+    """Sweep until the values are within the tolerance of the backup's fixed point."""
+
+    def goes_on(swept: _Swept) -> Array:
+        return (swept.change > smallest_change(swept.values, gamma, tolerance)) & (swept.sweeps < max_sweeps)
+
+    def sweep(swept: _Swept) -> _Swept:
+        after = order(backup, swept.values)
+        return _Swept(after, swept.sweeps + 1, jnp.abs(after - swept.values).max())
+
+    return lax.while_loop(goes_on, sweep, _Swept(values, jnp.int32(0), jnp.asarray(jnp.inf, values.dtype)))
+
+
+def smallest_change(values: Array, gamma: Scalar, tolerance: Scalar) -> Array:
+    """A sweep that changes less is the last: tolerance (1 - gamma) / gamma, or the rounding of the values."""
+    gamma = jnp.asarray(gamma, values.dtype)
+    inside = jnp.where((gamma > 0) & (gamma < 1), gamma, 0.5)
+    bound = jnp.where(gamma < 1, tolerance * (1 - inside) / inside, tolerance)
+    return jnp.maximum(bound, 4 * jnp.finfo(values.dtype).eps * jnp.abs(values).max())
+
+
+def optimality_backup(mdp: AnyMDP, rewards: Array, gamma: Scalar) -> Backup:
+    """max_a q(s, a); `rewards` are the expected ones, [S, A]."""
+    return lambda values, s: _live(mdp, rewards[s] + gamma * expected_next_values(mdp, values, s), s).max(-1)
+
+
+def evaluation_backup(mdp: AnyMDP, rewards: Array, policy: Array, gamma: Scalar) -> Backup:
+    """sum_a pi(a|s) q(s, a); `rewards` are the expected ones, [S, A]."""
+
+    def backup(values: Array, s: Array | slice) -> Array:
+        q = _live(mdp, rewards[s] + gamma * expected_next_values(mdp, values, s), s)
+        return (policy[s] * q).sum(-1)
+
+    return backup
+
+
+def _live(mdp: AnyMDP, q: Array, s: Array | slice = slice(None)) -> Array:
+    """Action values of the states `s`, 0 in terminal ones."""
+    return jnp.where(mdp.terminal[s][..., None], 0.0, q)

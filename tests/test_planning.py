@@ -1,0 +1,272 @@
+"""Planning against linear programming, linear algebra, Gymnasium's tables and each other."""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
+from scipy.optimize import linprog
+
+from jaxpg import envs, values
+from jaxpg.envs.reachability import check_mdp
+from jaxpg.errors import UserError
+
+GAMMAS = (0.9, 0.99, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+WORLDS = {
+    "frozen_lake 4": (lambda: envs.frozen_lake(4), FrozenLakeEnv, {"map_name": "4x4"}),
+    "frozen_lake 8": (lambda: envs.frozen_lake(8), FrozenLakeEnv, {"map_name": "8x8"}),
+    "dry lake": (lambda: envs.frozen_lake(4, slippery=False), FrozenLakeEnv, {"is_slippery": False}),
+    "cliff": (envs.cliff_walking, CliffWalkingEnv, {}),
+    "slippery cliff": (lambda: envs.cliff_walking(slippery=True), CliffWalkingEnv, {"is_slippery": True}),
+    "taxi": (envs.taxi, TaxiEnv, {}),
+}
+
+
+def gymnasium_table(make, settings):
+    """Gymnasium's P as arrays: transitions [S, A, S], expected rewards [S, A], the probability to go on [S, A, S]."""
+    table = make(**settings).P
+    S, A = len(table), len(table[0])
+    P, r, goes_on = np.zeros((S, A, S)), np.zeros((S, A)), np.zeros((S, A, S))
+    for s, actions in table.items():
+        for a, outcomes in actions.items():
+            for p, successor, reward, terminated in outcomes:
+                P[s, a, successor] += p
+                r[s, a] += p * reward
+                goes_on[s, a, successor] += p * (not terminated)
+    return P, r, goes_on
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_worlds_are_gymnasiums(name):
+    """Every transition and reward outside of the terminal states, and the optimal values at three discounts."""
+    make, gymnasiums, settings = WORLDS[name]
+    mdp = make()
+    live = ~np.asarray(mdp.terminal)
+    dense = envs.to_dense(mdp) if isinstance(mdp, envs.SparseMDP) else mdp
+    P, r, goes_on = gymnasium_table(gymnasiums, settings)
+    np.testing.assert_allclose(np.asarray(dense.P)[live], P[live], atol=1e-12)
+    np.testing.assert_allclose(np.asarray((dense.P * dense.R).sum(-1))[live], r[live], atol=1e-12)
+    np.testing.assert_allclose((np.asarray(dense.P) * live)[live], goes_on[live], atol=1e-12)
+    for gamma in GAMMAS:
+        v = np.zeros(len(P))
+        for _ in range(20_000):
+            before, v = v, (r + gamma * goes_on @ v).max(-1)
+            if np.abs(v - before).max() < 1e-13:
+                break
+        found = np.asarray(values.value_iteration(mdp, gamma, tolerance=1e-9).values)
+        np.testing.assert_allclose(found[live], v[live], atol=1e-6)
+
+
+def test_start_states_are_gymnasiums():
+    for make, gymnasiums, settings in WORLDS.values():
+        np.testing.assert_allclose(make().start, gymnasiums(**settings).initial_state_distrib, atol=1e-6)
+
+
+def linear_program(mdp, gamma):
+    """Optimal values as the least v with v >= r + gamma P v for every action. Source: Puterman 1994, section 6.9."""
+    P, r = np.asarray(mdp.P) * ~np.asarray(mdp.terminal), np.asarray((mdp.P * mdp.R).sum(-1))
+    S, A = r.shape
+    bounds = np.repeat(np.eye(S), A, axis=0) - gamma * P.reshape(S * A, S)
+    return linprog(np.ones(S), A_ub=-bounds, b_ub=-r.ravel(), bounds=(None, None)).x
+
+
+METHODS = {
+    "value iteration": values.value_iteration,
+    "value iteration, Gauss-Seidel": partial(values.value_iteration, order=values.gauss_seidel),
+    "policy iteration": values.policy_iteration,
+    "policy iteration, Gauss-Seidel": partial(values.policy_iteration, order=values.gauss_seidel),
+    "modified policy iteration": partial(values.policy_iteration, max_sweeps=5),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_methods_find_what_a_linear_program_finds(method, sparse):
+    for mdp in (envs.random_mdp(jax.random.key(0), 12, 3), envs.grid_world(4, 5, walls=[(1, 1)])):
+        for gamma in (0.0, 0.9, 0.99):
+            plan = METHODS[method](envs.to_sparse(mdp) if sparse else mdp, gamma, tolerance=1e-8)
+            np.testing.assert_allclose(plan.values, linear_program(mdp, gamma), atol=1e-7)
+            followed = envs.state_values(mdp, plan.policy, gamma)
+            np.testing.assert_allclose(followed, plan.values, atol=1e-5)
+
+
+def test_policy_evaluation_is_the_linear_solve():
+    mdp = envs.random_mdp(jax.random.key(1), 8, 3)
+    policy = jax.nn.softmax(jax.random.normal(jax.random.key(2), (8, 3)))
+    for form in (mdp, envs.to_sparse(mdp)):
+        for order in (values.synchronous, values.gauss_seidel):
+            swept = values.policy_evaluation(form, policy, 0.95, tolerance=1e-9, order=order)
+            np.testing.assert_allclose(swept, envs.state_values(mdp, policy, 0.95), atol=1e-8)
+        np.testing.assert_allclose(envs.state_values(form, policy, 0.95), envs.state_values(mdp, policy, 0.95))
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.9, 0.99])
+def test_a_sweep_brings_the_values_closer_by_gamma(gamma):
+    mdp = envs.random_mdp(jax.random.key(3), 10, 3)
+    exact = values.value_iteration(mdp, gamma, tolerance=1e-12).values
+    errors = [float(jnp.abs(s.values - exact).max()) for s in values.value_iteration_steps(mdp, gamma)]
+    assert len(errors) > 5
+    assert all(after <= gamma * before + 1e-12 for before, after in itertools.pairwise(errors))
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.99])
+def test_values_are_within_the_tolerance(gamma):
+    """Also where changes are small and many: a change below the tolerance would end far too early."""
+    mdp = envs.grid_world()
+    exact = values.value_iteration(mdp, gamma, tolerance=1e-12).values
+    for tolerance in (1e-1, 1e-3, 1e-6):
+        error = float(jnp.abs(values.value_iteration(mdp, gamma, tolerance=tolerance).values - exact).max())
+        assert error <= tolerance
+
+
+def test_float32_ends_at_its_rounding():
+    with jax.enable_x64(False):
+        plan = values.value_iteration(envs.frozen_lake(8), 0.999, tolerance=1e-12)
+        assert int(plan.sweeps) < 10_000
+        assert float(plan.change) < 1e-6
+
+
+def test_steps_are_those_of_the_methods():
+    mdp = envs.grid_world(slip=0.1)
+    for steps, method in (
+        (values.value_iteration_steps, values.value_iteration),
+        (values.policy_iteration_steps, values.policy_iteration),
+    ):
+        shown, plan = list(steps(mdp, 0.9)), method(mdp, 0.9)
+        np.testing.assert_allclose(shown[-1].values, plan.values, atol=1e-9)
+        np.testing.assert_array_equal(shown[-1].policy, plan.policy)
+        assert shown[0].kind == "start"
+        assert sum(step.kind in ("sweep", "evaluation") for step in shown) == plan.sweeps
+
+
+def test_finite_horizon_is_the_best_of_all_plans():
+    """Two actions, three steps: every plan that knows the steps left, by enumeration of its rewards."""
+    mdp = envs.random_mdp(jax.random.key(4), 4, 2)
+    plan = values.finite_horizon(mdp, 0.9, 3)
+    q = jnp.zeros(4)
+    P, R, terminal = (np.asarray(x) for x in (mdp.P, mdp.R, mdp.terminal))
+    best = np.zeros(4)
+    for h in range(1, 4):
+        q = np.array(
+            [[sum(P[s, a, x] * (R[s, a, x] + 0.9 * best[x]) for x in range(4)) for a in (0, 1)] for s in range(4)]
+        )
+        best = np.where(terminal, 0.0, q.max(-1))
+        np.testing.assert_allclose(plan.values[h], best, atol=1e-12)
+        np.testing.assert_array_equal(plan.policy[h].argmax(-1)[~terminal], q.argmax(-1)[~terminal])
+    lake = envs.frozen_lake()
+    within = values.finite_horizon(lake, 1.0, 100).values[-1][0]
+    fixed = envs.expected_return(lake, values.value_iteration(lake, 1.0).policy, 1.0, horizon=100)
+    assert float(fixed) <= float(within) < 0.8236  # 14/17 without a time limit
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_with_a_discount_of_one_the_policy_still_arrives(size):
+    """On dry ice every safe move is as good; one that only avoids holes would never arrive."""
+    mdp = envs.frozen_lake(size, slippery=False)
+    for method in METHODS.values():
+        policy = method(mdp, 1.0).policy
+        assert float(envs.expected_return(mdp, policy, 1.0, horizon=2 * size - 2)) == 1.0
+    careless = jax.nn.one_hot(envs.action_values(mdp, values.value_iteration(mdp, 1.0).values, 1.0).argmax(-1), 4)
+    assert float(envs.expected_return(mdp, careless, 1.0, horizon=100)) == 0.0
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_success_within_the_time_limit_exact_and_simulated(size):
+    mdp, limit = envs.frozen_lake(size), {4: 100, 8: 200}[size]
+    policy = values.value_iteration(mdp, 0.99).policy
+    exact = float(envs.expected_return(mdp, policy, 1.0, horizon=limit))
+    episodes = 4_000
+    played = values.sample_experience(mdp, policy, jax.random.key(0), num_episodes=episodes, time_limit=limit)
+    success = float((played.reward * played.mask).sum(0).mean())
+    assert success == pytest.approx(exact, abs=4 * (exact * (1 - exact) / episodes) ** 0.5)
+
+
+def test_discounts_slips_and_places_of_the_goal_are_mapped_over():
+    def start_value(gamma, slip, goal):
+        mdp = envs.grid_world(5, 5, slip=slip, goal=goal)
+        return mdp.start @ values.value_iteration(mdp, gamma).values
+
+    gammas, slips, goals = jnp.array([0.9, 0.95]), jnp.array([0.0, 0.3]), jnp.array([[0, 4], [2, 2]])
+    together = jax.jit(jax.vmap(start_value))(gammas, slips, goals)
+    alone = [start_value(0.9, 0.0, (0, 4)), start_value(0.95, 0.3, (2, 2))]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    by_gamma = jax.vmap(lambda gamma: values.policy_iteration(envs.frozen_lake(), gamma).values[0])(gammas)
+    assert float(by_gamma[0]) < float(by_gamma[1])
+
+
+def test_sparse_and_dense_are_the_same_world():
+    dense, sparse = envs.grid_world(5, 6, slip=0.3), envs.sparse_grid_world(5, 6, slip=0.3)
+    assert sparse.successors.shape == (30, 4, 3)
+    for back in (envs.to_dense(sparse), envs.to_dense(envs.to_sparse(dense))):
+        np.testing.assert_allclose(back.P, dense.P, atol=1e-12)
+        np.testing.assert_allclose(back.R, dense.R, atol=1e-12)
+    np.testing.assert_allclose(
+        values.value_iteration(sparse, 0.99, tolerance=1e-9).values,
+        values.value_iteration(dense, 0.99, tolerance=1e-9).values,
+        atol=1e-8,
+    )
+
+
+def test_a_sparse_world_is_sampled():
+    """The cliff's edge: a step to the right of the start falls, and the episode goes on."""
+    env = envs.make("cliff_walking")
+    state, _ = env.reset(jax.random.key(0))
+    after, timestep = env.step(jax.random.key(1), state, jnp.int32(1))
+    assert (int(after.position), float(timestep.reward), bool(timestep.last)) == (36, -100.0, False)
+    after, timestep = env.step(jax.random.key(1), state, jnp.int32(0))
+    assert (int(after.position), float(timestep.reward), float(timestep.discount)) == (24, -1.0, 1.0)
+
+
+REFUSED = {
+    "discount": (lambda: (envs.frozen_lake(), 1.5), "between 0 and 1, not 1.5"),
+    "nan": (lambda: (envs.frozen_lake(), float("nan")), "between 0 and 1"),
+    "rows": (lambda: (envs.frozen_lake()._replace(P=envs.frozen_lake().P * 0.9), 0.9), "state 0 and action 0.*0.9"),
+    "rewards": (lambda: (envs.frozen_lake()._replace(R=envs.frozen_lake().R * jnp.nan), 0.9), "finite"),
+    "no end": (lambda: (envs.frozen_lake()._replace(terminal=jnp.zeros(16, bool)), 0.9), "No terminal state"),
+    "walled in": (lambda: (envs.grid_world(4, 4, walls=[(2, 0), (2, 1), (3, 1)]), 0.9), "No terminal state"),
+    "trapped": (lambda: (lake_with_a_pit(), 1.0), "state 1 has none"),
+}
+
+
+def lake_with_a_pit():
+    """A state that only leads to itself, and does not end the episode."""
+    mdp = envs.frozen_lake()
+    return mdp._replace(P=mdp.P.at[1].set(jnp.eye(16)[1]))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_values_is_refused(name):
+    make, sentence = REFUSED[name]
+    with pytest.raises(UserError, match=sentence):
+        check_mdp(*make())
+
+
+def test_what_has_values_is_not_refused():
+    check_mdp(lake_with_a_pit(), 0.9)
+    for make in envs.MDPS.values():
+        check_mdp(make(), 1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: envs.grid_world(4, 4, goal=(4, 0)),
+        lambda: envs.grid_world(4, 4, walls=[(0, 3)]),
+        lambda: envs.grid_world(4, 4, trap=(0, 3)),
+        lambda: envs.random_walk(4),
+    ],
+)
+def test_worlds_that_make_no_sense_are_refused(make):
+    with pytest.raises(UserError):
+        make()
