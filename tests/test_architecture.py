@@ -22,7 +22,7 @@ ladder
 envs.text
 envs
 report
-preferences
+preferences values
 training
 experiments
 cli
