@@ -4,8 +4,9 @@ A buffer is a pytree of arrays `[B, slots, ...]`. All B environments write the s
 serves them all, and it follows from the number of steps taken. All environments have equally many rows in a batch
 (within one): a batch is stratified over environments, so it does not depend on how these are split over devices.
 
-Flashbax has such buffers too. It was measured beside this one (benchmarks/LOG.md, "a replay buffer"): this one keeps the
-successor of a time-out, which flashbax's trajectories lose to the reset, and its batches do not depend on the devices.
+Flashbax 0.1.3 has such buffers too, works with jax 0.10.2, and was measured beside this one (benchmarks/LOG.md, "a
+replay buffer"). Its trajectory buffers lose the successor of a time-out to the reset, and its batches depend on how
+environments are split over devices, so this ring is used.
 """
 
 from __future__ import annotations
