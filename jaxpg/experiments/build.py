@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxpg import envs, ladder, preferences, values
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
@@ -123,6 +125,7 @@ def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learn
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
     learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
+    jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
     return learner, _episode_metrics(config, held_out, learner)
 
 
