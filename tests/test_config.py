@@ -149,7 +149,7 @@ REFUSED = [
     ("cartpole", "reinforce", {"clip": 0.2}, "no setting 'clip' of reinforce on cartpole"),
     ("cartpole", "ppo", {"hidden": [8]}, "Did you mean 'network.hidden'"),
     ("cartpole", "ppo", {"network.hiden": [8]}, "no setting 'hiden' of the network mlp. Did you mean 'hidden'"),
-    ("cartpole", "ppo", {"network.kind": "cnnn"}, "no kind of network 'cnnn'. Did you mean 'cnn'"),
+    ("cartpole", "ppo", {"network.kind": "cnnn"}, "no kind of network 'cnnn' for ppo. Did you mean 'cnn'"),
     ("cartpole", "ppo", {"network.kind": "cnn"}, "cnn reads observations of shape"),
     ("cartpole", "ppo", {"network": 3}, "network must be a table, not 3"),
     ("cartpole", "ppo", {"network.hidden": [64, 0]}, "hidden must be at least 1, not 0"),

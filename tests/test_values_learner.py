@@ -114,7 +114,7 @@ def test_every_algorithm_resolves(task, algorithm):
         ("cartpole", {"num_envs": 9}, 2, "num_envs = 9 cannot be split evenly over 2 devices"),
         ("cartpole", {"scale_rewards": True}, 1, "dqn has no scale_rewards: set scale_rewards = false"),
         ("cartpole", {"network.shared": True}, 1, "no setting 'shared' of the network mlp"),
-        ("sort", {}, 1, "no kind of network 'transformer' of dqn"),
+        ("sort", {}, 1, "no kind of network 'transformer' for dqn"),
         ("sort", {"network": {"kind": "mlp"}}, 1, "whole episodes"),
         ("cartpole", {"environment": "Pendulum-v1"}, 1, "Action values need discrete actions"),
     ],

@@ -261,7 +261,7 @@ def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]
     """The kind of a network and all of its settings."""
     kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
     if str(kind) not in kinds:
-        refuse_unknown("kind of network", str(kind), kinds, f" of {algorithm}")
+        refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
     known = options(kinds[kind])
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
