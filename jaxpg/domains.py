@@ -57,6 +57,13 @@ DOMAINS: dict[str, Domain] = {
     "target_kl": POSITIVE,
     "kl_coefficient": NOT_NEGATIVE,
     "reference_rate": FRACTION,
+    # value-based algorithms
+    "epsilon_start": FRACTION,
+    "epsilon_end": FRACTION,
+    "target_rate": FRACTION,
+    "priority_alpha": FRACTION,
+    "priority_beta": FRACTION,
+    "huber_threshold": POSITIVE,
     # learning from examples and from preference pairs
     "margin": NOT_NEGATIVE,
     "centring": NOT_NEGATIVE,

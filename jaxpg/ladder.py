@@ -18,8 +18,8 @@ from functools import partial
 from typing import Unpack
 
 from jaxpg import rollout, update
-from jaxpg.ladder_settings import PARENT as PARENT
 from jaxpg.ladder_settings import (
+    PARENTS,
     A2CSettings,
     Algorithm,
     ClipFreeDAPOSettings,
@@ -431,3 +431,5 @@ ALGORITHMS: dict[str, Algorithm] = {
         cispo,
     )
 }
+PARENT: dict[str, str | None] = {name: PARENTS.get(name) for name in ALGORITHMS}
+"""The parent of every algorithm."""

@@ -23,7 +23,7 @@ envs.text
 envs
 values
 report
-preferences
+preferences values
 training
 experiments
 cli

@@ -238,7 +238,10 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--set", "seeds=[0, 0]"], "seeds are different numbers"),
     (["train", "cartpole", "ppo", "--set", "seeds=[0, -1]"], "seeds must be at least 0, not -1"),
     (["train", "cartpole", "ppo", "--set", "wrappers.flatten=0.1"], "wrappers.flatten must be a table, not 0.1"),
-    (["train", "cartpole", "ppo", "--set", "network.kind=mlpp"], "no kind of network 'mlpp'. Did you mean 'mlp'"),
+    (
+        ["train", "cartpole", "ppo", "--set", "network.kind=mlpp"],
+        "no kind of network 'mlpp' for ppo. Did you mean 'mlp'",
+    ),
     (["train", "cartpole", "ppo", "--set", "network.kind=[1]"], "no kind of network '[1]'"),
     (["train", "cartpole", "ppo", "--set", "network.activation=tahn"], "no activation 'tahn'. Did you mean 'tanh'"),
     (["train", "cartpole", "reinforce_baseline", "--set", "baseline_kind=runing"], "Did you mean 'running'"),

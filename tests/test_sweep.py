@@ -70,7 +70,7 @@ def test_numbers_share_a_program_and_shapes_do_not() -> None:
 @pytest.mark.parametrize("algorithm", configs.ALGORITHMS)
 def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     """All at once: the step is traced with them, though for no program's sake."""
-    text = "batch_size" in configs.algorithm_options(algorithm)
+    text = "num_envs" not in configs.algorithm_options(algorithm)
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
     required = {"max_length": 5} if algorithm == "dr_grpo" else {}
     task = "summarise_toy" if text else "catch"

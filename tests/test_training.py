@@ -23,6 +23,7 @@ from toy_learner import TOTAL, peak_at_ten, run, toy
 from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.training import advance, checkpoint, loop, metrics_writer, run_directory
+from jaxpg.training import program as program_module
 
 
 def assert_same(a: object, b: object) -> None:
@@ -275,7 +276,7 @@ def test_large_arrays_of_a_learner_are_arguments_of_its_programs(monkeypatch: py
     learner = toy(change=look_up)
 
     def trained(num_devices: int, limit: int) -> tuple[dict[str, np.ndarray], int]:
-        monkeypatch.setattr(advance, "LARGE_CONSTANT", limit)
+        monkeypatch.setattr(program_module, "LARGE_CONSTANT", limit)
         mesh = parallel.make_mesh(2, 4, jax.devices()[:num_devices])
         keys = jax.vmap(advance.seed_keys)(jnp.arange(2))
         state = advance.compile_init(learner)(keys.init)

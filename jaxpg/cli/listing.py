@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from jaxpg import envs, ladder, preferences
+from jaxpg import envs, preferences
 from jaxpg.cli.terminal import make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
 
 
@@ -50,7 +51,7 @@ def _task_table() -> Table:
 def _algorithm_table() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
     for name, algorithm in configs.ALGORITHMS.items():
-        table.add_row(name, ladder.PARENT.get(name) or "", _first_line(algorithm))
+        table.add_row(name, PARENTS.get(name, ""), _first_line(algorithm))
     return table
 
 
@@ -86,7 +87,10 @@ def _option_table(algorithm: str) -> Table:
     groups = [
         ("", configs.algorithm_options(algorithm)),
         ("", configs.task_options()),
-        *((f"network.{{{kind}}}.", signatures.options(network)) for kind, network in configs.NETWORKS.items()),
+        *(
+            (f"network.{{{kind}}}.", signatures.options(network))
+            for kind, network in configs.NETWORKS_OF[algorithm].items()
+        ),
     ]
     return _setting_table(f"settings of {algorithm}", groups)
 

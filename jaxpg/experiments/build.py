@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxpg import envs, ladder, preferences
+import jax
+
+from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Config, make_env
+from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -121,6 +123,19 @@ def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tu
     return learner, _episode_metrics(config, held_out, learner)
 
 
+def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    scaled = [name for name, given in config.learner.items() if given]
+    if scaled:
+        raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
+    network = dict(config.network)
+    torso = Q_NETWORKS[network.pop("kind")](env, **network)
+    _check_replay(config, shards)
+    _check_division(config, env.time_limit, False, shards)
+    learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
+    jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
+    return learner, _episode_metrics(config, held_out, learner)
+
+
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, _ = networks(config, env)
     learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
@@ -146,6 +161,7 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 
 KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
+    **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
     "sft": AlgorithmKind(_sft),
     "dpo": AlgorithmKind(_dpo),
     "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
@@ -184,6 +200,13 @@ def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
     """The text task of a config, in which the reward of a completion is the score of the reward model."""
     env = make_env(config, split)
     return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
+
+
+def _check_replay(config: Config, shards: int) -> None:
+    """Refuse batches that devices cannot share."""
+    batch_size = config.settings.get("batch_size", shards)
+    if batch_size % shards:
+        raise UserError(f"batch_size = {batch_size} cannot be split evenly over {shards} devices.")
 
 
 def _check_division(config: Config, time_limit: int, needs_trajectories: bool, shards: int) -> None:

@@ -28,11 +28,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences, user_code
+from jaxpg import envs, ladder, preferences, user_code, values
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.printable import printable
@@ -42,10 +43,17 @@ from jaxpg.types import Env
 NETWORKS: dict[str, Callable[..., Any]] = {
     f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language_model.transformer)
 }
+Q_NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (values.mlp, values.cnn)}
 ALGORITHMS: dict[str, Callable[..., Any]] = {
+    **values.ALGORITHMS,
     **ladder.ALGORITHMS,
     **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
 }
+NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
+    **dict.fromkeys(ALGORITHMS, NETWORKS),
+    **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
+}
+"""The kinds of network that each algorithm trains."""
 MAX_NAME = 100
 """Characters in the name of a task."""
 MOST_SEEDS = 2**16
@@ -146,7 +154,7 @@ def resolve_tables(
     known = task_options() | own
     for key in merged:
         if key not in known:
-            refuse_unknown("setting", key, _dotted_names(merged, known), f" of {algorithm} on {name}")
+            refuse_unknown("setting", key, _dotted_names(algorithm, merged, known), f" of {algorithm} on {name}")
     return _checked_config(name, algorithm, merged, own)
 
 
@@ -216,7 +224,7 @@ def algorithm_options(algorithm: str) -> dict[str, Option]:
     if algorithm not in ALGORITHMS:
         refuse_unknown("algorithm", algorithm, ALGORITHMS)
     lineage = [algorithm]
-    while (parent := ladder.PARENT.get(lineage[-1])) is not None:
+    while (parent := PARENTS.get(lineage[-1])) is not None:
         lineage.append(parent)
     return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
 
@@ -289,11 +297,11 @@ def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return config_file.merge({name: value for name, value in sections[model].items() if name in known}, section)
 
 
-def _dotted_names(merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
+def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
-    network = merged.get("network")
+    network, kinds = merged.get("network"), NETWORKS_OF[algorithm]
     kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
-    of_the_network = options(NETWORKS[kind]) if kind in NETWORKS else {}
+    of_the_network = options(kinds[kind]) if kind in kinds else {}
     return [*known, "network.kind", *(f"network.{name}" for name in of_the_network)]
 
 
@@ -301,28 +309,28 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
     merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
-    values = {name: check(option, merged[name]) for name, option in fields.items()}
-    if "environment" not in values:
+    checked = {name: check(option, merged[name]) for name, option in fields.items()}
+    if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
-    values["network"] = _check_network(values["network"])
-    values["pairs"] = _check_table(values["pairs"], options(preferences.make_pairs), " of preference pairs")
-    for name, settings in values["wrappers"].items():
+    checked["network"] = _check_network(algorithm, checked["network"])
+    checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
+    for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
     for name in ("environment_settings", "wrappers"):
-        check_free_settings(name, values[name])
-    check_seeds(values.get("seeds", Config.seeds))
+        check_free_settings(name, checked[name])
+    check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
-    config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **values)
+    config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
     return dataclasses.replace(config, settings=settings)
 
 
-def _check_network(network: Mapping[str, Any]) -> dict[str, Any]:
+def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a network and all of its settings."""
-    kind = network.get("kind", "mlp")
-    if str(kind) not in NETWORKS:
-        refuse_unknown("kind of network", str(kind), NETWORKS)
-    known = options(NETWORKS[kind])
+    kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
+    if str(kind) not in kinds:
+        refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
+    known = options(kinds[kind])
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
     return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")

@@ -44,6 +44,11 @@ class Program:
         self._trace(arguments)
         return self._program(*self._constants, *arguments)
 
+    def trace(self, *arguments: Any) -> Any:
+        """As `jax.jit(function).trace`."""
+        self._trace(arguments)
+        return self._program.trace(*self._constants, *arguments)
+
     def lower(self, *arguments: Any) -> Any:
         """As `jax.jit(function).lower`."""
         self._trace(arguments)
