@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxpg.domains import COUNT, COUNT_OR_0, POSITIVE, Domain, check_number
+from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_number
 from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
@@ -76,6 +76,7 @@ count = integer(COUNT)
 count_or_0 = integer(COUNT_OR_0)
 positive = number(POSITIVE)
 share = number(Domain(0, 1, above=True))
+share_or_0 = number(FRACTION)
 episodes = integer(Domain(1, 10**6))  # all side by side, as are completions
 completions = integer(Domain(1, 10**5))
 temperature = number(Domain(1e-6, 1e6))  # logits divided by less or more leave float32, or are all the same in it
@@ -130,6 +131,13 @@ def make_parser() -> argparse.ArgumentParser:
     plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
     _add_trust_argument(plot)
     plot.add_argument("--out", type=path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+
+    plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
+    plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
+    plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
+    plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
+    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
+    plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
