@@ -166,6 +166,16 @@ def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
     assert loop.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
 
 
+def test_checkpoints_that_a_killed_process_left_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a run that had been saved to its end, which trains no more."""
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "prune", lambda folder: None)
+        run(tmp_path, evaluate=peak_at_ten, evaluate_every=4)
+    assert len(list((tmp_path / "checkpoints").iterdir())) > 2
+    run(tmp_path, evaluate=peak_at_ten, evaluate_every=4, resume=True)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     ("start", "end", "stop", "overdue", "expected"),
     [

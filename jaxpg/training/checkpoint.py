@@ -76,7 +76,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
         last = find(folder)
         intact = f"the last good one, {last.path}, is intact" if last else "there was none before"
         raise UserError(f"The checkpoint {path} could not be written ({error_reason(error)}); {intact}.") from error
-    _prune(folder)
+    prune(folder)
     return Checkpoint(path, steps, rank, about)
 
 
@@ -245,7 +245,7 @@ def _rank(score: float | None) -> float:
     return score if score is not None and np.isfinite(score) else -np.inf
 
 
-def _prune(folder: Path) -> None:
+def prune(folder: Path) -> None:
     """Delete all checkpoints but the last and the best, and incomplete ones, which killed processes left."""
     keep = {checkpoint.path for which in ("last", "best") if (checkpoint := find(folder, which))}
     for path in _folders(folder):

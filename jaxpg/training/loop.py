@@ -323,6 +323,7 @@ def _open_run(run_dir: Path, config: Mapping[str, Any], point: ResumePoint | Non
     run_directory.refuse_foreign_files(run_dir, resumes=point is not None)
     if resume:
         run_directory.check_records(run_dir, (point or ResumePoint()).rows)
+        checkpoint.prune(run_dir / checkpoint.CHECKPOINTS)  # a run that was killed while it saved has one more
     run_directory.open_directory(run_dir, config, resume=resume)
 
 

@@ -150,7 +150,7 @@ def killed(kind: Kind, out: Path, kills: int, length: dict[str, float], rng: ran
         assert not any("Traceback" in errors for _, errors in ended), ended
         done += any(code == -9 for code, _ in ended)
         if all(code == 0 for code, _ in ended):
-            break
+            return done
         arguments = kind.resume if has_begun(kind, out) else kind.begin
     ended = ends(kind, arguments, out, [{} for _ in range(kind.processes)])
     assert [code for code, _ in ended] == [0] * kind.processes, ended
