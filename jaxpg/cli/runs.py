@@ -85,7 +85,9 @@ def train_stages(session: Session, interruption: Interruption) -> bool:
         (stop,) = processes.any_process([interruption.requested()])
         if stop:
             return False
-        if not is_finished(stage) and not _train_stage(stage, session, interruption):
+        if is_finished(stage):  # a process that was killed at the very end may have left checkpoints
+            processes.on_main_process(partial(checkpoint.prune, stage.directory / checkpoint.CHECKPOINTS))
+        elif not _train_stage(stage, session, interruption):
             return False
     return True
 
