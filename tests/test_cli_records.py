@@ -210,7 +210,11 @@ def test_the_page_of_a_run_goes_with_it(mine: Mine) -> None:
 def test_a_reward_function_that_fails_is_named(
     mine: Mine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sentence = "The reward function judge_of_mine:graded raised ValueError: no more, for the record of mine.jsonl"
+    line = mine.judge.graded.__code__.co_firstlineno + 2
+    sentence = (
+        f"The reward function judge_of_mine:graded raised ValueError: no more (test_cli_records.py, line {line}), for "
+        "the record of mine.jsonl"
+    )
     monkeypatch.setattr(mine.judge, "fails", True)
     assert sentence in refused(capsys, "eval", "mine", "--episodes", "4", "--trust-code")
     assert sentence in refused(capsys, "sample", "mine", "--trust-code")

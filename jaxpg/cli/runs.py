@@ -85,8 +85,8 @@ def train_stages(session: Session, interruption: Interruption) -> bool:
         (stop,) = processes.any_process([interruption.requested()])
         if stop:
             return False
-        if is_finished(stage):  # a process that was killed at the very end may have left checkpoints
-            processes.on_main_process(partial(checkpoint.prune, stage.directory / checkpoint.CHECKPOINTS))
+        if is_finished(stage):
+            processes.on_main_process(partial(run_directory.close_finished, stage.directory))
         elif not _train_stage(stage, session, interruption):
             return False
     return True

@@ -103,9 +103,7 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
     Raises:
         UserError: a file of the checkpoint is damaged or missing, or an array differs from `like`; names it.
     """
-    manifest = _read_manifest(checkpoint.path)
-    if damage := manifests.damage(checkpoint.path, manifest):
-        raise unusable(checkpoint.path, damage)
+    manifest = check(checkpoint)
     _refuse_differences(checkpoint, manifest.arrays, like)
     arrays = _stored_arrays(checkpoint.path, manifest)
     leaves, structure = jax.tree.flatten(like)
@@ -114,6 +112,18 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
         for name, leaf in zip(_names(like), leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, restored)
+
+
+def check(checkpoint: Checkpoint) -> Manifest:
+    """The manifest of a checkpoint, all files of which are as it says.
+
+    Raises:
+        UserError: a file is damaged or missing; names it.
+    """
+    manifest = _read_manifest(checkpoint.path)
+    if damage := manifests.damage(checkpoint.path, manifest):
+        raise unusable(checkpoint.path, damage)
+    return manifest
 
 
 def _stored_arrays(path: Path, manifest: Manifest) -> dict[str, np.ndarray]:

@@ -127,8 +127,8 @@ def train(
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     with locked(run_dir):
         begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
-        state, resume_point = begin(_find_last(run_dir, config) if resume else None)
         hooks.on_checked()
+        state, resume_point = begin(_find_last(run_dir, config) if resume else None)
         processes.on_main_process(partial(_open_run, run_dir, config, resume_point, resume=resume))
         monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
         monitor.check_restored(state.learner)

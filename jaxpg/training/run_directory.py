@@ -156,6 +156,20 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
     read_file(path, check, ADVICE)
 
 
+def close_finished(run_dir: Path) -> None:
+    """Check what a run that is at its end has left, and delete the checkpoints of a process that was killed there.
+
+    Raises:
+        UserError: one of its files is damaged; names it.
+    """
+    load_config(run_dir)
+    last = checkpoint.find(run_dir / CHECKPOINTS)
+    assert last is not None
+    checkpoint.check(last)
+    check_records(run_dir, resume_point(last).rows)
+    checkpoint.prune(run_dir / CHECKPOINTS)
+
+
 def has_begun(run_dir: Path) -> bool:
     """Whether a run has trained anything: there is a checkpoint, or a row after the one before training."""
     if any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):

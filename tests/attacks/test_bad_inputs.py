@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from boundary import attempt
 
-from jaxpg import envs, preferences
+from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import ANY, COUNT, DOMAINS, FLOAT32_MAX, INT32_MAX, check_number
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
@@ -39,7 +39,7 @@ def every_setting() -> dict[str, tuple[str, str, dict[str, Any], Option]]:
     """Setting as a config names it -> a task and an algorithm that have it, what must be set beside it, its option."""
     found: dict[str, tuple[str, str, dict[str, Any], Option]] = {}
     for algorithm in configs.ALGORITHMS:
-        text = "batch_size" in configs.algorithm_options(algorithm)
+        text = algorithm not in {**ladder.ALGORITHMS, **values.ALGORITHMS}
         needed = {"max_length": 9} if algorithm == "dr_grpo" else {}
         for name, option in configs.algorithm_options(algorithm).items():
             found.setdefault(name, ("sort" if text else "cartpole", algorithm, needed, option))
@@ -71,15 +71,15 @@ def bad_values(option: Option) -> list[str]:
     kinds = [kind for kind in BAD if kind in (option.kind, *getattr(option.kind, "__args__", ()))]
     sequence = not kinds
     (kind,) = kinds or [int]
-    values = BAD[kind] + [x for x in OF_ANOTHER_TYPE if kind is not dict or x != "{a = 1}"]
+    given = BAD[kind] + [x for x in OF_ANOTHER_TYPE if kind is not dict or x != "{a = 1}"]
     if kind in (int, float):
         domain = DOMAINS.get(option.name, COUNT)
-        values += [f"{domain.low - 1:.17g}"] if domain.low > -FLOAT32_MAX else []
-        values += [f"{domain.low:g}"] if domain.above else []
-        values += [f"{domain.high:g}"] if domain.below else [f"{domain.high * 2:.17g}"]
+        given += [f"{domain.low - 1:.17g}"] if domain.low > -FLOAT32_MAX else []
+        given += [f"{domain.low:g}"] if domain.above else []
+        given += [f"{domain.high:g}"] if domain.below else [f"{domain.high * 2:.17g}"]
     if "_limit" in str(option.default) or kind is int:
-        values = [x for x in values if x not in ("total_steps", "time_limit")]
-    return [f"[1, {x}]" for x in values] + values + ["1"] if sequence else values
+        given = [x for x in given if x not in ("total_steps", "time_limit")]
+    return [f"[1, {x}]" for x in given] + given + ["1"] if sequence else given
 
 
 @pytest.mark.parametrize("setting", in_two_lanes(list(SETTINGS), every=6))

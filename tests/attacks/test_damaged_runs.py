@@ -202,7 +202,6 @@ def test_a_run_of_a_learner_from_python_is_no_run_of_a_config(
         ["eval"],
         ["play", "--gif", "x.gif"],
         ["sample"],
-        ["plot"],
         ["train", "catch", "a2c", *out, "--from"],
     ):
         message = refusal([*command, str(tmp_path / "toy")], capsys)
