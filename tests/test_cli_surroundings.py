@@ -200,7 +200,7 @@ def test_an_environment_of_ones_own(
         "my_environments:cathc": "The environment my_environments:cathc cannot be imported: AttributeError",
         "my_environments:number": "my_environments:number must be a function, not 3",
         "my_environments:three": "my_environments:three must return a jaxpg.types.Env, not 3",
-        "my_environments:broken": "my_environments:broken cannot be made: its function raised ZeroDivisionError: division by zero",
+        "my_environments:broken": "my_environments:broken cannot be made: its function raised ZeroDivisionError",
     }.items():
         (tmp_path / "other.toml").write_text(f'environment = "{name}"\n')
         assert words in refused(["train", str(tmp_path / "other.toml"), "a2c"], capsys)

@@ -142,7 +142,8 @@ def test_a_stage_of_a_run_executes_nothing_that_it_names(
 ) -> None:
     """A finished first stage lies where the run looks for its own."""
     stage = hostile_run(tmp_path / "run" / "sft", payload, "judge")
-    checkpoint.save(stage / "checkpoints", {"w": np.zeros(2)}, steps=10**9, about={})
+    about = {"bytes": 0, "checksum": 0, "seconds": 0.0, "config": {}}
+    checkpoint.save(stage / "checkpoints", {"w": np.zeros(2)}, steps=10**9, about=about)
     command = ["train", "sort", "grpo", "--out", str(tmp_path / "run"), "--quiet"]
     assert "add --trust-code" in refused(command, capsys)
     assert payload.executed() is None
