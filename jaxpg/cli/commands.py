@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from jaxpg import files
-from jaxpg.cli import devices, inspection, listing, runs
+from jaxpg.cli import devices, gridworld, inspection, listing, runs
 from jaxpg.cli.options import RunOptions, config_of_run, read_run_options
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import KINDS
@@ -192,5 +192,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "play": inspection.run_play,
     "sample": inspection.run_sample,
     "plot": inspection.run_plot,
+    "gridworld": gridworld.run_gridworld,
     "list": listing.run_list,
 }
