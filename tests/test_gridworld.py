@@ -51,6 +51,7 @@ WORLDS = {
         "walls": (33, 34, 35, 41, 42, 43, 49, 50, 51),
     },
 }
+EVERY_WORLD = [pytest.param(x, marks=() if x in ("walls", "free circles") else pytest.mark.full) for x in WORLDS]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ def steps_of_jaxpg(world, method):
 
 
 @pytest.mark.parametrize("method", ["policy_iteration", "value_iteration"])
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", EVERY_WORLD)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_sweep_is_jaxpgs(engine, name, method, request):
     """Kind, values and policy of every step."""
@@ -162,7 +163,7 @@ KINDS = {"Start": "start", "Sweep": "sweep", "Evaluation": "evaluation", "Improv
 
 @needs_chromium
 @pytest.mark.parametrize("method", ["policy_iteration", "value_iteration"])
-@pytest.mark.parametrize("name", ["plain", "slippery", "walls", "free circles"])
+@pytest.mark.parametrize("name", EVERY_WORLD)
 def test_the_page_shows_every_sweep_of_jaxpg(name, method, browser, address):
     """What its cells hold while the reader steps forward from the first step to the last."""
     expected = steps_of_jaxpg(WORLDS[name], method)

@@ -134,7 +134,7 @@ function describeCell(world, picture, s) {
 // The exact numbers of a cell, for the line below the board.
 export function detailOf(world, picture, s) {
   if (world.walls.includes(s) || s === world.goal || s === world.trap) return describeCell(world, picture, s);
-  const actions = ["←", "↓", "→", "↑"].map((arrow, a) => `${arrow} ${formatNumber(picture.q[NUM_ACTIONS * s + a], 3)}`).join("  ");
+  const actions = ["←", "↓", "→", "↑"].map((arrow, a) => `${arrow}\u00a0${formatNumber(picture.q[NUM_ACTIONS * s + a], 3)}`).join("  ");
   return `${cellName(s, world.columns)}:  v ${formatNumber(picture.values[s], 4)}  ${picture.probabilities ? "π" : "q"} ${actions}`;
 }
 

@@ -31,6 +31,7 @@ function update() {
   $("problem").textContent = solution.problem;
   $("low").textContent = formatNumber(-solution.scale, 1);
   $("high").textContent = `+${formatNumber(solution.scale, 1)}`;
+  $("progress").hidden = solution.steps.length === 1;
   const { title, summary, ...chart } = chartOf(solution, settings);
   $("chartTitle").textContent = title;
   $("chartSummary").textContent = summary;

@@ -18,12 +18,12 @@ export const PRESETS = {
 export const METHODS = {
   policy_iteration: {
     title: "Policy iteration",
-    about: "Sweeps find the values of the policy, v(s) ← Σₐ π(a|s) q(s, a), until they no longer change; then the policy takes the best action everywhere; and so on.",
+    about: "Sweeps find the values of the policy, v(s) ← Σₐ π(a|s) q(s, a), until they no longer change; then the policy takes the best action everywhere; and so on.",
   },
-  value_iteration: { title: "Value iteration", about: "Every sweep gives each cell the value of its best action: v(s) ← maxₐ q(s, a)." },
-  monte_carlo: { title: "Monte Carlo control", about: "After each episode, q(s, a) moves towards the return that followed the first visit.", stepSize: 0.1 },
-  sarsa: { title: "SARSA", about: "After each step, q(s, a) moves towards r + γ q(s′, a′), where a′ is the action that is taken next.", stepSize: 0.3 },
-  q_learning: { title: "Q-learning", about: "After each step, q(s, a) moves towards r + γ maxₐ′ q(s′, a′), whichever action is taken next.", stepSize: 0.3 },
+  value_iteration: { title: "Value iteration", about: "Every sweep gives each cell the value of its best action: v(s) ← maxₐ q(s, a)." },
+  monte_carlo: { title: "Monte Carlo control", about: "After each episode, q(s, a) moves towards the return that followed the first visit.", stepSize: 0.1 },
+  sarsa: { title: "SARSA", about: "After each step, q(s, a) moves towards r + γ q(s′, a′), where a′ is the action that is taken next.", stepSize: 0.3 },
+  q_learning: { title: "Q-learning", about: "After each step, q(s, a) moves towards r + γ maxₐ′ q(s′, a′), whichever action is taken next.", stepSize: 0.3 },
   reinforce: {
     title: "REINFORCE",
     about: "A softmax policy. After each episode log π(a|s) is raised in proportion to the return that followed. The numbers are the exact values of the policy.",
@@ -31,7 +31,7 @@ export const METHODS = {
   },
   actor_critic: {
     title: "Actor-critic",
-    about: "A softmax policy and a table of its values. After each step both learn from δ = r + γ v(s′) − v(s). The numbers are the critic's.",
+    about: "A softmax policy and a table of its values. After each step both learn from δ = r + γ v(s′) − v(s). The numbers are the critic's.",
     stepSize: 0.5,
   },
 };
@@ -49,7 +49,7 @@ export function defaults() {
   const { title, ...world } = PRESETS.plain;
   return {
     ...world, walls: [], method: "policy_iteration", view: "values",
-    stepSize: 0.3, criticStepSize: 0.2, epsilon: 0.1, episodes: 500, seed: 0, anywhere: false, showPath: true,
+    stepSize: 0.3, criticStepSize: 0.2, epsilon: 0.1, episodes: 500, seed: 1, anywhere: false, showPath: true,
   };
 }
 
