@@ -322,6 +322,25 @@ def test_every_learner_comes_near_the_optimum(method, browser, address):
     assert page.errors == []
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_episodes_may_begin_in_any_cell_that_is_no_end(engine, request):
+    world = WORLDS["walls"]
+    mdp = f"makeMDP({json.dumps({**world, 'rows': 8, 'columns': 8})})"
+    grid = f"makeWorld({mdp}, makeRandom(3), {{ timeLimit: 9, anywhere: true }})"
+    starts = run_js(engine, request, f"((w) => Array.from({{ length: 2000 }}, w.reset))({grid})", "solver", "learners")
+    assert set(starts) == set(range(64)) - {world["goal"], world["trap"], *world["walls"]}
+
+
+@needs_chromium
+def test_every_best_action_is_an_arrow(browser, address):
+    """Of value iteration; policy iteration shows the one that its policy takes."""
+    for method, arrows, name in (("value_iteration", 2, "right or up"), ("policy_iteration", 1, "right")):
+        page = opened(browser, address, method=method)
+        start = "document.querySelectorAll('.cell')[56]"
+        assert page.evaluate(f"{start}.getAttribute('aria-label')") == f"start, row 8, column 1, value 0.25, {name}"
+        assert page.evaluate(f"{start}.querySelectorAll('.arrow').length") == arrows
+
+
 # By hand
 
 

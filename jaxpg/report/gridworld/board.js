@@ -144,7 +144,8 @@ export function drawPath(frame, path, { rows, columns }) {
   if (!path || path.length < 2) return;
   const place = (s) => [(s % columns) + 0.92, Math.floor(s / columns) + 0.66].map((x) => x * 60);
   const overlay = element("svg", { id: "path", viewBox: `0 0 ${60 * columns} ${60 * rows}`, "aria-hidden": "true" });
-  overlay.append(element("polyline", { points: [...path].map((s) => place(s).join(",")).join(" ") }));
+  const points = [...path].map((s) => place(s).join(",")).join(" ");
+  overlay.append(element("polyline", { points, class: "halo" }), element("polyline", { points }));
   for (const s of [path[0], path.at(-1)]) {
     const [cx, cy] = place(s);
     overlay.append(element("circle", { cx, cy, r: 3.5 }));
