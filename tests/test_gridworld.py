@@ -407,6 +407,11 @@ def test_pieces_do_not_land_on_each_other(page):
     page.mouse("mouseReleased", x, y)
     assert text(page, "live") == "The cell at row 4, column 4 is taken."
     np.testing.assert_allclose(all_values(page), optimum(), atol=1e-6)
+    walled = opened(page, page.evaluate("location.href.split('#')[0]"), walls=(6,))
+    for key in ["Tab", "Tab", *["ArrowUp"] * 7, "End", "Enter", "ArrowLeft", "Enter"]:
+        walled.press(key)
+    assert text(walled, "live") == "The cell at row 1, column 7 is taken."
+    np.testing.assert_allclose(all_values(walled), optimum(walls=(6,)), atol=1e-6)
 
 
 @needs_chromium
@@ -483,6 +488,8 @@ def test_nothing_is_wider_than_the_window(width, browser, address):
         page = opened(browser, address, method=method)
         page.screen(width, 740)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        board = page.evaluate("document.getElementById('board').getBoundingClientRect().width")
+        assert board > (0.9 * width if width < 480 else 380)
 
 
 LUMINANCE = """

@@ -35,7 +35,7 @@ export function makeMDP(world) {
   return { numStates, successors, probabilities, rewards, terminal, start: world.start };
 }
 
-// q(s, a) = sum_s' p(s'|s, a) (r(s') + gamma v(s')), with 0 for everything in terminal states.
+// q(s, a) = sum_s' p(s'|s, a) (r(s') + gamma v(s')), 0 in terminal states, where v must be 0 as well.
 export function actionValues(mdp, values, gamma) {
   const q = new Float64Array(NUM_ACTIONS * mdp.numStates);
   for (let i = 0; i < q.length; i++) {
@@ -43,7 +43,7 @@ export function actionValues(mdp, values, gamma) {
     let reward = 0, next = 0;
     mdp.successors[i].forEach((to, k) => {
       reward += mdp.probabilities[k] * mdp.rewards[to];
-      next += mdp.terminal[to] ? 0 : mdp.probabilities[k] * values[to];
+      next += mdp.probabilities[k] * values[to];
     });
     q[i] = reward + gamma * next;
   }
