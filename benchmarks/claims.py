@@ -113,7 +113,7 @@ def at_the_end(metrics: Metrics, name: str) -> np.ndarray:
 def estimate(values: np.ndarray) -> str:
     """Interquartile mean over seeds, with its interval."""
     value, low, high = report.bootstrap(values)
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]" if np.isfinite(low) else f"{value:.3f}"
 
 
 def row(label: str, metrics: Metrics, *names: str) -> str:

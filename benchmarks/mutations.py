@@ -429,8 +429,8 @@ MUTATIONS = (
     Mutation(
         "a checkpoint loses its manifest last",
         "training/checkpoint.py",
-        "    (path / MANIFEST).unlink(missing_ok=True)\n    shutil.rmtree(path, ignore_errors=True)",
-        "    shutil.rmtree(path, ignore_errors=True)\n    (path / MANIFEST).unlink(missing_ok=True)",
+        "    (path / manifests.MANIFEST).unlink(missing_ok=True)\n    _delete_rest(path)",
+        "    _delete_rest(path)\n    (path / manifests.MANIFEST).unlink(missing_ok=True)",
         "tests/test_checkpoint.py",
     ),
     Mutation(

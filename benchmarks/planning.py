@@ -124,7 +124,7 @@ def walk_errors(runs: int = 1_000) -> dict[str, dict[str, list[float]]]:
     @partial(jax.jit, static_argnums=0)
     def error(method: Callable[..., jax.Array], alpha: jax.Array) -> jax.Array:
         def run(key: jax.Array) -> jax.Array:
-            played = values.sample_experience(mdp, policy, key, num_episodes=10, time_limit=1_000)
+            played = values.sample_episodes(mdp, policy, key, num_episodes=10, time_limit=1_000)
             learned = method(played, start, 1.0, step_size=alpha)
             squares = jnp.where(live[None, :], (learned - exact[None, :]) ** 2, 0.0).sum(-1) / live.sum()
             return jnp.sqrt(squares).mean()
@@ -146,7 +146,7 @@ def walk_curves(runs: int = 1_000) -> dict[str, values.PredictionError]:
     exact, start = envs.state_values(mdp, policy, 1.0), jnp.zeros(21)
 
     def run(key: jax.Array) -> tuple[jax.Array, ...]:
-        played = values.sample_experience(mdp, policy, key, num_episodes=100, time_limit=1_000)
+        played = values.sample_episodes(mdp, policy, key, num_episodes=100, time_limit=1_000)
         td = partial(values.td_lambda, played, start, 1.0)
         return (
             values.monte_carlo(played, start, 1.0),

@@ -49,7 +49,8 @@ def hash_run(directory: Path) -> dict[str, list[str]]:
     """Sorted hashes of the metrics and of the arrays of the last checkpoint of a run."""
     import orbax.checkpoint as ocp
 
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    written = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in written if any(row["iterations"])]  # of training, which earlier commits have, too
     names = {name for row in rows for name in row} - set(TIMES)
     columns = [json.dumps([row.get(name) for row in rows]) for name in names]
     last = max(path.parent for path in directory.glob("checkpoints/*/manifest.json"))

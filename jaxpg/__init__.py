@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxpg import envs, ladder, policy_gradient, preferences
+    from jaxpg import envs, ladder, policy_gradient, preferences, values
     from jaxpg.models import language_model as language
     from jaxpg.models import networks
 
-__all__ = ["envs", "ladder", "language", "networks", "policy_gradient", "preferences"]
+__all__ = ["envs", "ladder", "language", "networks", "policy_gradient", "preferences", "values"]
 
 _MODULES = {"language": "jaxpg.models.language_model", "networks": "jaxpg.models.networks"}
 """Public modules whose import path differs from their public name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 RENAMED = {
     "average": "baseline_kind",
@@ -24,14 +24,25 @@ class UserError(ValueError):
     """
 
 
+def excerpt(value: Any, length: int = 60) -> str:
+    """A value as Python writes it, cut off after `length` characters, for the sentence that refuses it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or thousands of brackets
+        return "a value too long to show"
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
-    raise UserError(f"There is no {what} {given!r}{where}. {hint(given, known)}")
+    raise UserError(f"There is no {what} {excerpt(given)}{where}. {hint(given, known)}")
 
 
 def hint(given: str, known: Iterable[str]) -> str:
     """A sentence with the new name, the most similar name, or all names if none is similar."""
     known = sorted(known)
+    if not known:
+        return "There is none."
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
     similar = nearest(given, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,17 +16,36 @@ from jaxpg.errors import UserError
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a process that is killed leaves the old file or the new one.
 
+    A symbolic link is neither followed nor replaced: it was made by someone else.
+
     Raises:
         OSError: it could not be written. The error names the file, which the system's own does not if the disk is full.
     """
     temporary = path.with_name(f"{path.name}.tmp")
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through", str(path))
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        with open(temporary, "wb", opener=without_following) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def without_following(path: str, flags: int) -> int:
+    """The `opener` of `open` for a file that may not be a symbolic link; an OSError if it is one."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of the entries of a folder, is on the disk: power may fail afterwards."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

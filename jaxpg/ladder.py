@@ -18,8 +18,8 @@ from functools import partial
 from typing import Unpack
 
 from jaxpg import rollout, update
-from jaxpg.ladder_settings import PARENT as PARENT
 from jaxpg.ladder_settings import (
+    PARENTS,
     A2CSettings,
     Algorithm,
     ClipFreeDAPOSettings,
@@ -250,7 +250,7 @@ def ppo(
     Args:
         clip: the ratio is clipped to [1 - clip, 1 + clip].
         clip_high: the upper limit is 1 + clip_high instead; none for the same as below.
-        dual_clip: for psi < 0 the objective is at least dual_clip psi (Ye et al. 2020); 1 or more, none for no limit.
+        dual_clip: for psi < 0 the objective is at least dual_clip psi (Ye et al. 2020); above 1, none for no limit.
         value_clip: how far the clipped value loss lets V move from its old value; none for the plain value loss.
         epochs: passes over the batch.
         num_minibatches: gradient steps per pass.
@@ -431,3 +431,5 @@ ALGORITHMS: dict[str, Algorithm] = {
         cispo,
     )
 }
+PARENT: dict[str, str | None] = {name: PARENTS.get(name) for name in ALGORITHMS}
+"""The parent of every algorithm."""

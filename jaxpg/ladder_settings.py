@@ -1,4 +1,4 @@
-"""Which settings a rung of the ladder inherits from its parent: by type, for editors and mypy, and at run time.
+"""Which settings an algorithm inherits from its parent: by type, for editors and mypy, and at run time.
 
 A rung states its own settings in its signature and passes the inherited ones on to its parent:
 
@@ -21,11 +21,11 @@ from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Scalar
 
 Algorithm = Callable[..., PolicyGradient]
-AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
+AlgorithmT = TypeVar("AlgorithmT", bound=Callable[..., Any])
 P = ParamSpec("P")
 
-PARENT: dict[str, str | None] = {"reinforce": None}
-"""The name of every algorithm, and of its parent."""
+PARENTS: dict[str, str] = {}
+"""The name of every algorithm that has a parent, and of its parent; of all ladders that have been imported."""
 
 
 class ReinforceSettings(TypedDict, total=False):
@@ -106,7 +106,7 @@ class ClipFreeDAPOSettings(ReinforceSettings, MinibatchSettings, total=False):
 
 
 def child_of(
-    parent: Callable[P, PolicyGradient],
+    parent: Callable[P, Any],
     *_: P.args,
     **defaults: P.kwargs,
 ) -> Callable[[AlgorithmT], AlgorithmT]:
@@ -121,21 +121,24 @@ def child_of(
         parameters = _all_parameters(algorithm, parent, defaults)
 
         @wraps(algorithm)
-        def with_defaults(**settings: Any) -> PolicyGradient:
+        def with_defaults(**settings: Any) -> Any:
             unknown = ", ".join(setting for setting in settings if setting not in parameters)
             if unknown:
                 raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
             return algorithm(**(defaults | settings))
 
-        signature = inspect.Signature(list(parameters.values()), return_annotation=PolicyGradient)
+        returned = inspect.signature(algorithm, eval_str=True).return_annotation
+        signature = inspect.Signature(list(parameters.values()), return_annotation=returned)
         with_defaults.__signature__ = signature  # type: ignore[attr-defined]
-        PARENT[name] = parent.__name__
+        PARENTS[name] = parent.__name__
         return cast(AlgorithmT, with_defaults)
 
     return register
 
 
-def _all_parameters(algorithm: Algorithm, parent: Algorithm, defaults: dict[str, Any]) -> dict[str, inspect.Parameter]:
+def _all_parameters(
+    algorithm: Callable[..., Any], parent: Callable[..., Any], defaults: dict[str, Any]
+) -> dict[str, inspect.Parameter]:
     """The parameters of an algorithm, its `**inherited` replaced by the parameters of the parent that it stands for."""
     own = dict(inspect.signature(algorithm, eval_str=True).parameters)
     (inherited,) = get_args(own.pop("inherited").annotation)

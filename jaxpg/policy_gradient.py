@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxpg.errors import UserError
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
 from jaxpg.objectives.metrics import explained_variance
 from jaxpg.objectives.surrogates import loss_and_clipped
-from jaxpg.rollout.collector import Collector, RolloutStats
+from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
-from jaxpg.types import Actor, Array, Critic, Env, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.normalization import (
     Moments,
     discounted_reward_sums,
@@ -139,7 +140,13 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
+        UserError: observations are to be normalised and are tokens or other integers.
     """
+    if normalize_observations and not isinstance(env.observation_space, Box):
+        raise UserError(
+            f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
+            f"from 0 to {env.observation_space.n - 1}, of which a mean says nothing. Set it to false."
+        )
     if algorithm.value_loss is None:
         critic = None
     elif critic is None:
@@ -155,7 +162,7 @@ def policy_gradient(
         return state._replace(params=state.params._replace(policy=params), reference=reference)
 
     init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
-    return Learner(init, partial(_step, parts), actor, with_policy)
+    return Learner(init, partial(_step, parts), actor, with_policy, Experience(env, partial(_experience, parts)))
 
 
 def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:
@@ -186,10 +193,7 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     """One iteration: collect a rollout, credit its actions, update the parameters."""
     algorithm, params = parts.algorithm, state.params
     collect_key, update_key = jax.random.split(key)
-    acting = with_normalized_obs(parts.policy, state.normalization)
-    collector, rollout, stats = algorithm.collect.collect(
-        parts.env, acting, params.policy, state.runner.collector, collect_key
-    )
+    collector, rollout, stats = _collect(parts, state, collect_key)
     rollout, reward_sum, normalization = normalize_rollout(
         rollout, state.runner.reward_sum, state.normalization, algorithm.gamma
     )
@@ -210,6 +214,20 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     )
     # `steps` stays an integer: float32 counts no further than 2^24.
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+
+
+def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
+    """The rollout of an iteration, with observations and rewards of the environment."""
+    acting = with_normalized_obs(parts.policy, state.normalization)
+    return parts.algorithm.collect.collect(parts.env, acting, state.params.policy, state.runner.collector, key)
+
+
+def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Array]:
+    """What `_step` learns from; see `Experience.collect`."""
+    _, rollout, _ = _collect(parts, state, jax.random.split(key)[0])
+    before = state.runner.collector
+    carried = isinstance(before, CollectorState)
+    return rollout, before.episode_length if carried else jnp.zeros(rollout.loss_mask.shape[1], jnp.int32)
 
 
 def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: RolloutStats) -> Metrics:

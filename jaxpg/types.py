@@ -234,6 +234,18 @@ class Actor(NamedTuple):
     act: Callable[[Tree, Tree, Key, bool], tuple[Array, Tree]]
 
 
+class Experience(NamedTuple):
+    """How a learner gathers experience in an environment: to look again at what it has learned from.
+
+    env: the environment.
+    collect(state, key) -> Rollout, [B] int32: what `Learner.step` with the same arguments learns from, as the
+        environment returned it, and how many steps the episodes had lasted before it.
+    """
+
+    env: Env
+    collect: Callable[[Any, Key], tuple[Rollout, Array]]
+
+
 class Learner(NamedTuple):
     """Every algorithm that learns, as four functions. Training, evaluation and checkpoints need nothing else.
 
@@ -245,9 +257,11 @@ class Learner(NamedTuple):
         long as training is healthy.
     actor(state) -> Actor
     with_policy(state, params) -> state with the policy's parameters replaced by `params`, for fine-tuning.
+    experience: how it gathers experience, None for a learner without an environment. Training does not use it.
     """
 
     init: Callable[[Key], Any]
     step: Callable[[Any, Key], tuple[Any, Metrics]]
     actor: Callable[[Any], Actor]
     with_policy: Callable[[Any, Tree], Any]
+    experience: Experience | None = None

@@ -1,31 +1,89 @@
-"""Functions by name, "package.module:function", and the arguments that a function takes."""
+"""Functions by name, "package.module:function", and the arguments that a function takes.
+
+To import a module runs its code, and "os:system" is such a name too. A name that a Python program or the user of the
+command line states is the user's own; a name in the directory of a run was written by whoever wrote the directory.
+`import_user_code` is the only place that imports by name. Inside of `trust`, which the command line enters before it
+reads anything, it refuses every name that the user did not state. Outside, in a Python program, the function that reads
+the config of a run refuses (`refuse_code_of_run`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from jaxpg.errors import UserError
 
+_NAME = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")
+_is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
+"""Which names may be imported; None in a Python program that has not entered `trust`."""
+_NOT_THE_USERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
+"""How the names of source files begin that are jaxpg's own, or of Python and installed packages."""
+
+
+@contextlib.contextmanager
+def trust(is_trusted: Callable[[str], bool]) -> Iterator[None]:
+    """Let `import_user_code` import the names for which this is true, and no others."""
+    token = _is_trusted.set(is_trusted)
+    try:
+        yield
+    finally:
+        _is_trusted.reset(token)
+
+
+def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
+    """In a Python program, raise a UserError if the settings of a run name code; `trust` asks when code is imported."""
+    if _is_trusted.get() is None and (names := code_names(settings)):
+        raise UserError(
+            f"The run in {run_dir} names code that is not part of jaxpg: {_would_run(*names)}. If you trust the code "
+            "and the run, pass trust_code=True, or work inside of jaxpg.user_code.trust."
+        )
+
+
+def code_names(settings: Any) -> list[str]:
+    """The values of nested tables and lists that have the form of a name, "package.module:function"."""
+    return [text for text in strings_in(settings) if _NAME.fullmatch(text)]
+
+
+def strings_in(settings: Any) -> Iterator[str]:
+    """Every string among the values of nested tables and lists."""
+    if isinstance(settings, str):
+        yield settings
+    elif isinstance(settings, Mapping | list | tuple):
+        for value in settings.values() if isinstance(settings, Mapping) else settings:
+            yield from strings_in(value)
+
 
 def import_user_code(name: str, what: str) -> Callable[..., Any]:
-    """The function that `name`, "package.module:function", stands for.
+    """The function that `name`, "package.module:function", stands for. Importing its module runs code.
 
     Args:
         name: the name as the user gave it.
         what: what the function is used as, for the message of an error: "environment", "reward function".
 
     Raises:
-        UserError: it cannot be imported, or is not a function.
+        UserError: the name is not trusted, it cannot be imported, or is not a function.
     """
     module, _, function = name.partition(":")
+    is_trusted = _is_trusted.get()
+    if is_trusted is not None and not is_trusted(name):
+        raise UserError(
+            f"The {what} {name} is named by a run and not on this command line: {_would_run(name)}. If you trust the "
+            "code and the run, add --trust-code."
+        )
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
-            f"The {what} {name} cannot be imported: {type(error).__name__}: {error}. Install its module, or add the "
+            f"The {what} {name} cannot be imported: {describe_failure(error)}. Install its module, or add the "
             "folder that contains it to PYTHONPATH."
         ) from error
     if not callable(found):
@@ -33,7 +91,34 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     return found
 
 
+def _would_run(*names: str) -> str:
+    parts = [name.partition(":") for name in names]
+    return "this would " + ", and ".join(f"import {module} and call {function}" for module, _, function in parts)
+
+
 def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
     """Names of the arguments of a function or class, with their defaults (`inspect.Parameter.empty` without one)."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+@contextlib.contextmanager
+def explain_failure(what: str) -> Iterator[None]:
+    """Raise what a user's code raises, `sys.exit` included, as a UserError: "WHAT raised ...".
+
+    Only the user's code may run inside, and what traces or calls it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{what} raised {describe_failure(error)}.") from error
+
+
+def describe_failure(error: BaseException) -> str:
+    """Type, first line and place of an exception: "ValueError: too long (bandit.py, line 12)"."""
+    message = (str(error).strip().splitlines() or [""])[0].removesuffix(".")
+    frames = [x for x in traceback.extract_tb(error.__traceback__) if not x.filename.startswith(_NOT_THE_USERS)]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{f': {message}' if message else ''}{place}"

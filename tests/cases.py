@@ -17,7 +17,7 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxpg import envs, ladder, language, networks, parallel, update
+from jaxpg import envs, ladder, language, networks, parallel, update, values
 from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Env, Learner
@@ -30,6 +30,7 @@ SEGMENT = {"num_envs": 8, "num_steps": 6}
 WHOLE_BATCH = {"epochs": 2, "num_minibatches": 1}  # which steps meet in a minibatch depends on the devices
 MINIBATCHES = {"epochs": 2, "num_minibatches": 2}
 GROUPS = EPISODES | WHOLE_BATCH | {"group_size": 2, "max_grad_norm": 0.5, "learning_rate": 0.2}
+REPLAY = {"num_envs": 8, "buffer_size": 72, "batch_size": 16, "learning_starts": 24, "repeats": 5, "target_period": 3}
 TRUST = {"value_epochs": 2, "value_minibatches": 1, "conjugate_steps": 4}
 SCALED = {"normalize_observations": True, "scale_rewards": True}
 
@@ -43,11 +44,29 @@ text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "leng
 decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
 
 
+def on_the_ladder(case: Case, changes: Mapping[str, Any]) -> Learner:
+    """The learner of a row of the ladder."""
+    settings = {"learning_rate": 0.01, "entropy_coefficient": 0.01, **case.settings, **changes}
+    algorithm = ladder.ALGORITHMS[case.algorithm](**settings)
+    if not case.adam:
+        algorithm = algorithm._replace(optimizer=partial(update.sgd, max_grad_norm=settings.get("max_grad_norm")))
+    return policy_gradient(case.env, *case.network(case.env), algorithm, **case.scales)
+
+
+def of_values(case: Case, changes: Mapping[str, Any]) -> Learner:
+    """The learner of a row of action values."""
+    algorithm = values.ALGORITHMS[case.algorithm](**{"learning_rate": 0.01, **case.settings, **changes})
+    if not case.adam:
+        algorithm = algorithm._replace(optimizer=partial(update.sgd, max_grad_norm=10.0))
+    return values.deep_q(case.env, case.network(case.env), algorithm)
+
+
 class Case(NamedTuple):
     """A row of the table.
 
-    algorithm, settings: of the ladder.
-    env, network: what it learns on, and env -> policy, critic.
+    algorithm, settings: of the ladder, or of values.
+    env, network: what it learns on, and env -> policy, critic (or the torso of action values).
+    build: the row and changes of its settings -> its learner.
     scales: options of the learner beside the algorithm.
     adam: as users train, and not by plain gradient descent.
     devices: four devices are to end where one does. Not so where a device deals its steps into minibatches, draws start
@@ -65,7 +84,10 @@ class Case(NamedTuple):
     devices: bool = True
     seeds: bool = False
     quick: bool = True
+    build: Callable[[Case, Mapping[str, Any]], Learner] = on_the_ladder
 
+
+values_case = partial(Case, network=partial(values.mlp, hidden=(4,), activation="tanh"), build=of_values)
 
 CASES = {
     "reinforce": Case("reinforce", EPISODES, seeds=True),
@@ -116,6 +138,23 @@ CASES = {
     "cispo": Case("cispo", GROUPS, env=target),
     "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
     "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder, quick=False),
+    "dqn": values_case("dqn", REPLAY, seeds=True),
+    "dqn, adam, cnn": values_case(
+        "dqn",
+        REPLAY | {"train_frequency": 2, "gradient_steps": 2, "target_period": 1, "target_rate": 0.1, "batch_size": 12},
+        env=pictures,
+        network=partial(values.cnn, channels=(2,), hidden=(4,), activation="tanh", layer_norm=True),
+        adam=True,
+        devices=False,
+        quick=False,
+    ),
+    "double_dqn": values_case("double_dqn", REPLAY, quick=False),
+    "dueling_dqn": values_case("dueling_dqn", REPLAY, quick=False),
+    "n_step_dqn": values_case("n_step_dqn", REPLAY, quick=False),
+    "prioritized_dqn": values_case("prioritized_dqn", REPLAY, quick=False),
+    "qr_dqn": values_case("qr_dqn", REPLAY | {"quantiles": 5}, quick=False),
+    "rainbow": values_case("rainbow", REPLAY | {"quantiles": 5}, seeds=True),
+    "pqn": values_case("pqn", SEGMENT | WHOLE_BATCH, seeds=True),
 }
 
 
@@ -129,12 +168,7 @@ def names(chosen: Callable[[Case], bool] = lambda case: True) -> list:
 
 def make(name: str, **changes: Any) -> Learner:
     """The learner of a row, with some settings changed."""
-    case = CASES[name]
-    settings = {"learning_rate": 0.01, "entropy_coefficient": 0.01, **case.settings, **changes}
-    algorithm = ladder.ALGORITHMS[case.algorithm](**settings)
-    if not case.adam:
-        algorithm = algorithm._replace(optimizer=partial(update.sgd, max_grad_norm=settings.get("max_grad_norm")))
-    return policy_gradient(case.env, *case.network(case.env), algorithm, **case.scales)
+    return CASES[name].build(CASES[name], changes)
 
 
 class Run(NamedTuple):

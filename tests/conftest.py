@@ -46,7 +46,7 @@ FULL = {
         "test_devices_share_the_seeds_and_the_environments[--devices 4]",
         "test_devices_share_the_seeds_and_the_environments[--mesh shard=4]",
         "test_devices_share_the_seeds_and_the_environments[--mesh data=4]",
-        "test_progress_is_a_plain_line_per_chunk",
+        "test_progress_is_a_line_for_each_tenth",
         "test_devices_are_made_before_anything_computes",
     ),
     "cli_records": (
@@ -62,6 +62,7 @@ FULL = {
     "cli_text": (
         "test_what_a_run_begins_with_is_trained_first",
         "test_completions_are_written_after_every_evaluation",
+        "test_eval_says_how_many_prompts_there_are",
         "test_sample",
         "test_compare_shares_what_its_runs_begin_with",
         "test_stopping_and_going_on_is_exact",
@@ -216,7 +217,6 @@ FULL = {
         "test_a_seed_learns_the_same_alone_and_beside_others",
         "test_where_chunks_are_cut_changes_nothing[1]",
         "test_where_chunks_are_cut_changes_nothing[60]",
-        "test_kill_at_any_moment",
         "test_side_by_side_is_the_same_as_one_after_the_other",
         "test_no_seed_waits_for_another",
         "test_devices_change_nothing",

@@ -11,10 +11,10 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 ROOMS = """
-types errors
+types errors printable
 parallel.collectives
 objectives
-files user_code vectorize parallel
+domains files user_code vectorize parallel
 rollout update
 policy_gradient models
 ladder_settings
@@ -23,7 +23,7 @@ envs.text
 envs
 values
 report
-preferences
+preferences values
 training
 experiments
 cli

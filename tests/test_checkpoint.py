@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxpg.errors import UserError
-from jaxpg.training import checkpoint
+from jaxpg.training import array_files, checkpoint, manifests
 
 
 class State(NamedTuple):
@@ -78,18 +79,21 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path: Path, scor
     save(tmp_path, 1, 5.0)
     save(tmp_path, 2, score)
     assert checkpoint.find(tmp_path, "best").steps == 1
-    assert "NaN" not in (checkpoint.find(tmp_path).path / checkpoint.MANIFEST).read_text()
+    assert "NaN" not in (checkpoint.find(tmp_path).path / manifests.MANIFEST).read_text()
     save(tmp_path, 3, 6.0)
     assert checkpoint.find(tmp_path, "best").steps == 3
 
 
 def test_a_stored_score_that_is_not_a_number_ranks_last(tmp_path: Path) -> None:
-    """As an earlier version stored it."""
+    """As an earlier version stored it, without a checksum of the manifest."""
     for steps, score in ((1, 6.0), (2, 5.0)):
         save(tmp_path, steps, score)
-    manifest = checkpoint.find(tmp_path).path / checkpoint.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"score": 5.0', '"score": NaN'))
+    manifest = checkpoint.find(tmp_path).path / manifests.MANIFEST
+    fields = json.loads(manifest.read_text())
+    del fields["checksum"]
+    manifest.write_text(json.dumps(fields | {"score": float("nan")}))
     assert checkpoint.find(tmp_path, "best").steps == 1
+    assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(make_state())), make_state(2))
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -102,11 +106,11 @@ class Killed(BaseException):
 
 
 MOMENTS = {
-    "before the arrays": ("_write_arrays", False),
-    "after the arrays": ("_write_arrays", True),
-    "while file checksums are taken": ("_checksum", True),
-    "before old ones are deleted": ("_prune", False),
-    "after old ones were deleted": ("_prune", True),
+    "before the arrays": ("array_files.write", False),
+    "after the arrays": ("array_files.write", True),
+    "while file checksums are taken": ("manifests._checksum", True),
+    "before old ones are deleted": ("prune", False),
+    "after old ones were deleted": ("prune", True),
     "while one is deleted": ("shutil.rmtree", False),
     "before the manifest counts": ("os.replace", False),
     "after the manifest counts": ("os.replace", True),
@@ -120,18 +124,22 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
     """The one before or the new one, never a part; the next save deletes the rest."""
     save(tmp_path, 1)
     name, afterwards = MOMENTS[moment]
-    target = {"shutil.rmtree": (shutil, "rmtree"), "os.replace": (os, "replace")}.get(name, (checkpoint, name))
+    modules = {"shutil": shutil, "os": os, "array_files": array_files, "manifests": manifests}
+    module, _, function = name.rpartition(".")
+    target = modules.get(module, checkpoint), function
     original = getattr(*target)
 
     def die(*args: Any, **kwargs: Any) -> None:
         # Orbax renames folders too; only the renaming of the manifest is meant.
-        is_meant = name != "os.replace" or str(args[1]).endswith(checkpoint.MANIFEST)
+        is_meant = name != "os.replace" or str(args[1]).endswith(manifests.MANIFEST)
         if afterwards or not is_meant:
             original(*args, **kwargs)
         if is_meant:
             raise Killed
 
-    (tmp_path / "000000000002").mkdir()  # left by an earlier kill, so that there is something to delete
+    (tmp_path / "000000000002" / "state").mkdir(
+        parents=True
+    )  # left by an earlier kill, so that there is something to delete
     with monkeypatch.context() as patch:
         patch.setattr(*target, die)
         with pytest.raises(Killed):
@@ -149,7 +157,7 @@ def test_a_half_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest
     rmtree = shutil.rmtree
 
     def die_halfway(path: Path, **_: Any) -> None:
-        rmtree(path / "state")
+        rmtree(path / "d")
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -170,10 +178,8 @@ def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
         middle = len(good) // 2
         for bad in (good[:middle], good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :], None):
             path.write_bytes(bad) if bad is not None else path.unlink()
-            if path.name == checkpoint.MANIFEST and bad is None:
+            if path.name == manifests.MANIFEST and bad is None:
                 assert checkpoint.find(tmp_path) is None
-            elif path.name == checkpoint.MANIFEST and len(bad) == len(good):
-                pass  # a digit of it may still be JSON; the checksums in it are of the other files
             else:
                 with pytest.raises(UserError, match=r"cannot be used: its file .* is (damaged|missing)"):
                     checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
@@ -204,12 +210,99 @@ def test_a_failed_save_raises_and_keeps_earlier_checkpoints(tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_arrays", no_room)
+        patch.setattr(array_files, "write", no_room)
         with pytest.raises(UserError, match=r"No space left on device.*there was none before"):
             save(tmp_path, 1)
         patch.undo()
         state = save(tmp_path, 2)
-        patch.setattr(checkpoint, "_write_arrays", no_room)
+        patch.setattr(array_files, "write", no_room)
         with pytest.raises(UserError, match=r"No space left on device.*000000000002, is intact"):
             save(tmp_path, 3)
     assert_bits(checkpoint.restore(checkpoint.find(tmp_path), shapes(state)), state)
+
+
+def test_what_jaxpg_has_not_written_is_neither_read_nor_deleted(tmp_path: Path) -> None:
+    """A stray file, a copy of a checkpoint, notes in a checkpoint that is deleted, a link by a checkpoint's name."""
+    save(tmp_path, 1)
+    elsewhere = tmp_path.parent / "elsewhere"
+    shutil.copytree(tmp_path / "000000000001", elsewhere)
+    shutil.copytree(tmp_path / "000000000001", tmp_path / "000000000001 copy")
+    (tmp_path / ".DS_Store").write_bytes(b"finder")
+    (tmp_path / "000000000001" / "notes.txt").write_text("mine")
+    (tmp_path / "000000000000").symlink_to(elsewhere)
+    (tmp_path / "202611220608").write_text("a file")
+    theirs = contents(tmp_path / "000000000001 copy"), contents(elsewhere)
+    with pytest.raises(UserError, match=r"000000000000 cannot be used: .*it belongs to another checkpoint"):
+        checkpoint.find(tmp_path)
+    (tmp_path / "000000000000").unlink()
+    (tmp_path / "000000000003").symlink_to(tmp_path.parent)
+    save(tmp_path, 2)
+    assert checkpoint.find(tmp_path).steps == 2
+    assert (tmp_path / ".DS_Store").read_bytes() == b"finder"
+    assert [path.name for path in (tmp_path / "000000000001").iterdir()] == ["notes.txt"]
+    assert (contents(tmp_path / "000000000001 copy"), contents(elsewhere)) == theirs
+    assert (tmp_path / "202611220608").read_text() == "a file"
+    with pytest.raises(UserError, match=r"000000000003 could not be written \(it is a symbolic link"):
+        save(tmp_path, 3)
+    assert (tmp_path / "000000000003").is_symlink()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA"])
+def test_a_damaged_checkpoint_is_refused_with_the_name_of_the_intact_one(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1, 5.0)
+    state = save(tmp_path, 2, 3.0)
+    (tmp_path / "000000000002" / name).write_text("{}")
+    with pytest.raises(
+        UserError, match=rf"000000000002 cannot be used: .*{name}.*go on from .*000000000001, which is i"
+    ):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+    (tmp_path / "000000000001" / name).write_text("{}")
+    with pytest.raises(UserError, match="There is no other one"):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 3}, {"score": 9.0}, {"about": {}}, {"arrays": {}}, {"checksum": 1}, {"x": 1}]
+)
+def test_a_manifest_is_checked_by_its_own_checksum(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(tmp_path, 2)
+    manifest = tmp_path / "000000000002" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(UserError, match=r"manifest.json is damaged \(its content does not have the checksum"):
+        checkpoint.find(tmp_path)
+
+
+def test_arrays_that_a_manifest_does_not_list_are_noticed(tmp_path: Path) -> None:
+    """Checksums and manifest agree, and yet the arrays are others: nothing is filled up with zeros."""
+    state = save(tmp_path, 2)
+    folder = tmp_path / "000000000002"
+    shutil.rmtree(folder / "state")
+    array_files.write(folder / "state", {"x": np.zeros(3)})
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in checkpoint._host_arrays(state).items()}
+    manifests.write(folder, arrays, steps=2, score=None, about={})
+    with pytest.raises(UserError, match="its arrays are not those of its manifest"):
+        checkpoint.restore(checkpoint.find(tmp_path), shapes(state))
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power may fail at any time: every file is synced before the manifest has its name, and the folder after it."""
+    synced: list[str] = []
+    replace = os.replace
+
+    def note_replace(source: Any, target: Any) -> None:
+        if str(target).endswith(manifests.MANIFEST):
+            synced.append("counts")
+        replace(source, target)
+
+    monkeypatch.setattr(manifests, "sync", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    monkeypatch.setattr(os, "replace", note_replace)
+    save(tmp_path, 1)
+    before, after = set(synced[: synced.index("counts")]), synced[synced.index("counts") + 1 :]
+    folder = tmp_path / "000000000001"
+    expected = {str(path.relative_to(tmp_path)) for path in (folder / "state", *(folder / "state").rglob("*"))}
+    assert before == expected | {"000000000001/manifest.tmp"}
+    assert after == ["000000000001", "."]

@@ -126,7 +126,7 @@ def test_dpo_learns_from_the_pairs_of_a_file(chain: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, preferring.reference, taught.params.policy)
     metrics = run_directory.load_metrics(Path("dpo"))
     assert metrics["accuracy"][-1] > 0.9
-    assert metrics["margin"][-1] > metrics["margin"][0]
+    assert metrics["margin"][-1] > metrics["margin"][1]  # the first row is from before training
 
 
 def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,10 +212,10 @@ def test_a_reward_function_that_fails_is_named(
 ) -> None:
     sentence = "The reward function judge_of_mine:graded raised ValueError: no more, for the record of mine.jsonl"
     monkeypatch.setattr(mine.judge, "fails", True)
-    assert sentence in refused(capsys, "eval", "mine", "--episodes", "4")
-    assert sentence in refused(capsys, "sample", "mine")
+    assert sentence in refused(capsys, "eval", "mine", "--episodes", "4", "--trust-code")
+    assert sentence in refused(capsys, "sample", "mine", "--trust-code")
     monkeypatch.setattr(mine.judge, "fails", False)
-    assert main(["sample", "mine"]) == 0
+    assert main(["sample", "mine", "--trust-code"]) == 0
 
     shown = completions.CompletionLogger.__call__
 
@@ -229,7 +229,7 @@ def test_a_reward_function_that_fails_is_named(
 
 
 def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds padding or an end" in refused(capsys, "sample", "mine", "--prompt", "<pad>")
+    assert "There is no token for '<'" in refused(capsys, "sample", "mine", "--prompt", "<pad>", "--trust-code")
     letters = str.maketrans("abc", "xyz")
     others = [{name: text.translate(letters) for name, text in line.items()} for line in RECORDS]
     train = ["train", "mine.toml", "sft", "--quiet", "--out"]
@@ -239,9 +239,15 @@ def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[st
     ):
         write_lines(Path("mine.jsonl"), records)
         longer, begun = [*train, "mine", "--resume", "--steps", "500"], [*train, "other", "--from", "mine"]
-        for command in (["sample", "mine"], ["eval", "mine"], longer, begun):
+        for command in (["sample", "mine", "--trust-code"], ["eval", "mine", "--trust-code"], longer, begun):
             message = refused(capsys, *command)
             assert "The vocabulary of mine.jsonl has changed since the run in mine began" in message
             assert cause in message
     write_lines(Path("mine.jsonl"), [*RECORDS, {"prompt": "aaa=", "answer": "a"}])  # says no more than before
-    assert main(["sample", "mine", "--number", "1"]) == 0
+    assert main(["sample", "mine", "--number", "1", "--trust-code"]) == 0
+    table = Path("mine/vocabulary.json")
+    before = table.read_text()
+    for damaged in ("", "[]", '["a"]', '{"tokens": 3, "checksum": null}', '{"tokens": []}', "\x00"):
+        table.write_text(damaged)
+        assert "mine/vocabulary.json" in refused(capsys, "sample", "mine", "--trust-code")
+    table.write_text(before)

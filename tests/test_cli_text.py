@@ -90,11 +90,24 @@ def test_completions_are_written_after_every_evaluation(trained: Path) -> None:
     samples = completions.load_completions(trained)
     metrics = run_directory.load_metrics(trained)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
-    assert sorted(samples) == [0, *metrics["steps"][evaluated][:, 0].astype(int)]
+    assert sorted(samples) == [*metrics["steps"][evaluated][:, 0].astype(int)]
+    assert min(samples) == 0
     for sample in samples[max(samples)]:
         letters, answer = sample.prompt.rstrip("="), sample.completion.removesuffix(" ...")
         right = answer == "".join(sorted(letters)) and not sample.completion.endswith(" ...")
         assert sample.accuracy == float(right)
+
+
+def test_eval_says_how_many_prompts_there_are(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--episodes", "12"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts x 4 samples per seed" in out
+    assert "] over the 3 prompts of each seed; an interval over seeds needs 5 seeds" in out
+    assert "pass@4" in out
+    assert main(["eval", str(trained), "--episodes", "3", "--greedy"]) == 0  # one completion of each
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 prompts x 1 greedy completion per seed" in out
+    assert "pass@4" not in out
 
 
 def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_what_is_built_is_what_the_config_says(task: str) -> None:
     assert experiment.env.name == resolved.environment
     assert resolved.settings["learning_rate"] == 1.0
     assert isinstance(resolved.settings["learning_rate"], float)
-    assert set(experiment.learner._fields) == {"init", "step", "actor", "with_policy"}
+    assert set(experiment.learner._fields) == {"init", "step", "actor", "with_policy", "experience"}
 
 
 def test_defaults_are_those_of_the_signature(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ REFUSED = [
     ("cartpole", "reinforce", {"clip": 0.2}, "no setting 'clip' of reinforce on cartpole"),
     ("cartpole", "ppo", {"hidden": [8]}, "Did you mean 'network.hidden'"),
     ("cartpole", "ppo", {"network.hiden": [8]}, "no setting 'hiden' of the network mlp. Did you mean 'hidden'"),
-    ("cartpole", "ppo", {"network.kind": "cnnn"}, "no kind of network 'cnnn'. Did you mean 'cnn'"),
+    ("cartpole", "ppo", {"network.kind": "cnnn"}, "no kind of network 'cnnn' for ppo. Did you mean 'cnn'"),
     ("cartpole", "ppo", {"network.kind": "cnn"}, "cnn reads observations of shape"),
     ("cartpole", "ppo", {"network": 3}, "network must be a table, not 3"),
     ("cartpole", "ppo", {"network.hidden": [64, 0]}, "hidden must be at least 1, not 0"),

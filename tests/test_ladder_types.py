@@ -46,7 +46,7 @@ def test_scalars_may_be_arrays_and_static_settings_may_not() -> None:
 
 
 def test_new_defaults_are_checked_against_the_settings_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxpg.ladder_settings.PARENT", {})
+    monkeypatch.setattr("jaxpg.ladder_settings.PARENTS", {})
     child_of(ladder.ppo, gamma=0.9, epochs=1)
     child_of(ladder.ppo, gama=0.9)  # type: ignore[call-arg]
     child_of(ladder.ppo, gamma="high")  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_success_within_the_time_limit_exact_and_simulated(size):
     policy = values.value_iteration(mdp, 0.99).policy
     exact = float(envs.expected_return(mdp, policy, 1.0, horizon=limit))
     episodes = 4_000
-    played = values.sample_experience(mdp, policy, jax.random.key(0), num_episodes=episodes, time_limit=limit)
+    played = values.sample_episodes(mdp, policy, jax.random.key(0), num_episodes=episodes, time_limit=limit)
     success = float((played.reward * played.mask).sum(0).mean())
     assert success == pytest.approx(exact, abs=4 * (exact * (1 - exact) / episodes) ** 0.5)
 

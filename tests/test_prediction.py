@@ -21,7 +21,7 @@ def experience(time_limit=12, num_episodes=6):
     """Episodes that revisit states; some terminate, some time out."""
     mdp = envs.random_mdp(jax.random.key(0), 4, 2)
     policy = jnp.full((4, 2), 0.5)
-    played = values.sample_experience(mdp, policy, jax.random.key(1), num_episodes=num_episodes, time_limit=time_limit)
+    played = values.sample_episodes(mdp, policy, jax.random.key(1), num_episodes=num_episodes, time_limit=time_limit)
     assert ((played.discount == 0) & (played.mask > 0)).any()
     return played
 
@@ -123,7 +123,7 @@ def test_first_visits_are_unbiased_and_every_visit_is_not():
     runs = 20_000
 
     def estimate(key, first_visit):
-        played = values.sample_experience(mdp, jnp.ones((2, 1)), key, num_episodes=1, time_limit=60)
+        played = values.sample_episodes(mdp, jnp.ones((2, 1)), key, num_episodes=1, time_limit=60)
         return values.monte_carlo(played, jnp.zeros(2), 1.0, first_visit=first_visit)[0, 0]
 
     keys = jax.random.split(jax.random.key(0), runs)
@@ -143,7 +143,7 @@ def test_errors_on_the_random_walk():
     start = jnp.where(mdp.terminal, 0.0, 0.5)
 
     def run(key):
-        played = values.sample_experience(mdp, policy, key, num_episodes=100, time_limit=200)
+        played = values.sample_episodes(mdp, policy, key, num_episodes=100, time_limit=200)
         mc = values.td_lambda(played, start, 1.0, step_size=0.02, lambda_=1.0, online=False)
         return values.td_lambda(played, start, 1.0, step_size=0.1), mc
 

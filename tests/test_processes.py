@@ -24,7 +24,7 @@ from jaxpg.training import run_directory
 TASK = ["train", "catch", "a2c", "--seeds", "2", "--steps", "9000"]
 SHORT = ["--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=3"]
 LIMIT = 240  # seconds that a run may take on a machine that does other things
-GONE = "jaxpg: another process of this run has gone; the last checkpoint is {}. Start all of them again with --resume"
+GONE = "jaxpg: another process of this run has gone; the last checkpoint is {}. Start all of them again to go on"
 
 
 def free_port() -> int:
@@ -120,7 +120,15 @@ def test_two_processes_are_one_run(
     assert "IQM" in first[1]
     learned_the_same(run_directory.load_metrics(out), on_one_device)
     names = {path.name for path in out.iterdir()}
-    assert names == {"config.toml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "learning_curve.png"}
+    assert names == {
+        "plan.json",
+        "config.toml",
+        "run.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "learning_curve.png",
+    }
     assert len(list((out / "tensorboard").iterdir())) == 1
 
 

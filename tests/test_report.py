@@ -44,11 +44,11 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(statistic):
 
 
 def test_the_interval_is_that_of_all_resamples_listed():
-    scores = np.array([0.0, 1.0, 4.0, 9.0])
-    listed = [np.mean(drawn) for drawn in itertools.product(scores, repeat=4)]
+    scores = np.array([0.0, 1.0, 4.0, 9.0, 16.0])
+    listed = [np.mean(drawn) for drawn in itertools.product(scores, repeat=5)]
     value, low, high = bootstrap(scores, statistic=mean, level=0.8, resamples=40_000)
-    assert value == 3.5
-    np.testing.assert_allclose([low, high], np.quantile(listed, [0.1, 0.9]), atol=0.26)  # the grid of means is 0.25
+    assert value == 6.0
+    np.testing.assert_allclose([low, high], np.quantile(listed, [0.1, 0.9]), atol=0.21)  # the grid of means is 0.2
 
 
 def test_each_stratum_is_resampled_on_its_own():
@@ -65,9 +65,13 @@ def test_the_interval_can_be_made_again_and_says_nan_where_it_knows_nothing():
     assert not np.array_equal(bootstrap(scores), bootstrap(scores, seed=1))
     scores[1, 4] = np.nan
     assert np.isnan(bootstrap(scores)).any(axis=0).tolist() == [False, True, False]
-    value, low, high = bootstrap([7.0])
-    assert value == 7.0
-    assert np.isnan([low, high]).all()
+    for few in ([7.0], [6.0, 8.0], [6.0, 6.0, 8.0, 8.0]):  # of two, an interval would be their range
+        value, low, high = bootstrap(few)
+        assert value == 7.0
+        assert np.isnan([low, high]).all()
+    assert np.isfinite(bootstrap([5.0, 6.0, 7.0, 8.0, 9.0])).all()
+    assert np.isfinite(bootstrap([5.0, 6.0, 7.0], [8.0, 9.0])).all()
+    assert np.isnan(bootstrap(np.arange(9.0), [8.0])[1:]).all()
     for nothing in ((), ([],), ([1.0, 2.0], [])):
         with pytest.raises(UserError, match="at least one seed"):
             bootstrap(*nothing)
@@ -84,6 +88,8 @@ def test_binning_by_hand():
     shared = binned(np.array([10, 30]), np.array([[1.0, 2], [3, 4]]), [0, 20, 40])
     np.testing.assert_array_equal(shared, [[1, 2], [3, 4]])
     assert np.isnan(binned([10, 20], np.full((2, 1), nan), [0, 20])).all()
+    begun = binned(np.array([0, 10, 30]), np.array([[1.0], [3], [5]]), [0, 20, 40])  # the row before training counts
+    np.testing.assert_array_equal(begun, [[2], [5]])
     with pytest.raises(UserError, match=r"\(3, 2\)"):
         binned(np.arange(4), np.zeros((3, 2)), [0, 1])
 
@@ -234,6 +240,24 @@ def test_the_table_names_every_figure_within_80_columns():
     assert lines[row + 1].split() == [*" ".join(intervals).split(), "(6/6)"]
     reached = np.median(summaries["ppo"].steps_to_threshold)
     assert 0.8 * 48_000 < reached < 1.2 * 48_000  # 100 (1 - exp(-x / 30 000)) = 80
+
+
+@pytest.mark.parametrize(
+    ("initial", "text"),
+    [
+        ({"ppo": [1.0, 2, 3, 4], "reinforce": [2.5]}, "before training: 2.500"),
+        ({"ppo": [1.0], "reinforce": [2.0]}, "before training: ppo 1.000, reinforce 2.000"),
+        ({"ppo": None, "reinforce": [2.0]}, "before training: reinforce 2.000"),
+        ({"ppo": None, "reinforce": None}, None),
+    ],
+)
+def test_the_table_says_what_the_initial_policies_score(initial, text):
+    runs = {name: run._replace(initial=initial[name]) for name, run in toy_runs().items()}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(report.comparison_table(report.summarize(runs), title="task"))
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert [line for line in lines if line.startswith("before")] == ([text] if text else [])
+    assert ("2.000" in report.comparison_page(runs, title="task", details={})) == ("reinforce 2.000" in (text or ""))
 
 
 def test_without_a_threshold_nothing_is_said_of_it():

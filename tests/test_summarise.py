@@ -30,7 +30,9 @@ def tokens(text):
 def completion(summary, junk):
     """Tokens [T] of a summary with its end, or cut off, and junk behind it; and their number."""
     ids = [*CHARACTERS.encode(summary), CHARACTERS.end][:T]
-    return jnp.array(ids + CHARACTERS.encode(junk * T)[: T - len(ids)], jnp.int32), jnp.int32(len(ids))
+    return jnp.array(ids + CHARACTERS.encode(junk * T, special_tokens=True)[: T - len(ids)], jnp.int32), jnp.int32(
+        len(ids)
+    )
 
 
 def slow_reward(text, summary):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,11 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec
 
-from jaxpg import envs, parallel
+from jaxpg import envs, parallel, preferences
 from jaxpg.envs import text
-from jaxpg.envs.text import CHARACTERS, END, PAD, Vocabulary, json_lines, preference_pairs, text_env
-from jaxpg.envs.text.jsonl_reader import pad_rows
-from jaxpg.envs.text.matching import extract_answer, last_number
+from jaxpg.envs.text import CHARACTERS, END, PAD, Vocabulary, json_lines, jsonl, preference_pairs, text_env
+from jaxpg.envs.text.jsonl_reader import encode_fields, pad_rows
+from jaxpg.envs.text.matching import extract_answer
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives, host_callback
 from jaxpg.types import Prompt
@@ -49,7 +48,8 @@ def write(tmp_path):
 
 def completion(words, width, vocabulary=CHARACTERS):
     """Tokens [width] of a text, its end tag written as "$", poison behind it, and how many there are."""
-    ids = [i for piece in re.split(r"(\$)", words) for i in ([END] if piece == "$" else vocabulary.encode(piece))]
+    special = {"$": [END], "<pad>": [PAD]}
+    ids = [i for piece in re.split(r"(\$|<pad>)", words) for i in special.get(piece) or vocabulary.encode(piece)]
     return jnp.array(ids + [POISON] * (width - len(ids)), jnp.int32), jnp.int32(len(ids))
 
 
@@ -114,6 +114,58 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_text(tmp_path):
     path = tmp_path / "windows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "1", "answer": "2"}\r\n\r\n{"prompt": "3", "answer": "4"}')
     assert json_lines(path, "standard", held_out=0).prompt_tokens(jnp.int32(1))[0] == CHARACTERS.id("3")
+
+
+def test_text_of_data_is_never_a_special_token(write):
+    """Padding and the end are tokens that only jaxpg writes; a user's text that spells them is characters."""
+    path = write([{"prompt": "a<eos>b<pad>", "answer": "<eos>", "completion": "x<answer><eos></answer>"}])
+    task = json_lines(path, held_out=0)
+    prompt = np.asarray(task.prompt_tokens(jnp.int32(0)))
+    assert len(prompt) == len("a<eos>b<pad>")
+    assert not np.isin(prompt, [PAD, END]).any()
+    assert task.vocabulary.decode(prompt) == "a<eos>b<pad>"
+    shown = np.asarray(task.demonstration(jnp.int32(0), jax.random.key(0)))
+    assert (shown == END).tolist() == [False] * (len(shown) - 1) + [True]
+    assert task.verify(jnp.int32(0), jnp.asarray(shown), jnp.int32(len(shown))).accuracy == 1
+
+
+def test_a_long_prompt_may_be_left_out(write, caplog):
+    path = write([SUMS[3], {"prompt": "1+2+3=", "answer": "6"}, SUMS[4]])
+    task = json_lines(path, "standard", prompt_length=4, skip_long_prompts=True, held_out=0)
+    assert [CHARACTERS.decode(task.prompt_tokens(jnp.int32(i))) for i in range(2)] == ["0+3=", "0+4="]
+    assert drawn(task) == {0, 1}
+    assert judge(task, "4$", problem=1)[0] == 1
+    assert "Left out 1 of 3 records" in caplog.text
+    assert "line 2: the field 'prompt' has 6 tokens" in caplog.text
+    pairs = [{"prompt": p, "chosen": "1", "rejected": "2"} for p in ("ab", "abcd", "c")]
+    settings = {"prompt_length": 3, "skip_long_prompts": True, "held_out": 0}
+    assert len(preference_pairs(write(pairs, "pairs.jsonl"), "standard", **settings).chosen) == 2
+
+
+def test_max_tokens_below_a_demonstration_is_refused_where_one_is_needed(write):
+    task = json_lines(write([SPOKEN, *SUMS]), "standard", max_tokens=4, held_out=0)
+    assert task.max_tokens == 4
+    assert judge(task, "15$")[0] == 1
+    sentence = "line 1: the field 'completion' has 12 tokens with its end, more than max_tokens = 4.*Raise max_tokens"
+    with pytest.raises(UserError, match=sentence):
+        task.demonstration(jnp.int32(5), jax.random.key(0))
+    policy = None  # refused before it is looked at
+    with pytest.raises(UserError, match=sentence):
+        preferences.sft(task, policy)
+    with pytest.raises(UserError, match=sentence):
+        preferences.make_pairs(task, task, slip_rate=0.5)
+
+
+def test_a_file_is_read_once(write, monkeypatch):
+    """Both splits, and a task that is made again, take the same arrays; a file that has changed is read again."""
+    path, encoded = write(SUMS), []
+    monkeypatch.setattr(jsonl, "encode_fields", lambda *a, **k: encoded.append(1) or encode_fields(*a, **k))
+    train, test, again = (json_lines(path, split=split, held_out=0.3) for split in ("train", "test", "train"))
+    assert len(encoded) == 1
+    assert train.vocabulary == test.vocabulary == again.vocabulary
+    write([{"prompt": "9+9=", "answer": "9"}, *SUMS[1:]])  # as many bytes
+    assert CHARACTERS.decode(json_lines(path, "standard", held_out=0).prompt_tokens(jnp.int32(0))) == "9+9="
+    assert len(encoded) == 2
 
 
 # The split.
@@ -225,40 +277,13 @@ def test_tags_may_take_many_tokens_or_none(write):
 
 
 @pytest.mark.parametrize(
-    ("words", "number"),
-    [
-        ("the answer is 42.", "42"),
-        ("5-3", "3"),
-        ("5 = -3", "-3"),
-        ("(2)-1", "1"),
-        ("+7", "7"),
-        ("1,234,567.50 apples", "1234567.50"),
-        ("1,2", "2"),
-        ("1,2345", "2345"),
-        (".5", "0.5"),
-        ("-.5", "-0.5"),
-        ("wait ...3", "3"),
-        ("3e2", "300"),
-        ("1.5e-2 m", "0.015"),
-        ("3e99999", "99999"),
-        ("#### 18", "18"),
-        ("<answer>007</answer>", "7"),
-        ("9" * 5000, "9" * 5000),
-        ("no number - at all.", None),
-        ("", None),
-    ],
-)
-def test_the_last_number_of_a_text(words, number):
-    assert last_number(words) == (None if number is None else Decimal(number))
-
-
-@pytest.mark.parametrize(
     ("words", "accuracy", "form"),
     [
         ("so 14, or 15.0$", 1, 1),
         ("15 or 14$", 0, 1),
         ("<answer>15</answer>$", 1, 1),
-        ("1,5$", 0, 1),
+        ("1,5$", 0, 0),
+        ("30/2$", 1, 1),
         ("none$", 0, 0),
         ("15", 0, 0),  # did not end
     ],
@@ -552,21 +577,30 @@ BAD = {
     "empty completion": ([completed("")], {}, "line 2: the field 'completion' is empty"),
     "empty answer": ([answered("")], {}, "line 2: the field 'answer' is empty"),
     "long prompt": ([asked("1+2+3=")], {"prompt_length": 5}, "'prompt' has 6 tokens, more than prompt_length = 5"),
-    "long completion": (
-        [completed("a" * 9)],
-        {"max_tokens": 9},
-        "'completion' has 10 .* end, more than max_tokens = 9",
+    "long prompts": (
+        [asked("1+2+3="), GOOD, asked("1+2+3+4=")],
+        {"prompt_length": 5},
+        "line 2: .* 6 tokens, .* = 5, and so have 1 other records. Raise prompt_length, or .* skip_long_prompts = true",
     ),
+    "only long prompts": ([], {"prompt_length": 3, "skip_long_prompts": True}, "line 1: .* No record is left"),
+    "nothing is long": ([], {"skip_long_prompts": True}, "skip_long_prompts = true has no effect without"),
     "long answer": (
         [GOOD, answered("12345") | {"completion": "1"}],
         {},
-        "line 3: .* has 6 .*, more than max_tokens = 2",
+        "line 3: .* has 6 .*, more than max_tokens = 2. No completion could be right",
     ),
     "unknown token": ([asked("1+é=")], {}, "line 2, field 'prompt': There is no token for 'é', character 3"),
     "unknown, tagged": ([completed("<answer>É</answer>")], {}, "line 2, field 'completion': .* no token for 'É'"),
-    "only padding": ([asked("<pad>")], {}, "line 2: the field 'prompt' contains padding or an end token"),
-    "an end within": ([completed("1<eos>2")], {}, "line 2: the field 'completion' contains padding or an end token"),
-    "no number": ([answered("three")], {"match": "numeric"}, "line 2: the field 'answer' has no number in it: 'three'"),
+    "padding as text": ([asked("<pad>")], {}, "line 2, field 'prompt': There is no token for '<', character 1"),
+    "an end as text": (
+        [completed("1<eos>2")],
+        {},
+        "line 2, field 'completion': There is no token for '<', character 2",
+    ),
+    "no finite number": (['{"prompt": "1", "answer": NaN}'], {}, "line 2: the field 'answer' must be a .*, not NaN"),
+    "too large a number": (['{"prompt": "1", "answer": 1e999}'], {}, "line 2: the field 'answer' must be .* Infinity"),
+    "no number": ([answered("three")], {"match": "numeric"}, "line 2: the field 'answer' ends on no number .* 'three'"),
+    "an unknown": ([answered("x-3")], {"match": "numeric"}, "line 2: the field 'answer' ends on no number .* 'x-3'"),
     "no such match": ([], {"match": "fuzzy"}, "no way to match 'fuzzy'"),
     "no such split": ([], {"split": "held_out"}, "split must be train or test, not 'held_out'"),
     "no share": ([], {"held_out": 1.5}, "held_out must be a share from 0 to 1, not 1.5"),

@@ -15,6 +15,7 @@ from tiny import jit
 
 from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, Task, Vocabulary
 from jaxpg.envs.text.completion import parse_completion
+from jaxpg.envs.text.generated import SPARE_TOKENS
 from jaxpg.envs.text.problems import Chain, Sum
 from jaxpg.envs.text.token_arrays import fingerprint, numeral, pack
 from jaxpg.errors import UserError
@@ -182,7 +183,7 @@ def test_a_verdict_is_that_of_the_definitions(name, think):
 def test_a_completion_is_read_as_defined(think):
     """Short random strings, mostly of tags."""
     rng = np.random.default_rng(1)
-    whole = CHARACTERS.encode("<think></think><answer>1</answer><eos>" if think else "11<eos>")
+    whole = [*CHARACTERS.encode("<think></think><answer>1</answer>" if think else "11"), END]
     pool = [*range(6), 7, 7, 7]
     size, tokens = 12, np.zeros((2000, 12), int)
     lengths, expected = [], []
@@ -305,13 +306,30 @@ def test_every_setting_has_a_meaning_and_a_token_limit_is_kept(name):
     assert shapes.dtype == jnp.int32
 
 
+def test_only_demonstrations_need_room_for_a_scratchpad():
+    settings = {"length": 6, "think": True}
+    longest = TASKS["parity"](**settings).max_tokens - SPARE_TOKENS
+    enough, few = (TASKS["parity"](**settings, max_tokens=tokens) for tokens in (longest, longest - 1))
+    enough.check_demonstrations()
+    assert few.max_tokens == longest - 1  # and its completions can be verified
+    with pytest.raises(UserError, match=f"up to {longest} tokens, so max_tokens = {longest - 1} is too few to learn"):
+        few.check_demonstrations()
+    with pytest.raises(UserError, match="answer alone has up to 6 tokens"):
+        TASKS["parity"](**settings, max_tokens=5)
+
+
 def test_text_is_encoded_by_the_longest_symbol():
     vocabulary = Vocabulary(("<pad>", "<eos>", "a", "ab", "b"))
-    assert vocabulary.encode("abab<eos>ba") == [3, 3, 1, 4, 2]
+    assert vocabulary.encode("ababba") == [3, 3, 4, 2]
+    assert vocabulary.encode("abab<eos>ba", special_tokens=True) == [3, 3, 1, 4, 2]
     assert vocabulary.decode([0, 3, 0, 4, 1, 2]) == "abb"
     assert (vocabulary.size, vocabulary.end, vocabulary.id("b")) == (5, 1, 4)
     with pytest.raises(UserError, match="'c', character 3"):
         vocabulary.encode("abc")
+    with pytest.raises(UserError, match="'<', character 2"):
+        vocabulary.encode("a<eos>")
+    assert Vocabulary(("<pad>", "<eos>", *"<eos>")).encode("<eos>") == [2, 3, 4, 5, 6]
+    assert Vocabulary(("<pad>", "<eos>", "a.b", "\n")).encode("\na.b") == [3, 2]
     assert len(set(CHARACTERS.symbols)) == CHARACTERS.size == 54
     assert (CHARACTERS.symbols[PAD], CHARACTERS.symbols[END]) == ("<pad>", "<eos>")
 

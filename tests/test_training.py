@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import resource
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ from toy_learner import TOTAL, peak_at_ten, run, toy
 from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.training import advance, checkpoint, loop, metrics_writer, run_directory
+from jaxpg.training import program as program_module
 
 
 def assert_same(a: object, b: object) -> None:
@@ -156,44 +154,26 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
 
 
-@pytest.mark.optimised
-def test_kill_at_any_moment(tmp_path: Path) -> None:
-    """kill -9 again and again, at random moments; the result is that of an uninterrupted run."""
-    whole = run(tmp_path / "whole", evaluate=peak_at_ten)
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
-    rng, outputs = random.Random(0), []
-    for kills in range(12):
-        process = subprocess.Popen(
-            [sys.executable, toy_learner.__file__, str(tmp_path / "killed")],
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        for line in process.stdout:
-            outputs.append(line)
-            if line == "row\n" and kills < 4:
-                time.sleep(rng.uniform(0.0, 0.15))  # writing a row and a checkpoint takes about as long
-                break
-        process.kill() if kills < 4 else None
-        process.stdout.close()
-        if process.wait() == 0:
-            break
-    assert outputs[-1] == "done\n"
-    assert outputs.count("ready\n") > 3
-    assert_same(rows(tmp_path / "killed"), rows(tmp_path / "whole"))
-    assert_same(loop.restore(toy(lucky_length=True), tmp_path / "killed", [0, 1, 2], "last"), whole)
-
-
 def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:
     learner = toy()
     run(tmp_path, learner=learner, evaluate=peak_at_ten, evaluate_every=4)
     metrics = run_directory.load_metrics(tmp_path)
     evaluated = np.isfinite(metrics["evaluation_return"]).all(1)
-    assert metrics["steps"][evaluated, 0].tolist() == list(range(4, TOTAL + 1, 4))
+    assert metrics["steps"][evaluated, 0].tolist() == list(range(0, TOTAL + 1, 4))
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
     best = loop.restore(learner, tmp_path, [0, 1, 2], "best")
     assert best.iteration.tolist() == [10, 10, 10]
     assert loop.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
+
+
+def test_checkpoints_that_a_killed_process_left_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a run that had been saved to its end, which trains no more."""
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "prune", lambda folder: None)
+        run(tmp_path, evaluate=peak_at_ten, evaluate_every=4)
+    assert len(list((tmp_path / "checkpoints").iterdir())) > 2
+    run(tmp_path, evaluate=peak_at_ten, evaluate_every=4, resume=True)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -219,7 +199,24 @@ def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bo
 def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten, evaluate_every=16, total_steps=42)
     metrics = run_directory.load_metrics(tmp_path)
-    assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [16, 32, 42]
+    assert metrics["steps"][np.isfinite(metrics["evaluation_return"][:, 0]), 0].tolist() == [0, 16, 32, 42]
+
+
+def test_the_first_row_is_the_initial_policy(tmp_path: Path) -> None:
+    """Evaluated as later on, and with nothing of training in the row; without evaluations there is no such row."""
+    shown: list[metrics_writer.Row] = []
+    run(tmp_path / "a", learner=toy(), evaluate=peak_at_ten, hooks=loop.TrainingHooks(on_row=shown.append))
+    metrics = run_directory.load_metrics(tmp_path / "a")
+    first = {name: values[0] for name, values in metrics.items()}
+    for name in ("steps", "iteration", "iterations"):
+        assert first.pop(name).tolist() == [0, 0, 0]
+    assert first.pop("chunk_seconds") == 0 < first.pop("seconds")
+    assert first.pop("evaluation_return").tolist() == [-10, -10, -10]
+    assert first.pop("evaluation_length").tolist() == [7, 7, 7]
+    assert np.isnan([*first.values()]).all()
+    assert len(shown) == len(metrics["steps"])
+    run(tmp_path / "b", learner=toy())
+    assert (run_directory.load_metrics(tmp_path / "b")["iterations"][0] > 0).all()
 
 
 def spoil_loss(state: object, metrics: dict) -> tuple[object, dict]:
@@ -277,6 +274,34 @@ def test_the_step_is_traced_once(tmp_path: Path) -> None:
 
     run(tmp_path, learner=toy(lucky_length=True, change=count))
     assert len(traces) == 1
+
+
+def test_large_arrays_of_a_learner_are_arguments_of_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On four devices, with the results that one device has with constants."""
+    table = jnp.arange(2**18, dtype=jnp.float32)
+
+    def look_up(state: toy_learner.ToyState, metrics: dict[str, jax.Array]) -> tuple[toy_learner.ToyState, dict]:
+        return state, metrics | {"loss": metrics["loss"] + table[1000 * state.count]}
+
+    learner = toy(change=look_up)
+
+    def trained(num_devices: int, limit: int) -> tuple[dict[str, np.ndarray], int]:
+        monkeypatch.setattr(program_module, "LARGE_CONSTANT", limit)
+        mesh = parallel.make_mesh(2, 4, jax.devices()[:num_devices])
+        keys = jax.vmap(advance.seed_keys)(jnp.arange(2))
+        state = advance.compile_init(learner)(keys.init)
+        specs = parallel.state_specs(state, mesh)
+        program = advance.compile_programs(learner, None, state, mesh).advance
+        keys, state = parallel.place((keys.run, state), (parallel.PER_SEED, specs), mesh)
+        lowered = program.lower(keys, state, np.int32(20))
+        metrics = jax.device_get(program(keys, state, np.int32(20))[1])
+        return metrics, lowered.compile().memory_analysis().argument_size_in_bytes
+
+    as_constant, small = trained(1, limit=table.nbytes + 1)
+    assert small < 10_000
+    as_argument, size = trained(4, limit=table.nbytes)
+    assert table.nbytes < size < table.nbytes + 10_000
+    jax.tree.map(np.testing.assert_array_equal, as_argument, as_constant)
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
@@ -427,5 +452,5 @@ def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten)
     metrics = run_directory.load_metrics(tmp_path)
     loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "loss"]
-    np.testing.assert_allclose(loss, metrics["loss"].mean(1), rtol=1e-6)
+    np.testing.assert_allclose(loss, metrics["loss"][1:].mean(1), rtol=1e-6)
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()

@@ -286,6 +286,16 @@ def test_k_conjugate_steps_are_the_best_point_of_the_kth_krylov_space():
         np.testing.assert_allclose(x, best, rtol=1e-3, atol=1e-5)
 
 
+def test_conjugate_gradients_are_as_exact_as_their_type():
+    a, b = spd(12)
+    with jax.enable_x64(True):
+        matrix, vector = jnp.asarray(a), jnp.asarray(b)
+        x = update.conjugate_gradient(lambda v: matrix @ v, vector, 24)
+        assert x.dtype == jnp.float64
+    residual = np.linalg.norm(b - a @ np.asarray(x)) / np.linalg.norm(b)
+    assert residual < 1e-12
+
+
 def test_conjugate_gradients_of_nothing_are_nothing():
     x = update.conjugate_gradient(lambda v: v, jnp.zeros(3), 5)
     np.testing.assert_array_equal(x, np.zeros(3))
@@ -359,8 +369,7 @@ def test_steps_in_float64_are_those_of_a_loop(chunk_rows):
     for params in (ordinary, whole):
         np.testing.assert_allclose(params.policy, logits - 0.5 * gradient, rtol=0, atol=1e-12)
     assert float(metrics["accepted"]) == 1
-    # Conjugate gradients stop at a residual of 1e-5 of the gradient.
-    np.testing.assert_allclose(trusted.policy, logits - natural.reshape(logits.shape), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(trusted.policy, logits - natural.reshape(logits.shape), rtol=0, atol=1e-12)
     assert np.abs(natural).max() > 0.01
 
 

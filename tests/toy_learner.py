@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.training.advance import RunState
-from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.loop import train
 from jaxpg.types import Actor, Learner, Metrics
 
 TOTAL = 60
@@ -77,7 +77,4 @@ def run(run_dir: Path, *, learner: Learner | None = None, **changes: Any) -> Run
 
 
 if __name__ == "__main__":
-    print("ready", flush=True)
-    print_rows = TrainingHooks(on_row=lambda row: print("row", flush=True))
-    run(Path(sys.argv[1]), resume=True, evaluate=peak_at_ten, hooks=print_rows)
-    print("done", flush=True)
+    run(Path(sys.argv[1]), resume=True, evaluate=peak_at_ten)

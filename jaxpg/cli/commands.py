@@ -1,11 +1,9 @@
-"""The commands that train: train, compare and sweep. Each takes the parsed arguments and returns an exit code."""
+"""The commands that train: train, compare, sweep and resume. They take parsed arguments and return an exit code."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,31 +12,48 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import devices, gridworld, inspection, listing, runs
-from jaxpg.cli.options import RunOptions, config_of_run, read_run_options
-from jaxpg.errors import UserError
+from jaxpg.cli import devices, gridworld, inspection, listing, plan, runs
+from jaxpg.cli.options import RunOptions, read_run_options
+from jaxpg.cli.planning import groups_of, stages_of, task_name
+from jaxpg.cli.progress import Interruption, interruptible
+from jaxpg.cli.runs import Session
+from jaxpg.cli.terminal import heading, make_console
 from jaxpg.experiments.build import KINDS
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
-from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, to_dict
-from jaxpg.experiments.grid import CompiledGroup, parse_grid, plan_grid
-from jaxpg.experiments.stages import check_plan, plan_stages
-from jaxpg.experiments.sweep import memory_limit, train_sweep
+from jaxpg.experiments.config import ALGORITHMS, Config, to_dict
+from jaxpg.experiments.grid import CompiledGroup, config_at
+from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
+from jaxpg.printable import printable
 from jaxpg.training import provenance, run_directory
+from jaxpg.training.memory import memory_limit
 
 
-def run_train(arguments: argparse.Namespace) -> int:
-    """Train an algorithm on a task, and draw its learning curve."""
+def run_training(arguments: argparse.Namespace) -> int:
+    """Train what train, compare or sweep asks for, or go on with it, and show the result."""
     options = read_run_options(arguments)
-    config = config_of_run(options, arguments.algorithm, options.out)
-    out = options.out or _new_directory(f"{config.task}-{config.algorithm}")
-    if not runs.train_plan(runs.plan_run(config, out, out, options), options):
-        return runs.report_interrupted(out, f"train {options.task} {arguments.algorithm}")
+    out = options.out or _new_directory(options)
+    with runs.open_session(options, out) as session:
+        return FINISH[session.record.command](session)
+
+
+def _finish_train(session: Session) -> int:
+    """Train an algorithm on a task, and draw its learning curve."""
+    if code := _train_stages(session):
+        return code
     if processes.is_main_process():
-        _show_run(config, out)
+        _show_run(stages_of(session.record, session.out)[-1].config, session.out)
     return 0
+
+
+def _train_stages(session: Session) -> int:
+    """0 if all runs of a command have reached their end, else the exit code."""
+    with interruptible(runs.console_of(session.options), runs.resume_command(session)) as interruption:
+        finished = runs.train_stages(session, interruption)
+    return 0 if finished else runs.report_interrupted(session, interruption)
 
 
 def _show_run(config: Config, out: Path) -> None:
@@ -51,7 +66,7 @@ def _show_run(config: Config, out: Path) -> None:
         {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
     )
     summaries = report.summarize({config.algorithm: run}, config.threshold)
-    console = Console()
+    console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     _print_line(console, f"Learning curve: {curve}")
     if (out / runs.PAGE).exists():
@@ -61,40 +76,32 @@ def _show_run(config: Config, out: Path) -> None:
         _print_line(console, f"Look at it:     jaxpg {look}")
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def _finish_compare(session: Session) -> int:
     """Train several algorithms on a task, and compare them."""
-    options = read_run_options(arguments)
-    out = options.out or _new_directory(f"{options.task}-compared")
-    algorithms = list(dict.fromkeys(arguments.algorithms))
-    resolved = {name: config_of_run(options, name, out / name) for name in algorithms}
-    plans = [
-        plan_stages(config, out / name, out, task=options.task, overrides=options.overrides)
-        for name, config in resolved.items()
-    ]
-    for plan in plans:
-        check_plan(plan)
-    for plan in plans:
-        if not runs.train_plan(plan, options):
-            return runs.report_interrupted(out, f"compare {options.task} {' '.join(algorithms)}")
+    if code := _train_stages(session):
+        return code
     if processes.is_main_process():
-        _show_comparison(resolved, out)
+        stages = {stage.name: stage.config for stage in stages_of(session.record, session.out)}
+        _show_comparison({name: stages[name] for name in session.record.algorithms}, session)
     return 0
 
 
-def _show_comparison(resolved: Mapping[str, Config], out: Path) -> None:
+def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     """The algorithms side by side, in the terminal and as a page; `resolved` are their configs by name."""
     from jaxpg import report
 
+    out = session.out
     results = {name: runs.run_result(run_directory.load_metrics(out / name)) for name in resolved}
     first = next(iter(resolved.values()))
-    details = _provenance() | {"configs": {name: files.flatten(to_dict(config)) for name, config in resolved.items()}}
+    details = _provenance(session)
+    details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(resolved, out):
         details["first stages, last evaluation"] = stages
     texts = {name: format_completions(load_completions(out / name)) for name in resolved}
     if texts := {name: text for name, text in texts.items() if text}:
         details["completions"] = texts
     summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
-    console = Console()
+    console = make_console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
@@ -110,88 +117,93 @@ def _last_evaluations_of_stages(resolved: Mapping[str, Config], out: Path) -> di
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 
-def run_sweep(arguments: argparse.Namespace) -> int:
+def _finish_sweep(session: Session) -> int:
     """Train an algorithm with all settings of a grid, several seeds each, and name the best."""
-    if arguments.resume and arguments.out is None:
-        raise UserError("--resume needs --out, the directory of the sweep to go on with.")
-    if arguments.distributed:
-        raise UserError("A sweep is one process. On several hosts give each a part of the grid, and no --distributed.")
-    options, grid = read_run_options(arguments), parse_grid(arguments.grid)
-    groups = plan_grid(options.task, arguments.algorithm, options.overrides, grid)
+    groups, out, sweep = groups_of(session.record, session.out), session.out, session.record.sweep
+    assert sweep is not None
     config = groups[0].config
-    out = options.out or _new_directory(f"{config.task}-sweep")
-    runs.console_of(options).print(_sweep_header(groups, out))
-    scores = _train_groups(groups, out, options, arguments.algorithm, grid, arguments.memory)
+    console = runs.console_of(session.options)
+    console.print(_sweep_header(groups, out))
+    with interruptible(console, runs.resume_command(session)) as interruption:
+        scores = _train_groups(groups, session, interruption)
     if scores is None:
-        command = f"sweep {options.task} {arguments.algorithm} --grid {shlex.join(arguments.grid)}"
-        return runs.report_interrupted(out, command)
+        return runs.report_interrupted(session, interruption)
     from jaxpg import report
 
     title = f"{config.algorithm} on {config.task}, {len(config.seeds)} seeds"
-    best = report.write_sweep(grid, scores, out, title=title, details=_provenance())
-    resolved = resolve_config(options.task, arguments.algorithm, {**options.overrides, **best})
-    files.replace_file(out / "best.toml", files.toml_dumps(to_dict(resolved)))
-    console = Console()
-    console.print(report.sweep_table(grid, scores, title=title))
-    _print_line(console, f"Picture:  {out / 'sweep.png'}\nThe best: {out / 'best.toml'}")
-    console.print("It was selected on these seeds: train it on new seeds before reporting its score.", highlight=False)
+    best = report.write_sweep(sweep.grid, scores, out, title=title, details=_provenance(session))
+    files.replace_file(out / "best.toml", files.toml_dumps(to_dict(config_at(groups, best))))
+    console = make_console()
+    console.print(report.sweep_table(sweep.grid, scores, title=title))
+    _print_line(console, f"Picture:  {out / 'sweep.png'}")
+    _print_line(console, f"The best: {out / 'best.toml'}")
+    console.print("It was selected on these seeds: train it on new seeds before reporting its score.")
     return 0
 
 
-def _train_groups(
-    groups: Sequence[CompiledGroup],
-    out: Path,
-    options: RunOptions,
-    algorithm: str,
-    grid: Mapping[str, Sequence[Any]],
-    gibibytes: float | None,
-) -> np.ndarray | None:
+def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruption: Interruption) -> np.ndarray | None:
     """The scores of a sweep, `[P, S]`, after the stages that its runs begin with; None if it was interrupted."""
-    *stages, last = runs.plan_run(groups[0].config, out, out, options)
-    if not runs.train_stages(stages, options):
+    if not runs.train_stages(session, interruption) or interruption.requested():
         return None
-    trained: dict[str, Any] = {"initial": last.config.initial, "reward": last.config.reward}
+    options, sweep = session.options.devices, session.record.sweep
+    assert sweep is not None
+    sizes = list(sweep.waves)
+
+    def save_size(size: int) -> None:
+        sizes.append(size)
+        resized = dataclasses.replace(sweep, waves=list(sizes))
+        runs.save_record(session._replace(record=dataclasses.replace(session.record, sweep=resized)))
+
     return train_sweep(
-        [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups],
-        out,
-        {"task": options.task, "algorithm": algorithm, "grid": grid, "settings": options.overrides},
+        groups,
+        session.out,
         # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config: devices.make_run_mesh(options.devices, 0, config.batch_size),
-        memory_of=lambda mesh: memory_limit(mesh, gibibytes),
-        hooks_for=partial(runs.training_hooks, options),
-        resume=options.resume,
+        mesh_for=lambda config: devices.make_run_mesh(options, 0, config.batch_size),
+        memory_of=lambda mesh: memory_limit(mesh, sweep.memory),
+        hooks_for=partial(runs.training_hooks, session.options, interruption),
+        sizes=sweep.waves,
+        on_size=save_size,
     )
 
 
-def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> str:
+def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
     config, points = groups[0].config, sum(len(group.points) for group in groups)
-    return (
-        f"[bold]{config.algorithm} on {config.task}[/bold], {points} points x {len(config.seeds)} seeds, "
-        f"{config.total_steps:,} steps each, {len(groups)} program{'s' if len(groups) > 1 else ''}\n{out}"
-    )
+    programs = f"{len(groups)} program{'s' if len(groups) > 1 else ''}"
+    details = f"{points} points x {len(config.seeds)} seeds, {config.total_steps:,} steps each, {programs}"
+    return heading(f"{config.algorithm} on {config.task}", details, out)
 
 
-def _new_directory(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _new_directory(options: RunOptions) -> Path:
+    """A directory in runs/ for a command without --out, named after its task."""
+    suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
+    return Path("runs") / f"{task_name(options)}-{suffix}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _provenance() -> dict[str, Any]:
-    return {"command": shlex.join(["jaxpg", *sys.argv[1:]]), "machine": provenance.describe_machine()}
+def _provenance(session: Session) -> dict[str, Any]:
+    return {"command": session.record.command_line, "machine": provenance.describe_machine()}
 
 
 def _print_line(console: Console, text: str) -> None:
     """Without colours and line breaks, so that a path can be copied."""
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(printable(text), soft_wrap=True)
 
 
+FINISH: dict[str, Callable[[Session], int]] = {
+    "train": _finish_train,
+    "compare": _finish_compare,
+    "sweep": _finish_sweep,
+}
+"""By the command of a record: train what is left, show the result, return the exit code."""
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "train": run_train,
-    "compare": run_compare,
-    "sweep": run_sweep,
+    "train": run_training,
+    "compare": run_training,
+    "sweep": run_training,
+    "resume": run_training,
     "eval": inspection.run_eval,
     "play": inspection.run_play,
     "sample": inspection.run_sample,
     "plot": inspection.run_plot,
+    "plan": plan.run_plan,
     "gridworld": gridworld.run_gridworld,
     "list": listing.run_list,
 }

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import ipaddress
+import json
 import math
 import os
 import re
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,15 @@ import jax
 from jax.sharding import Mesh
 
 from jaxpg import parallel
-from jaxpg.errors import UserError
-from jaxpg.parallel import collectives, process_exit
+from jaxpg.cli import record
+from jaxpg.errors import UserError, excerpt
+from jaxpg.parallel import collectives, process_exit, processes
+
+OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
+"""Arguments in which the processes of a run may differ."""
+
+MOST_DEVICES = 1000
+"""In one process: more than any machine has. jax makes as many CPU devices as it is told to, a second for each 500."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +55,21 @@ class DeviceOptions:
 
 
 def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
-    """The device options of a command; the defaults for one that has none, such as `eval` and `list`."""
+    """The device options of a command; the defaults for one that has none, such as `eval` and `list`.
+
+    A command that goes on uses the devices that it began with, unless it is given others: they decide which steps share
+    a minibatch.
+
+    Raises:
+        UserError: as `record.read`.
+    """
     given = vars(arguments)
     names = [field.name for field in dataclasses.fields(DeviceOptions)]
-    return DeviceOptions(**{name: given[name] for name in names if name in given})
+    options = DeviceOptions(**{name: given[name] for name in names if name in given})
+    if not given.get("resume") or options.out is None or (options.devices, options.mesh) != (None, None):
+        return options
+    begun = record.read(options.out)
+    return options if begun is None else dataclasses.replace(options, devices=begun.devices, mesh=begun.mesh)
 
 
 def start_jax(options: DeviceOptions) -> None:
@@ -58,22 +80,51 @@ def start_jax(options: DeviceOptions) -> None:
     kept, and so are the devices if jax was used before in this process. With `--distributed`, wait for the others.
 
     Raises:
-        UserError: the options of several processes are incomplete, or the processes cannot be joined.
+        UserError: more devices than a process can have, incomplete options of several processes, or processes that
+            cannot be joined.
     """
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", os.environ.get("JAXPG_CACHE") or str(Path(home) / "jaxpg"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    per_process = -(-_requested_devices(options) // (options.processes or 1))
+    if per_process > MOST_DEVICES:
+        raise UserError(f"A process takes at most {MOST_DEVICES} devices, not {per_process}: see --devices and --mesh.")
     if config.jax_num_cpu_devices < 0:
         with contextlib.suppress(RuntimeError):  # raised if jax was used before in this process
-            per_process = -(-_requested_devices(options) // (options.processes or 1))
             jax.config.update("jax_num_cpu_devices", max(per_process, _num_cores()))
     if options.distributed:
         _check_process_options(options)
         _join_processes(options)
     elif (options.coordinator, options.processes, options.process) != (None, None, None):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
+
+
+def check_same_command(arguments: argparse.Namespace) -> None:
+    """Compare the arguments of all processes of a run, as soon as they have joined.
+
+    Raises:
+        UserError: in every process, if one of them got another argument; it names the first that differs.
+    """
+    mine = {name: _shown(value) for name, value in vars(arguments).items() if name not in OWN_ARGUMENTS}
+    refuse_different([json.loads(text) for text in processes.gather_texts(json.dumps(mine))])
+
+
+def refuse_different(arguments: Sequence[Mapping[str, str]]) -> None:
+    """Raise a UserError that names the first argument in which a process differs from process 0; one dict of each."""
+    for process, given in enumerate(arguments):
+        for name, first in arguments[0].items():
+            if given.get(name) != first:
+                raise UserError(
+                    f"The processes of this run got different arguments: {name} is {first} in process 0 and "
+                    f"{given.get(name)} in process {process}. Give all of them the same ones."
+                )
+
+
+def _shown(value: Any) -> str:
+    """An argument as text that is the same where it means the same: a path with its directory."""
+    return os.path.abspath(value) if isinstance(value, Path) else str(value)
 
 
 def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh:
@@ -85,7 +136,7 @@ def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh
         UserError: there are fewer devices, or they cannot share the seeds and environments evenly.
     """
     available = jax.devices()
-    shape = parse_mesh(options.mesh) if options.mesh else {}
+    shape = parse_mesh(options.mesh) if options.mesh is not None else {}
     if shape:
         number = math.prod(shape.values())
         if options.devices not in (None, "all", str(number)):
@@ -115,11 +166,11 @@ def parse_mesh(text: str) -> dict[str, int]:
         axis, _, size = part.partition("=")
         new_axis = axis in (collectives.DATA, parallel.SEED, collectives.SHARD) and axis not in shape
         compatible = not shape or collectives.SHARD not in {*shape, axis}  # shard=N stands alone
-        if not new_axis or not compatible or not size.isdecimal() or int(size) < 1:
+        if not new_axis or not compatible or not _is_count(size):
             raise UserError(
                 f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
                 f"seeds), or both, such as data=4,seed=2, or shard=N (devices that share environments and parameters); "
-                f"not {text!r}."
+                f"not {excerpt(text)}."
             )
         shape[axis] = int(size)
     return shape
@@ -161,6 +212,7 @@ def _join_processes(options: DeviceOptions) -> None:
     """Wait for the other processes of the run, and become one of them."""
     all_processes = f"{options.processes} processes" if options.processes else "processes"
     process_exit.filter_native_output()
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, and do nothing with it
     process_exit.set_lost_message(
         lambda: f"not all {all_processes} of this run joined within {options.join_seconds} seconds (--join-seconds)."
     )
@@ -170,6 +222,7 @@ def _join_processes(options: DeviceOptions) -> None:
             options.processes,
             options.process,
             initialization_timeout=options.join_seconds,
+            coordinator_bind_address=bind_address(options.coordinator),
             heartbeat_timeout_seconds=process_exit.HEARTBEAT_SECONDS,
         )
     except ValueError as error:
@@ -180,6 +233,26 @@ def _join_processes(options: DeviceOptions) -> None:
     except RuntimeError as error:
         raise UserError(f"The processes of this run could not be joined: {str(error).splitlines()[0]}") from error
     process_exit.set_lost_message(lambda: "another process of this run has gone, before anything was trained.")
+
+
+def bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens for the others: at the named IP address or localhost alone, if it is this machine's.
+
+    None leaves it to jax, which listens at all addresses unless JAX_COORDINATOR_BIND_ADDRESS says otherwise: for the
+    name of a host, which may stand for a loopback address on the host itself and for another one elsewhere, and for
+    an address that is translated on its way here.
+    """
+    host, _, port = (coordinator or "").rpartition(":")
+    if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return None
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family) as probe:
+            probe.bind((str(address), 0))
+    except (ValueError, OSError):  # no address, or not of this machine
+        return None
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def _devices_of_all_processes(number: int) -> list[jax.Device]:
@@ -200,15 +273,20 @@ def _devices_of_all_processes(number: int) -> list[jax.Device]:
 
 def _requested_devices(options: DeviceOptions) -> int:
     """How many devices the options name; 1 where they name none or all."""
-    if options.mesh:
+    if options.mesh is not None:
         return math.prod(parse_mesh(options.mesh).values())
-    return _parse_number(options.devices) if options.devices and options.devices != "all" else 1
+    return _parse_number(options.devices) if options.devices not in (None, "all") else 1
 
 
 def _parse_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--devices takes a number from 1 on, or all, not {text!r}.")
+    if not _is_count(text):
+        raise UserError(f"--devices takes a number from 1 on, or all, not {excerpt(text)}.")
     return int(text)
+
+
+def _is_count(text: str) -> bool:
+    """Whether a text is a number of devices."""
+    return re.fullmatch("[1-9][0-9]{0,8}", text) is not None
 
 
 def _num_cores() -> int:

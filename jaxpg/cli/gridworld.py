@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxpg import files
 from jaxpg.errors import UserError
+from jaxpg.printable import printable
 
 HOST = "127.0.0.1"
 
@@ -97,4 +98,4 @@ def _write(page: str, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"--out: {path} cannot be written ({reason}). Choose a directory that exists.") from error
-    print(f"Wrote {path}. Open it in a browser.")
+    print(printable(f"Wrote {path}. Open it in a browser."))

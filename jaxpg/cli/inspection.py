@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from jaxpg.cli.runs import last_evaluation, training_returns
+from jaxpg.cli.terminal import make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
 from jaxpg.parallel import host_callback
+from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
@@ -33,11 +35,12 @@ def run_eval(arguments: argparse.Namespace) -> int:
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}.")
     config, experiment, state = _load_run(arguments)
-    if rest := episodes % config.evaluation_samples:
+    group_size = 1 if arguments.greedy else config.evaluation_samples  # greedy completions of one prompt are all equal
+    if rest := episodes % group_size:
         raise UserError(
             f"--episodes {episodes} cannot be divided into groups with one start state, of evaluation_samples = "
-            f"{config.evaluation_samples} in this run's config: give a multiple of that, such as --episodes "
-            f"{episodes - rest + config.evaluation_samples}."
+            f"{group_size} in this run's config: give a multiple of that, such as --episodes "
+            f"{episodes - rest + group_size}."
         )
 
     def evaluate_seed(state: Any, key: Any) -> Evaluation:
@@ -47,34 +50,80 @@ def run_eval(arguments: argparse.Namespace) -> int:
             key,
             episodes=episodes,
             greedy=arguments.greedy,
-            group_size=config.evaluation_samples,
+            group_size=group_size,
         )
 
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
     result = jax.device_get(jax.jit(jax.vmap(evaluate_seed))(state.learner, keys))
     host_callback.raise_failure()
     sampling = "greedy" if arguments.greedy else "sampled"
-    _print_evaluation(config, result, f"{episodes} {sampling} episodes per seed")
+    word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
+    _print_evaluation(config, result, Starts(episodes // group_size, group_size, word), sampling)
     return 0
 
 
-def _print_evaluation(config: Config, result: Evaluation, episodes: str) -> None:
-    """A line for each seed, the statistics over seeds, and what else was measured."""
-    from jaxpg import report
+class Starts(NamedTuple):
+    """How many states the episodes of a seed start from, how many start from each of them, and what the states are.
 
+    word: "prompts", "start states", or "episodes" if each episode has a start state of its own.
+    """
+
+    number: int
+    group_size: int
+    word: str
+
+    def describe(self, sampling: str) -> str:
+        """All episodes of a seed: "100 sampled episodes", "25 prompts x 4 samples"."""
+        if self.word == "prompts" and sampling == "greedy":
+            return f"{self.number} prompts x 1 greedy completion"
+        if self.word == "prompts":
+            return f"{self.number} prompts x {self.group_size} sample{'s' if self.group_size > 1 else ''}"
+        if self.word == "start states":
+            return f"{self.number} start states x {self.group_size} {sampling} episodes"
+        return f"{self.number} {sampling} episodes"
+
+
+def _print_evaluation(config: Config, result: Evaluation, starts: Starts, sampling: str) -> None:
+    """A line for each seed, their mean with an interval, and what else was measured."""
     returns, lengths = np.mean(result.returns, 1), np.mean(result.lengths, 1)
     table = Table("seed", "return", "length", box=box.SIMPLE_HEAD)
-    table.title = f"{config.algorithm} on {config.task}, {episodes}"
+    table.title = f"{config.algorithm} on {config.task}, {starts.describe(sampling)} per seed"
     for seed, value, length in zip(config.seeds, returns, lengths, strict=True):
         table.add_row(str(seed), f"{value:.4g}", f"{length:.4g}")
-    console = Console()
+    console = make_console()
     console.print(table)
-    for word, statistic in (("mean", report.mean), ("interquartile mean", report.interquartile_mean)):
-        value, low, high = report.bootstrap(returns, statistic=statistic)
-        interval = f", 95% interval [{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
-        console.print(f"{word} {value:.4g}{interval}", highlight=False, markup=False)
+    for line in mean_lines(np.asarray(result.returns), starts):
+        console.print(line)
     for name, values in sorted(result.metrics.items()):
-        console.print(f"{name} {np.nanmean(values) if np.isfinite(values).any() else math.nan:.4g}", highlight=False)
+        value = np.nanmean(values) if np.isfinite(values).any() else math.nan
+        console.print(f"{printable(name)} {value:.4g}")
+
+
+def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
+    """The mean over seeds with a 95% interval, as text.
+
+    `returns` is `[S, E]`, for E episodes of each seed, those from one start state side by side. From MIN_SCORES seeds
+    on the interval is over seeds, and the interquartile mean has one too. For fewer seeds it is over start states:
+    those of each seed are resampled, each with all of its episodes.
+    """
+    from jaxpg import report
+    from jaxpg.report.statistics import MIN_SCORES
+
+    seeds = len(returns)
+    if seeds >= MIN_SCORES:
+        return [
+            _with_interval(word, report.bootstrap(returns.mean(1), statistic=statistic), f"{seeds} seeds")
+            for word, statistic in (("mean", report.mean), ("interquartile mean", report.interquartile_mean))
+        ]
+    per_start = returns.reshape(seeds, starts.number, starts.group_size).mean(2)
+    over = f"the {starts.number} {starts.word} of {'each' if seeds > 1 else 'this'} seed"
+    few = f"an interval over seeds needs {MIN_SCORES} seeds"
+    return [_with_interval("mean", report.bootstrap(*per_start, statistic=report.mean), f"{over}; {few}")]
+
+
+def _with_interval(word: str, estimate: Any, over: str) -> str:
+    value, low, high = estimate
+    return f"{word} {value:.4g}" + (f", 95% interval [{low:.4g}, {high:.4g}] over {over}" if math.isfinite(low) else "")
 
 
 def run_play(arguments: argparse.Namespace) -> int:
@@ -93,7 +142,7 @@ def run_play(arguments: argparse.Namespace) -> int:
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())
-    print(f"{arguments.gif}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
+    print(f"{printable(arguments.gif)}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
     return 0
 
 
@@ -120,10 +169,10 @@ def run_sample(arguments: argparse.Namespace) -> int:
     settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
     if arguments.prompt is None:
         for sample in completions.completion_sampler(config, experiment, **settings)(params, key):
-            Console().print(sample.line())
+            make_console().print(sample.line())
     else:
         for text in completions.complete_prompt(config, experiment, params, arguments.prompt, key, **settings):
-            print(text)
+            print(printable(text, keep="\n\t"))
     return 0
 
 
@@ -131,22 +180,68 @@ def run_plot(arguments: argparse.Namespace) -> int:
     """Draw the learning curves of runs into one figure."""
     from jaxpg import report
 
-    resolved = {run: load_config(run) for run in arguments.runs}
-    tasks = {config.task for config in resolved.values()}
-    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for run, config in resolved.items():
-        label = config.algorithm if len(tasks) == 1 else f"{config.algorithm}, {config.task}"
-        metrics = run_directory.load_metrics(run)
-        curves[_unused_label(label, run, curves)] = metrics["steps"], training_returns(metrics)
-    thresholds = {config.threshold for config in resolved.values()}
+    runs = {run.resolve(): _plotted(run) for run in arguments.runs}
+    tasks = {run.task for run in runs.values()}
+    names = {path: run.name if len(tasks) == 1 else f"{run.name}, {run.task}" for path, run in runs.items()}
+    labels = run_labels(names)
+    curves = {labels[path]: (run.steps, run.returns) for path, run in runs.items()}
+    thresholds = {run.threshold for run in runs.values()}
     threshold = thresholds.pop() if len(thresholds) == 1 else None
     report.learning_curve(curves, arguments.out, title=", ".join(sorted(tasks)), threshold=threshold)
-    print(arguments.out)
+    print(printable(arguments.out))
     return 0
 
 
-def _unused_label(label: str, run: Path, curves: Mapping[str, Any]) -> str:
-    return label if label not in curves else f"{label}, {run.name}"
+class PlottedRun(NamedTuple):
+    """What a figure shows of a run: its algorithm and task, steps and returns `[N, S]`, and the task's threshold."""
+
+    name: str
+    task: str
+    steps: np.ndarray
+    returns: np.ndarray
+    threshold: float | None
+
+
+def _plotted(run: Path) -> PlottedRun:
+    """A run as its metrics and its config.toml show it; one from Python need not name an algorithm or a task in there.
+
+    Raises:
+        UserError: it is no run, or has no returns.
+    """
+    if not (run / run_directory.CONFIG).exists():
+        raise UserError(f"{run} is not the directory of a run: it has no config.toml.")
+    config, metrics = run_directory.load_config(run), run_directory.load_metrics(run)
+    if not {"return", "evaluation_return"} & metrics.keys():
+        raise UserError(f"{run} has no curve: its metrics have neither return nor evaluation_return.")
+    threshold = config.get("threshold")
+    return PlottedRun(
+        name=str(config.get("algorithm", run.resolve().name)),
+        task=str(config.get("task", "trained from Python")),
+        steps=metrics["steps"],
+        returns=training_returns(metrics),
+        threshold=threshold if isinstance(threshold, int | float) else None,
+    )
+
+
+def run_labels(names: Mapping[Path, str]) -> dict[Path, str]:
+    """A label for each run: its name, with what tells its path apart if another run has the same name."""
+    paths = {name: [path for path in names if names[path] == name] for name in names.values()}
+    parts = {path: part for same in paths.values() for path, part in zip(same, distinguishing_parts(same), strict=True)}
+    return {path: name if len(paths[name]) == 1 else f"{name}, {parts[path]}" for path, name in names.items()}
+
+
+def distinguishing_parts(paths: Sequence[Path]) -> list[str]:
+    """Different absolute paths, each without the first and the last folders that all of them have in common."""
+    split = [path.parts for path in paths]
+    shortest = min(map(len, split))
+    front = min(_common(split), shortest - 1)
+    behind = min(_common([parts[::-1] for parts in split]), shortest - 1 - front)
+    return ["/".join(parts[front : len(parts) - behind]) for parts in split]
+
+
+def _common(sequences: Sequence[Sequence[str]]) -> int:
+    """The number of first entries that all sequences have in common."""
+    return len(list(itertools.takewhile(lambda entries: len(set(entries)) == 1, zip(*sequences, strict=False))))
 
 
 def _load_run(arguments: argparse.Namespace) -> tuple[Config, Experiment, RunState]:

@@ -6,19 +6,23 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from jaxpg import envs, ladder, preferences
+from jaxpg import envs, preferences
+from jaxpg.cli.terminal import make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
+from jaxpg.ladder_settings import PARENTS
+from jaxpg.printable import printable
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the tables that were named, or those of tasks and algorithms."""
     if arguments.what == "options" and not arguments.algorithm:
         raise UserError("list options needs an algorithm, such as: jaxpg list options ppo.")
+    if arguments.what != "options" and arguments.algorithm:
+        raise UserError(f"list {arguments.what} takes no algorithm; list options {arguments.algorithm} does.")
     listings: dict[str, Callable[[], Table]] = {
         "tasks": _task_table,
         "algorithms": _algorithm_table,
@@ -27,11 +31,11 @@ def run_list(arguments: argparse.Namespace) -> int:
         "wrappers": _wrapper_table,
         "pairs": _pair_table,
     }
-    console = Console()
+    console = make_console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
         console.print(listings[name]())
     if not arguments.what:
-        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.", highlight=False)
+        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.")
     return 0
 
 
@@ -47,14 +51,14 @@ def _task_table() -> Table:
 def _algorithm_table() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
     for name, algorithm in configs.ALGORITHMS.items():
-        table.add_row(name, ladder.PARENT.get(name) or "", _first_line(algorithm))
+        table.add_row(name, PARENTS.get(name, ""), _first_line(algorithm))
     return table
 
 
 def _environment_table() -> Table:
     table = Table("environment", "its settings and their defaults", title="environments", box=box.SIMPLE_HEAD)
     for name in envs.names():
-        table.add_row(name, _defaults(name))
+        table.add_row(printable(name), _defaults(name))
     return table
 
 
@@ -62,8 +66,8 @@ def _defaults(environment: str) -> str:
     try:
         settings = envs.default_settings(environment)
     except UserError as error:  # an environment without its data
-        return str(error)
-    return ", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items())
+        return printable(error)
+    return printable(", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items()))
 
 
 def _wrapper_table() -> Table:
@@ -83,7 +87,10 @@ def _option_table(algorithm: str) -> Table:
     groups = [
         ("", configs.algorithm_options(algorithm)),
         ("", configs.task_options()),
-        *((f"network.{{{kind}}}.", signatures.options(network)) for kind, network in configs.NETWORKS.items()),
+        *(
+            (f"network.{{{kind}}}.", signatures.options(network))
+            for kind, network in configs.NETWORKS_OF[algorithm].items()
+        ),
     ]
     return _setting_table(f"settings of {algorithm}", groups)
 

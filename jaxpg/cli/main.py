@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,23 +12,25 @@ from typing import TYPE_CHECKING
 
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
+from jaxpg.printable import printable
 
 if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
     from jaxpg.cli.devices import DeviceOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 on success, 2 after an error that a sentence explains, 130 if interrupted."""
-    arguments = make_parser().parse_args(argv)
-    from jaxpg.cli import devices
-    from jaxpg.parallel import process_exit
+    """Run one command.
 
-    options = devices.from_arguments(arguments)
-    command = partial(_run, arguments, options)
+    Returns:
+        0 on success, 2 after an error that a sentence explains, 130 if interrupted by Ctrl-C, 143 by SIGTERM.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return process_exit.exit_together(command) if options.distributed else command()
+        return _main(make_parser().parse_args(argv))
     except UserError as error:
-        print(f"jaxpg: {error}", file=sys.stderr)
+        print(f"jaxpg: {printable(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxpg: interrupted", file=sys.stderr)
@@ -38,8 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
-        print(f"jaxpg: {message}.", file=sys.stderr)
+        print(f"jaxpg: {printable(message)}.", file=sys.stderr)
         return 2
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    """Run a command, in one process or together with others."""
+    from jaxpg.cli import devices
+    from jaxpg.parallel import process_exit
+
+    options = devices.from_arguments(arguments)
+    command = partial(_run, arguments, options)
+    return process_exit.exit_together(command) if options.distributed else command()
 
 
 def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
@@ -47,6 +60,10 @@ def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     from jaxpg.cli import devices
 
     devices.start_jax(options)
-    from jaxpg.cli import commands
+    if options.distributed:
+        devices.check_same_command(arguments)
+    from jaxpg import user_code
+    from jaxpg.cli import commands, trust
 
-    return commands.COMMANDS[arguments.command](arguments)
+    with user_code.trust(trust.trusted_by(arguments)):
+        return commands.COMMANDS[arguments.command](arguments)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxpg.errors import nearest
+from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_number
+from jaxpg.errors import UserError, excerpt, nearest
+from jaxpg.printable import printable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that names the nearest valid word when it refuses one."""
+    """A parser that raises a UserError for what it refuses, and names the nearest valid word."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse unknown arguments in the parser of each command, which alone knows the valid ones."""
+        for argument in sys.argv[1:] if args is None else args:
+            if re.fullmatch("--[a-z-]+=--", argument):  # argparse would take it for an empty list
+                self.error(f"argument {argument[:-3]}: expected one argument")
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -27,8 +34,64 @@ class ArgumentParser(argparse.ArgumentParser):
         if refused:
             _, _, choices = message.partition("(choose from ")
             near = nearest(refused[2], re.findall(r"[\w-]+", choices) or re.findall(r"--[\w-]+", self.format_usage()))
-            message += f". Did you mean {near!r}?" if near else ""
-        super().error(message)
+            if near:
+                raise UserError(f"{message}. Did you mean {near!r}?")
+        of_a_value = re.match(r"argument (\S+): (must .*)", message, re.DOTALL)
+        raise UserError(f"{of_a_value[1]} {of_a_value[2]}" if of_a_value else f"{message}. See {self.prog} --help.")
+
+
+def integer(domain: Domain) -> Callable[[str], int]:
+    """The reader of an argument that is an integer of this domain."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,100}", text):
+            raise argparse.ArgumentTypeError(f"must be an integer, not {excerpt(text)}.")
+        return _in_domain(int(text), domain)
+
+    return read
+
+
+def number(domain: Domain) -> Callable[[str], float]:
+    """The reader of an argument that is a number of this domain."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number, not {excerpt(text)}.") from None
+        return _in_domain(value, domain)
+
+    return read
+
+
+def _in_domain(value: Any, domain: Domain) -> Any:
+    try:
+        check_number("", value, domain)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).strip()) from None
+    return value
+
+
+count = integer(COUNT)
+count_or_0 = integer(COUNT_OR_0)
+positive = number(POSITIVE)
+share = number(Domain(0, 1, above=True))
+share_or_0 = number(FRACTION)
+episodes = integer(Domain(1, 10**6))  # all side by side, as are completions
+completions = integer(Domain(1, 10**5))
+temperature = number(Domain(1e-6, 1e6))  # logits divided by less or more leave float32, or are all the same in it
+
+
+def name(text: str) -> str:
+    """The reader of a name or a path."""
+    if not text.strip() or printable(text) != text:
+        raise argparse.ArgumentTypeError(f"must be a name without control characters, not {excerpt(text)}.")
+    return text
+
+
+def path(text: str) -> Path:
+    """The reader of a path, see `name`."""
+    return Path(name(text))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,32 +101,43 @@ def make_parser() -> argparse.ArgumentParser:
     training, trained = _training_arguments(), _trained_arguments()
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
-    train.add_argument("task", metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
-    train.add_argument("algorithm", metavar="ALGO", help="an algorithm (see jaxpg list algorithms)")
+    train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
+    train.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
-    compare.add_argument("task", metavar="TASK")
-    compare.add_argument("algorithms", nargs="+", metavar="ALGO")
+    compare.add_argument("task", type=name, metavar="TASK")
+    compare.add_argument("algorithms", type=name, nargs="+", metavar="ALGO")
 
     sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
-    sweep.add_argument("task", metavar="TASK")
-    sweep.add_argument("algorithm", metavar="ALGO")
+    sweep.add_argument("task", type=name, metavar="TASK")
+    sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
-    sweep.add_argument("--grid", nargs="+", required=True, metavar="K=V,V", help=grid)
-    sweep.add_argument("--memory", type=float, metavar="GIB", help="limit for all devices together (default: all)")
+    sweep.add_argument("--grid", nargs="+", metavar="K=V,V", help=grid)
+    sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
+
+    resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
+    _add_resume_arguments(resume)
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
-    evaluate.add_argument("--episodes", type=int, default=100, metavar="N", help="per seed (default 100)")
+    evaluate.add_argument("--episodes", type=episodes, default=100, metavar="N", help="per seed (default 100)")
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
-    play.add_argument("--gif", type=Path, required=True, metavar="FILE", help="where to write")
+    play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
-    plot.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    plot.add_argument("--out", type=Path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+    plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
+    _add_trust_argument(plot)
+    plot.add_argument("--out", type=path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+
+    plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
+    plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
+    plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
+    plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
+    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
+    plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
 
     world = commands.add_parser("gridworld", help="a grid world in the browser: planning and learning step by step")
     world.add_argument(
@@ -74,51 +148,88 @@ def make_parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
-    listing.add_argument("algorithm", nargs="?", metavar="ALGO", help="the algorithm of list options")
+    listing.add_argument("algorithm", nargs="?", type=name, metavar="ALGO", help="the algorithm of list options")
     return main
 
 
 def _training_arguments() -> ArgumentParser:
     """Those of train, compare and sweep."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("--seeds", type=int, metavar="N", help="how many seeds to train side by side")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--seeds", type=count, metavar="N", help="how many seeds to train side by side")
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="the first of them (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
-    parser.add_argument("--steps", type=int, metavar="N", help="environment steps per seed")
-    parser.add_argument("--from", dest="initial", metavar="RUN", help="begin with the policy of this run")
-    parser.add_argument("--reward", metavar="RUN", help="completions are judged by the reward model of this run")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default runs/...)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--devices", metavar="N|all", help="devices to use (default as many as divide the seeds)")
-    parser.add_argument("--mesh", metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
+    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed")
+    parser.add_argument("--from", type=name, dest="initial", metavar="RUN", help="begin with the policy of this run")
+    parser.add_argument(
+        "--reward", type=name, metavar="RUN", help="completions are judged by the reward model of this run"
+    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
+    parser.add_argument("--resume", action="store_true", help="go on with what is in --out, or begin it")
+    parser.set_defaults(grid=None, memory=None)
+    _add_machine_arguments(parser)
+    return parser
+
+
+def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of resume; what else train, compare and sweep take is in the directory."""
+    parser.add_argument("out", type=path, metavar="DIR", help="the --out of the command")
+    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed, to train for longer")
+    parser.set_defaults(resume=True, task=None, algorithms=[], grid=None, memory=None)
+    parser.set_defaults(set=[], seeds=None, seed=0, initial=None, reward=None)
+    _add_machine_arguments(parser)
+
+
+def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a command that trains runs on."""
+    parser.add_argument(
+        "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
+    )
+    parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    _add_trust_argument(parser)
 
     several = parser.add_argument_group(
         "several hosts", "The same command in one process per host, with an --out that all of them see."
     )
     several.add_argument("--distributed", action="store_true", help="this is one process of several")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (default: the cluster's)")
-    several.add_argument("--processes", type=int, metavar="N", help="number of processes (default: the cluster's)")
-    several.add_argument("--process", type=int, metavar="I", help="number of this one, from 0 (default: the cluster's)")
+    several.add_argument(
+        "--coordinator", type=name, metavar="HOST:PORT", help="address of process 0 (default: the cluster's)"
+    )
+    several.add_argument("--processes", type=count, metavar="N", help="number of processes (default: the cluster's)")
+    several.add_argument(
+        "--process", type=count_or_0, metavar="I", help="number of this one, from 0 (default: the cluster's)"
+    )
     seconds = "how long to wait for all of them (default 300)"
-    several.add_argument("--join-seconds", type=int, default=300, metavar="N", help=seconds)
-    return parser
+    several.add_argument("--join-seconds", type=count, default=300, metavar="N", help=seconds)
 
 
 def _trained_arguments() -> ArgumentParser:
     """Those of eval, sample and play."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the episodes (default 0)")
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
+    _add_trust_argument(parser)
     return parser
+
+
+def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trust-code", action="store_true", help="execute the code of your own that a run names")
 
 
 def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="what to complete (default: held-out prompts of the task)")
-    parser.add_argument("--number", type=int, default=8, metavar="N", help="number of completions (default 8)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="X", help="below 1 for likelier tokens")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest tokens (0: all)")
+    parser.add_argument(
+        "--number",
+        type=completions,
+        default=8,
+        metavar="N",
+        help="number of completions (default 8)",
+    )
+    parser.add_argument("--temperature", type=temperature, default=1.0, metavar="X", help="below 1 for likelier tokens")
+    parser.add_argument(
+        "--top-k", type=count_or_0, default=0, metavar="K", help="among the K likeliest tokens (0: all)"
+    )
     probability = "among the likeliest tokens, up to this probability"
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help=probability)
+    parser.add_argument("--top-p", type=share, default=1.0, metavar="P", help=probability)

@@ -1,71 +1,106 @@
-"""Training on the command line: the stages of a run, one after the other, each with progress, Ctrl-C and a report."""
+"""Training on the command line: the stages of a run, one after the other, each with progress and a report."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
+from rich.text import Text
 
-from jaxpg import files, parallel
-from jaxpg.cli import devices
+from jaxpg import files, parallel, user_code
+from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
-from jaxpg.cli.progress import Reporter, interruptible
+from jaxpg.cli.planning import has_begun, plan_command, stages_of
+from jaxpg.cli.progress import Interruption, Reporter
+from jaxpg.cli.record import RECORD, CommandRecord, to_json
+from jaxpg.cli.terminal import heading, make_console
+from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
-from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
+from jaxpg.experiments.stages import Stage, is_finished
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import process_exit, processes
 from jaxpg.training import checkpoint, provenance, run_directory
+from jaxpg.training.lock import locked
 from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.metrics_writer import Row
 
-INTERRUPTED = 130
 PAGE = "report.html"
 
 
-def plan_run(config: Config, directory: Path, shared_dir: Path, options: RunOptions) -> list[Stage]:
-    """The stages of a config, checked if anything is to be trained before the config itself."""
-    plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides)
-    if len(plan) > 1:
-        check_plan(plan)
-    return plan
+class Session(NamedTuple):
+    """A command that trains: what it was asked for, its directory, and its arguments."""
+
+    record: CommandRecord
+    out: Path
+    options: RunOptions
 
 
-def train_plan(plan: Sequence[Stage], options: RunOptions) -> bool:
-    """Train the stages that are not finished, then the final run; return whether that reached its end."""
-    *before, last = plan
-    return train_stages(before, options) and train_stage(last, options, resume=options.resume)
+@contextlib.contextmanager
+def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
+    """A command with its directory locked and its record written; a new one that fails before it trains leaves none.
+
+    Raises:
+        UserError: as `plan_command`; the directory is in use, or the processes of this run got different arguments.
+    """
+    with contextlib.ExitStack() as stack:
+        if options.resume and out.exists():
+            stack.enter_context(locked(out))
+        planned = plan_command(options, out)
+        arguments = to_json(dataclasses.replace(planned, command_line=""))  # which has the number of the process
+        if not processes.same_on_all(f"{out}\n{arguments}"):
+            raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
+        stack.enter_context(locked(out))
+        is_new = not (out / RECORD).exists()
+        session = Session(planned, out, options)
+        save_record(session)
+        try:
+            yield session
+        except Exception:
+            if is_new and processes.is_main_process() and not has_begun(planned, out):
+                (out / RECORD).unlink()
+            raise
 
 
-def train_stages(stages: Sequence[Stage], options: RunOptions) -> bool:
-    """Train the stages that are not finished, and resume those that were interrupted; return whether all finished."""
-    for stage in stages:
-        if is_finished(stage):
-            continue
-        begun = (stage.directory / run_directory.CONFIG).exists()
-        if not train_stage(stage, options, resume=begun):
+def save_record(session: Session) -> None:
+    """Write down what the command was asked for."""
+    processes.on_main_process(partial(record.write, session.record, session.out))
+
+
+def train_stages(session: Session, interruption: Interruption) -> bool:
+    """Train the runs that are not finished, and resume those that were interrupted; return whether all finished."""
+    for stage in stages_of(session.record, session.out):
+        (stop,) = processes.any_process([interruption.requested()])
+        if stop:
+            return False
+        if is_finished(stage):  # a process that was killed at the very end may have left checkpoints
+            processes.on_main_process(partial(checkpoint.prune, stage.directory / checkpoint.CHECKPOINTS))
+        elif not _train_stage(stage, session, interruption):
             return False
     return True
 
 
-def train_stage(stage: Stage, options: RunOptions, *, resume: bool) -> bool:
+def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> bool:
     """Train one run; return whether it reached its end."""
-    config, out = stage.config, stage.directory
-    process_exit.set_lost_message(partial(_lost_message, out))
+    config, out, options = stage.config, stage.directory, session.options
+    process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch_size)
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
-    save_vocabulary(config, out)
     on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
-    with training_hooks(options, _header(config, out, mesh), config.total_steps) as hooks:
+    with training_hooks(options, interruption, _header(config, out, mesh), config.total_steps) as hooks:
         state = train(
             experiment.learner,
             seeds=config.seeds,
@@ -73,11 +108,12 @@ def train_stage(stage: Stage, options: RunOptions, *, resume: bool) -> bool:
             run_dir=out,
             mesh=mesh,
             evaluate=experiment.evaluate,
+            record=experiment.record,
             evaluate_every=max(1, config.total_steps // config.evaluations),
             config=to_dict(config),
-            resume=resume,
+            resume=run_directory.has_begun(out),
             initial=initial,
-            hooks=hooks._replace(on_evaluation=on_evaluation),
+            hooks=hooks._replace(on_checked=partial(save_vocabulary, config, out), on_evaluation=on_evaluation),
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
 
@@ -109,53 +145,83 @@ def _write_page(config: Config, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def training_hooks(options: RunOptions, header: str, total_steps: int) -> Iterator[TrainingHooks]:
-    """Show progress under a header, unless `quiet`, and let Ctrl-C stop the training."""
+def training_hooks(
+    options: RunOptions, interruption: Interruption, header: str | Text, total_steps: int
+) -> Iterator[TrainingHooks]:
+    """Show progress under a header, unless `quiet`, and let signals stop the training."""
     console = console_of(options)
     console.print(header)
-    with interruptible(console) as should_stop, Reporter(console, total_steps) as reporter:
-        hooks = TrainingHooks(should_stop=should_stop)
-        yield hooks if console.quiet else hooks._replace(on_row=reporter)
+    with Reporter(console, total_steps) as reporter:
+
+        def on_row(row: Row) -> None:
+            interruption.has_trained |= bool(np.any(row["steps"]))
+            if not console.quiet:
+                reporter(row)
+
+        try:
+            yield TrainingHooks(on_row=on_row, should_stop=interruption.requested)
+        finally:
+            interruption.has_trained = False
 
 
 def console_of(options: RunOptions) -> Console:
     """Where progress is shown; of several processes only the main one shows any."""
-    return Console(quiet=options.quiet or not processes.is_main_process(), highlight=False, soft_wrap=True)
+    return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True)
 
 
-def report_interrupted(out: Path, command: str) -> int:
-    """Print how to go on with a command that was stopped; its exit code."""
+def resume_command(session: Session) -> str:
+    """What goes on with a command with the same result, as it is typed; of several processes, in this one."""
+    path, several = str(session.out), session.options.devices
+    words = ["jaxpg", "resume", f"./{path}" if path.startswith("-") else path]
+    if user_code.code_names(dataclasses.asdict(session.record)):
+        words.append("--trust-code")
+    if several.distributed:
+        words.append("--distributed")
+    if several.coordinator is not None:
+        words += ["--coordinator", several.coordinator]
+        words += ["--processes", str(several.processes), "--process", str(several.process)]
+    return shlex.join(words)
+
+
+def report_interrupted(session: Session, interruption: Interruption) -> int:
+    """Print how to go on with a command that was stopped; its exit code, 128 and the number of the signal."""
+    (terminated,) = processes.any_process([interruption.signal == signal.SIGTERM])
     if processes.is_main_process():
-        print(f"jaxpg: interrupted and saved. Go on with: jaxpg {command} --out {out} --resume", file=sys.stderr)
-    return INTERRUPTED
+        word = "terminated" if terminated else "interrupted"
+        print(f"jaxpg: {word} and saved. Go on with: {resume_command(session)}", file=sys.stderr)
+    return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
-def _header(config: Config, out: Path, mesh: Mesh) -> str:
+def _header(config: Config, out: Path, mesh: Mesh) -> Text:
     seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
-    return (
-        f"[bold]{config.algorithm} on {config.task}[/bold], {seeds}, {config.total_steps:,} steps each; "
-        f"{devices.describe(mesh)}, jax {jax.__version__}\n{out}"
-    )
+    details = f"{seeds}, {config.total_steps:,} steps each; {devices.describe(mesh)}, jax {jax.__version__}"
+    return heading(f"{config.algorithm} on {config.task}", details, out)
 
 
-def _lost_message(out: Path) -> str:
+def _lost_message(out: Path, resume_command: str) -> str:
     """The message of a run that ends because another of its processes has ended."""
     found = checkpoint.find(out / checkpoint.CHECKPOINTS)
     last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
-    return f"another process of this run has gone; {last}. Start all of them again with --resume to go on."
+    return (
+        f"another process of this run has gone; {last}. Start all of them again to go on, this one with: "
+        f"{resume_command}"
+    )
 
 
 def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
     """The metrics of a run as a `report.RunResult`."""
     from jaxpg.report import RunResult
 
-    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
+    chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
+    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)[chunks]
+    evaluations = metrics.get("evaluation_return")
     return RunResult(
         steps=metrics["steps"],
         returns=training_returns(metrics),
-        final=last_evaluation(metrics.get("evaluation_return"), metrics["steps"].shape[1]),
+        final=last_evaluation(evaluations, metrics["steps"].shape[1]),
         seconds=float(metrics["seconds"][-1]),
-        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"])),
+        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
+        initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
     )
 
 

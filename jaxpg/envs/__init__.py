@@ -1,5 +1,6 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
+from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
 from jaxpg.envs.mdps import (
     MDPS,
@@ -32,6 +33,7 @@ __all__ = [
     "SparseMDP",
     "action_values",
     "as_env",
+    "check_env",
     "cliff_walking",
     "clip_actions",
     "default_settings",

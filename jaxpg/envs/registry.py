@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
 from jaxpg.envs import gymnax_adapter, mdps, probes, tabular, text, wrappers
-from jaxpg.errors import UserError, hint, refuse_unknown
+from jaxpg.envs.contract import check_env
+from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults, import_user_code
+from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
 
 Factory = Callable[..., Env]
 
@@ -43,7 +45,8 @@ def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
         env_settings = {key: settings.pop(key) for key in env_parameters if key in settings}
         return text.text_env(make_task(**settings), **env_settings)
 
-    parameters = [*inspect.signature(make_task).parameters.values(), *env_parameters.values()]
+    of_the_task = inspect.signature(make_task, eval_str=True).parameters.values()
+    parameters = [*of_the_task, *env_parameters.values()]
     factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return factory
 
@@ -60,6 +63,9 @@ _factories: dict[str, Factory] = {
     **{name: _text_factory(task) for name, task in text.TASKS.items()},
     "json_lines": _text_factory(text.json_lines),
 }
+_user_factories: dict[str, Factory] = {}
+_checked: set[tuple[Factory, str]] = set()
+"""Which environments of users have passed `check_env`: function and settings."""
 WRAPPERS: dict[str, Factory] = {
     wrapper.__name__: wrapper
     for wrapper in (
@@ -84,12 +90,12 @@ def register(name: str, factory: Factory) -> None:
     """
     if name in names():
         raise UserError(f"The environment name {name!r} is already taken; register yours under another one.")
-    _factories[name] = factory
+    _user_factories[name] = factory
 
 
 def names() -> list[str]:
     """Every name that `make` knows: jaxpg's own, those registered by a user, and gymnax's."""
-    return [*_factories, *gymnax_adapter.gymnax_names()]
+    return [*_factories, *_user_factories, *gymnax_adapter.gymnax_names()]
 
 
 def make(name: str, /, **settings: Any) -> Env:
@@ -106,14 +112,19 @@ def make(name: str, /, **settings: Any) -> Env:
 
     Raises:
         UserError: an unknown name or setting (with the nearest valid one), a value of the wrong type, a missing value;
-            a function that cannot be imported or called, or does not return an Env.
+            a function of the user's that cannot be imported or called, or an environment of the user's that breaks the
+            contract (see `check_env`).
     """
     _check_settings(name, settings, default_settings(name))
+    if name in _factories:
+        _check_annotated(name, settings)
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
+        if name in _user_factories:
+            return _make_user_env(name, _user_factories[name], settings)
         if ":" in name:
-            return _make_user_env(name, settings)
+            return _make_user_env(name, import_user_code(name, "environment"), settings)
         return gymnax_adapter.make_gymnax(name, settings)
 
 
@@ -123,8 +134,8 @@ def default_settings(name: str) -> dict[str, Any]:
     Raises:
         UserError: an unknown name, a function that cannot be imported, or MNISTBandit without its data.
     """
-    if name in _factories:
-        return argument_defaults(_factories[name])
+    if name in _factories or name in _user_factories:
+        return argument_defaults((_factories | _user_factories)[name])
     if name in gymnax_adapter.gymnax_names():
         return gymnax_adapter.gymnax_settings(name)
     if ":" in name:
@@ -146,16 +157,14 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     return WRAPPERS[name](env, **settings)
 
 
-def _make_user_env(name: str, settings: dict[str, Any]) -> Env:
-    """The environment that a user's function "package.module:function" returns."""
-    try:
-        env = import_user_code(name, "environment")(**settings)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"The environment {name} cannot be made: {type(error).__name__}: {error}.") from error
-    if not isinstance(env, Env):
-        raise UserError(f"{name} must return a jaxpg.types.Env, not {env!r}.")
+def _make_user_env(name: str, factory: Factory, settings: dict[str, Any]) -> Env:
+    """The environment that a user's function returns, checked when it is made with new settings."""
+    with explain_failure(f"The environment {name} cannot be made: its function"):
+        env = factory(**settings)
+    made = factory, repr(settings)
+    if made not in _checked:
+        check_env(env, name)
+        _checked.add(made)
     return env
 
 
@@ -165,10 +174,20 @@ def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) 
             raise UserError(f"{name} has no setting {key!r}. {hint(key, known) if known else 'It has none.'}")
         if not _has_type_of(value, known[key]):
             default = np.asarray(known[key]).tolist()
-            raise UserError(f"{name}: {key} must be like its default {default!r}, not {value!r}.")
+            raise UserError(f"{name}: {key} must be like its default {default!r}, not {excerpt(value)}.")
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
     if missing:
         raise UserError(f"{name} needs a value for {', '.join(missing)}.")
+
+
+def _check_annotated(name: str, settings: dict[str, Any]) -> None:
+    """Check by its annotation a setting whose default does not show its type: there is none, or it is None."""
+    for key, parameter in inspect.signature(_factories[name]).parameters.items():
+        if key in settings and parameter.default in (None, inspect.Parameter.empty):
+            kinds = get_args(parameter.annotation) or (parameter.annotation,)
+            if isinstance(settings[key], bool) or not isinstance(settings[key], kinds):
+                described = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
+                raise UserError(f"{name}: {key} must be {described}, not {excerpt(settings[key])}.")
 
 
 def _has_type_of(value: Any, default: Any) -> bool:

@@ -13,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
+
+MOST_FRAMES = 1000
+"""Of a stack: more is a mistake in typing."""
 
 
 class Wrapped(NamedTuple):
@@ -76,8 +79,8 @@ def time_limit(env: Env, *, steps: int) -> Env:
     Raises:
         UserError: fewer than one step.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise UserError(f"time_limit: steps must be at least 1, not {steps!r}.")
+    if type(steps) is not int or steps < 1:
+        raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
 
     def reset(key: Key) -> tuple[Wrapped, Tree]:
         state, obs = env.reset(key)
@@ -110,8 +113,8 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
         UserError: fewer than one observation, or observations without an axis.
     """
     space = _box_observations(env, "frame_stack")
-    if num < 1:
-        raise UserError(f"frame_stack: num must be at least 1, not {num!r}.")
+    if not 1 <= num <= MOST_FRAMES:
+        raise UserError(f"frame_stack: num must be at least 1 and at most {MOST_FRAMES}, not {excerpt(num)}.")
     if not space.shape:
         raise UserError(f"frame_stack: the observations of {env.name} are scalars and have no axis to stack along.")
     channels = space.shape[-1]

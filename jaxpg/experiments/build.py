@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxpg import envs, ladder, preferences
+import jax
+
+from jaxpg import envs, ladder, preferences, values
+from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Config, make_env
+from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.rollout.evaluation import evaluation_metrics
+from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
@@ -28,12 +31,15 @@ class Experiment(NamedTuple):
     env: the environment that it is trained on.
     held_out: the environment that it is evaluated on: the same, but with the held-out problems of a text task.
     evaluate(state, key): metrics of the learner's state; checkpoints are ranked by `return`.
+    record(state, key): the episodes `[E, ...]` of the same evaluation, recorded; None where rewards are those of whole
+        episodes.
     """
 
     learner: Learner
     env: Env
     held_out: Env
     evaluate: Evaluate
+    record: Callable[[Any, Key], RecordedEpisode] | None = None
 
 
 class AlgorithmKind(NamedTuple):
@@ -70,7 +76,10 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
         metrics = measure(state, key)
         return {"return": metrics[kind.score], **metrics}
 
-    return Experiment(learner, env, held_out, evaluate)
+    def record(state: Any, key: Key) -> RecordedEpisode:
+        return record_episodes(held_out, learner.actor(state), key, **_evaluation_settings(config))
+
+    return Experiment(learner, env, held_out, evaluate, None if held_out.outcome else record)
 
 
 def writes_text(config: Config, env: Env) -> bool:
@@ -114,6 +123,19 @@ def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tu
     return learner, _episode_metrics(config, held_out, learner)
 
 
+def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    scaled = [name for name, given in config.learner.items() if given]
+    if scaled:
+        raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
+    network = dict(config.network)
+    torso = Q_NETWORKS[network.pop("kind")](env, **network)
+    _check_replay(config, shards)
+    _check_division(config, env.time_limit, False, shards)
+    learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
+    jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
+    return learner, _episode_metrics(config, held_out, learner)
+
+
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, _ = networks(config, env)
     learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
@@ -139,6 +161,7 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 
 KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
+    **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
     "sft": AlgorithmKind(_sft),
     "dpo": AlgorithmKind(_dpo),
     "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
@@ -155,16 +178,18 @@ def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluat
         )
 
     def measure(state: Any, key: Key) -> Metrics:
-        return evaluation_metrics(
-            held_out,
-            learner.actor(state),
-            key,
-            episodes=config.evaluation_episodes,
-            greedy=config.evaluation_greedy,
-            group_size=config.evaluation_samples,
-        )
+        return evaluation_metrics(held_out, learner.actor(state), key, **_evaluation_settings(config))
 
     return measure
+
+
+def _evaluation_settings(config: Config) -> dict[str, Any]:
+    """How the policy of a config is evaluated."""
+    return {
+        "episodes": config.evaluation_episodes,
+        "greedy": config.evaluation_greedy,
+        "group_size": config.evaluation_samples,
+    }
 
 
 def _pairs(config: Config) -> preferences.Pairs:
@@ -175,6 +200,13 @@ def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
     """The text task of a config, in which the reward of a completion is the score of the reward model."""
     env = make_env(config, split)
     return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
+
+
+def _check_replay(config: Config, shards: int) -> None:
+    """Refuse batches that devices cannot share."""
+    batch_size = config.settings.get("batch_size", shards)
+    if batch_size % shards:
+        raise UserError(f"batch_size = {batch_size} cannot be split evenly over {shards} devices.")
 
 
 def _check_division(config: Config, time_limit: int, needs_trajectories: bool, shards: int) -> None:
@@ -189,6 +221,10 @@ def _check_division(config: Config, time_limit: int, needs_trajectories: bool, s
         raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}.")
     steps = settings.get("num_steps") or time_limit
     rows = local if needs_trajectories else local * steps
+    if num_envs * steps > INT32_MAX:
+        raise UserError(
+            f"num_envs = {num_envs} x {steps} steps are more than the 2^31 - 1 that a batch can have: make one smaller."
+        )
     batch = f"{local} environments" if needs_trajectories else f"{local} environments x {steps} steps = {rows} rows"
     for name in ("num_minibatches", "value_minibatches"):
         if rows % settings.get(name, 1):

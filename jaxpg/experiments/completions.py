@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,20 @@ from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
+from jaxpg.printable import printable
+from jaxpg.training import run_files
+from jaxpg.training.program import Program
+from jaxpg.training.run_files import read_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
 
 SAMPLES = "samples"
 SAMPLES_PER_EVALUATION = 4
+NAME = re.compile(r"\d{12}\.json")  # what else is in the folder is not jaxpg's
+FILE_OF_SAMPLES = run_files.list_of(
+    run_files.record(
+        prompt=run_files.text, completion=run_files.text, reward=run_files.number, accuracy=run_files.number
+    )
+)
 
 
 class Sample(NamedTuple):
@@ -40,7 +51,8 @@ class Sample(NamedTuple):
         """For a terminal."""
         mark = ("✓", "green") if self.accuracy > 0 else ("✗", "red")
         reward = (f"  {self.reward:.2f} ", "dim")
-        return Text.assemble(reward, mark, " ", self.prompt, (self.completion, "bold"))
+        prompt, completion = (printable(text, keep="\n\t") for text in (self.prompt, self.completion))
+        return Text.assemble(reward, mark, " ", prompt, (completion, "bold"))
 
 
 def sample_completion(
@@ -68,15 +80,16 @@ def completion_sampler(
     policy, _ = networks(config, experiment.held_out)
     vocabulary = text_task(config, "test").vocabulary
 
-    @jax.jit
     def write(params: Tree, key: Key) -> tuple[Prompt, Array, Outcome]:
         def one(key: Key) -> tuple[Prompt, Array, Outcome]:
             return sample_completion(experiment.held_out, policy, params, key, end=vocabulary.end, **settings)
 
         return jax.vmap(one)(jax.random.split(key, number))
 
+    program = Program(write)
+
     def draw(params: Tree, key: Key) -> list[Sample]:
-        prompts, tokens, outcomes = jax.device_get(write(params, key))
+        prompts, tokens, outcomes = jax.device_get(program(params, key))
         host_callback.raise_failure()
         return [
             Sample(
@@ -97,16 +110,14 @@ def complete_prompt(
     """`number` completions of one prompt; `settings` are those of `generate`.
 
     Raises:
-        UserError: a prompt with a token that the vocabulary lacks, with padding or an end, or with no token or more
-            tokens than the prompts of the task.
+        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts
+            of the task.
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
     ids, end = task.vocabulary.encode(text), task.vocabulary.end
     if not 1 <= len(ids) <= task.prompt_length:
         raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
-    if PAD in ids or end in ids:
-        raise UserError(f"The prompt {text!r} holds padding or an end, which are not text.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
 
     write = partial(generate, policy, params, prompt, end=end, max_tokens=task.max_tokens, **settings)
@@ -121,15 +132,19 @@ def decode_completion(vocabulary: Tokenizer, tokens: np.ndarray) -> str:
 
 
 class CompletionLogger:
-    """Shows completions of the first seed after every evaluation, and writes them into the run's directory.
+    """Writes completions of the first seed into the run's directory after every evaluation; a terminal shows them.
 
     Does nothing where no text is written: in control, and for a reward model.
+
+    Raises:
+        UserError: earlier completions in that directory are damaged.
     """
 
     def __init__(self, config: Config, experiment: Experiment, run_dir: Path, console: Console) -> None:
         self._console, self._directory = console, run_dir / SAMPLES
         writes = writes_text(config, experiment.env)
         self._draw = completion_sampler(config, experiment, number=SAMPLES_PER_EVALUATION) if writes else None
+        load_completions(run_dir)  # those of a run that is resumed: a damaged file is refused before it trains
 
     def __call__(self, state: Any) -> None:
         if self._draw is None:
@@ -140,14 +155,23 @@ class CompletionLogger:
         self._directory.mkdir(exist_ok=True)
         rows = [sample._asdict() for sample in samples]
         replace_file(self._directory / f"{steps:012d}.json", json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-        for sample in samples:
-            self._console.print(sample.line())
+        if self._console.is_terminal:
+            for sample in samples:
+                self._console.print(sample.line())
 
 
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:
-    """The completions in the directory of a run, by the steps after which they were written."""
-    files = sorted((run_dir / SAMPLES).glob("*.json"))
-    return {int(path.stem): [Sample(**row) for row in json.loads(path.read_text())] for path in files}
+    """The completions in the directory of a run, by the steps after which they were written.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    files = [path for path in sorted((run_dir / SAMPLES).glob("*.json")) if NAME.fullmatch(path.name)]
+    return {int(path.stem): read_file(path, _parse_samples, "Delete it to go on without it.") for path in files}
+
+
+def _parse_samples(content: bytes) -> list[Sample]:
+    return [Sample(**row) for row in run_files.parse_json(content, FILE_OF_SAMPLES)]
 
 
 def format_completions(samples: dict[int, list[Sample]]) -> dict[str, str]:

@@ -22,30 +22,47 @@ config that a run writes is such a file again, with every setting in it.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg import envs, ladder, preferences, user_code, values
+from jaxpg.domains import INT32_MAX
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
-from jaxpg.experiments.signatures import REQUIRED, Option, check, options
+from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.printable import printable
+from jaxpg.training import run_directory
 from jaxpg.types import Env
 
 NETWORKS: dict[str, Callable[..., Any]] = {
     f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language_model.transformer)
 }
+Q_NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (values.mlp, values.cnn)}
 ALGORITHMS: dict[str, Callable[..., Any]] = {
+    **values.ALGORITHMS,
     **ladder.ALGORITHMS,
     **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
 }
-FRACTIONS = ("gamma", "gae_lambda", "baseline_rate", "reference_rate")
-"""Settings from 0 to 1."""
+NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
+    **dict.fromkeys(ALGORITHMS, NETWORKS),
+    **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
+}
+"""The kinds of network that each algorithm trains."""
+MAX_NAME = 100
+"""Characters in the name of a task."""
+MOST_SEEDS = 2**16
+"""More seeds than anybody trains side by side: a mistake in typing."""
+NAMED_NUMBERS = ("total_steps", "time_limit")
+"""Names that stand for an integer in a config."""
+_LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
+COMMAND_ARGUMENTS = ("task", "algorithm")
+"""What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,32 +126,66 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     Raises:
         UserError: an unknown task, algorithm or setting (the nearest valid one is named), or an invalid value.
     """
-    own = algorithm_options(algorithm)
     path = config_file.find_task(task)
-    sections = config_file.read_toml(path)
-    _check_names(sections, path)
+    return resolve_tables(config_file.read_toml(path), algorithm, overrides, source=path)
+
+
+def resolve_tables(
+    sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any] | None = None, *, source: Path
+) -> Config:
+    """`resolve_config` of tables that have been read already: those of a task, or of a config (`to_dict`).
+
+    Args:
+        sections: the tables.
+        algorithm: one of ALGORITHMS.
+        overrides: settings that win over them.
+        source: the file that they were read from.
+
+    Raises:
+        UserError: as `resolve_config`.
+    """
+    own = algorithm_options(algorithm)
+    _check_names(sections, source)
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
-    layers = top_level, _section(sections, algorithm), config_file.nested(overrides or {})
+    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides or {})
     merged = reduce(config_file.merge, layers)
-    name = merged.pop("task", Path(task).stem)
-    merged.pop("algorithm", None)
+    name = check_name(merged.pop("task", source.stem))
+    check(options(Config)["algorithm"], merged.pop("algorithm", algorithm))
     known = task_options() | own
     for key in merged:
         if key not in known:
-            refuse_unknown("setting", key, _dotted_names(merged, known), f" of {algorithm} on {name}")
+            refuse_unknown("setting", key, _dotted_names(algorithm, merged, known), f" of {algorithm} on {name}")
     return _checked_config(name, algorithm, merged, own)
 
 
-def load_config(run_dir: Path) -> Config:
+def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
     """The config that a run wrote into its directory.
 
+    Args:
+        run_dir: the directory.
+        trust_code: whether the functions "module:function" that the config names may be imported and called, for a
+            Python program; the command line has --trust-code.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, it is damaged (names it), it names code that is not trusted, or it is that of a run
+            from Python, which need not say what was trained.
     """
-    path = run_dir / "config.toml"
+    path = run_dir / run_directory.CONFIG
     if not path.exists():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no config.toml.")
-    return resolve_config(path, config_file.read_toml(path)["algorithm"])
+        raise UserError(f"{run_dir} is not the directory of a run: it has no {path.name}.")
+    stored = run_directory.load_config(run_dir)
+    if not isinstance(stored.get("algorithm"), str):
+        raise UserError(
+            f"{path} names no algorithm, as in a run that was trained from Python, so its policy cannot be built here. "
+            "In Python, training.restore(learner, run_dir, seeds) returns its state, and rollout.evaluate measures the "
+            "actor of a state; jaxpg plot draws its metrics."
+        )
+    if not trust_code:
+        user_code.refuse_code_of_run(run_dir, stored)
+    try:
+        return resolve_config(path, stored["algorithm"])
+    except UserError as error:
+        raise UserError(f"{path} cannot be used: {error}") from error
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -173,15 +224,46 @@ def algorithm_options(algorithm: str) -> dict[str, Option]:
     if algorithm not in ALGORITHMS:
         refuse_unknown("algorithm", algorithm, ALGORITHMS)
     lineage = [algorithm]
-    while (parent := ladder.PARENT.get(lineage[-1])) is not None:
+    while (parent := PARENTS.get(lineage[-1])) is not None:
         lineage.append(parent)
     return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
 
 
+def check_name(name: Any) -> str:
+    """The name of a task, which becomes part of the names of directories and files.
+
+    Raises:
+        UserError: it is no name of one file on every system.
+    """
+    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name
+    if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
+        raise UserError(
+            f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
+            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
+            'or set task = "..." in it.'
+        )
+    return name
+
+
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise a UserError unless these can be the numbers of seeds."""
-    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**31:
-        raise UserError(f"seeds are different numbers from 0 to 2^31 - 1, at least one, not {list(seeds)}.")
+    if not 0 < len(seeds) <= MOST_SEEDS:
+        raise UserError(f"seeds are different numbers, from one to {MOST_SEEDS:,} of them, not {len(seeds):,}.")
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > INT32_MAX:
+        raise UserError(f"seeds are different numbers from 0 to 2^31 - 1, at least one, not {excerpt(list(seeds))}.")
+
+
+def _nested_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides as tables.
+
+    Raises:
+        UserError: one of them is an argument of the commands, which a setting does not change.
+    """
+    tree = config_file.nested(overrides)
+    for name in COMMAND_ARGUMENTS:
+        if name in tree:
+            raise UserError(f"{name} is an argument of the command, not a setting: name it there, without --set.")
+    return tree
 
 
 def _check_names(sections: Mapping[str, Any], path: Path) -> None:
@@ -190,17 +272,19 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     for key in sections:
         if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
             refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
-    present = ALGORITHMS.keys() & sections.keys()
+    present = [name for name in sections if name in ALGORITHMS]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:
         section, known = sections[algorithm], top_level | algorithm_options(algorithm)
         models = [name for name in present if "like" not in sections[name]]
-        if "like" in section and section["like"] not in models:
+        if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
         for key in section.keys() - {"like"}:
             if key not in known:
                 refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
+            if not (_takes_integer(known[key]) and section[key] in NAMED_NUMBERS):
+                check(known[key], section[key])
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -213,11 +297,11 @@ def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return config_file.merge({name: value for name, value in sections[model].items() if name in known}, section)
 
 
-def _dotted_names(merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
+def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
-    network = merged.get("network")
+    network, kinds = merged.get("network"), NETWORKS_OF[algorithm]
     kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
-    of_the_network = options(NETWORKS[kind]) if kind in NETWORKS else {}
+    of_the_network = options(kinds[kind]) if kind in kinds else {}
     return [*known, "network.kind", *(f"network.{name}" for name in of_the_network)]
 
 
@@ -225,26 +309,28 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
     merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
-    values = {name: check(option, merged[name], minimum=_minimum(option)) for name, option in fields.items()}
-    if "environment" not in values:
+    checked = {name: check(option, merged[name]) for name, option in fields.items()}
+    if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
-    values["network"] = _check_network(values["network"])
-    values["pairs"] = _check_table(values["pairs"], options(preferences.make_pairs), " of preference pairs")
-    for name, settings in values["wrappers"].items():
+    checked["network"] = _check_network(algorithm, checked["network"])
+    checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
+    for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
-    check_seeds(values.get("seeds", Config.seeds))
+    for name in ("environment_settings", "wrappers"):
+        check_free_settings(name, checked[name])
+    check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
-    config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **values)
+    config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
     return dataclasses.replace(config, settings=settings)
 
 
-def _check_network(network: Mapping[str, Any]) -> dict[str, Any]:
+def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a network and all of its settings."""
-    kind = network.get("kind", "mlp")
-    if str(kind) not in NETWORKS:
-        refuse_unknown("kind of network", str(kind), NETWORKS)
-    known = options(NETWORKS[kind])
+    kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
+    if str(kind) not in kinds:
+        refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
+    known = options(kinds[kind])
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
     return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")
@@ -255,27 +341,18 @@ def _check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: s
     for name in given:
         if name not in known:
             refuse_unknown("setting", name, known, where)
-    return {name: check(known[name], value, minimum=_minimum(known[name])) for name, value in given.items()}
-
-
-def _minimum(option: Option) -> float:
-    """Sizes and counts are at least 1; other numbers of a task or a network may be anything."""
-    return 1 if option.kind is int or option.name in ("hidden", "channels") else -math.inf
+    return {name: check(known[name], value) for name, value in given.items()}
 
 
 def _check_setting(option: Option, value: Any, config: Config) -> Any:
-    """The value of an algorithm's setting: not negative, an integer at least 1 unless 0 is its default."""
+    """The value of an algorithm's setting, with `total_steps` and `time_limit` as the numbers that they name."""
     if value is REQUIRED:
         raise UserError(
             f"{config.algorithm} needs a value for {option.name}: {option.meaning} Add --set {option.name}=..."
         )
     if _takes_integer(option):
         value = _named_number(value, config)
-    counts = _takes_integer(option) and option.default != 0
-    value = check(option, value, minimum=1 if counts else 0)
-    if option.name in FRACTIONS and value > 1:
-        raise UserError(f"{option.name} must be at most 1, not {value}.")
-    return value
+    return check(option, value)
 
 
 def _takes_integer(option: Option) -> bool:
@@ -283,7 +360,7 @@ def _takes_integer(option: Option) -> bool:
 
 
 def _named_number(value: Any, config: Config) -> Any:
-    """The number behind the names `total_steps` and `time_limit`; any other value as it is."""
+    """The number behind one of NAMED_NUMBERS; any other value as it is."""
     if value == "total_steps":
         return config.total_steps
     if value == "time_limit":

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
+DEEPEST = 20
+"""No setting needs more tables or lists inside of each other; functions that call themselves rely on it."""
 TASKS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
 
 
@@ -31,10 +33,9 @@ def find_task(task: str | Path) -> Path:
         if not Path(task).exists():
             raise UserError(f"There is no file {task}.")
         return Path(task)
-    path = TASKS / f"{task}.toml"
-    if not path.exists():
+    if task not in tasks():
         refuse_unknown("task", str(task), tasks())
-    return path
+    return TASKS / f"{task}.toml"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -42,11 +43,18 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         UserError: it is not valid TOML.
+        OSError: it cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_depth(sections)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not valid TOML, which is text in UTF-8: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{path} has tables or lists in more than {DEEPEST} others.") from None
+    except ValueError as error:  # also an integer of more digits than Python converts
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    return sections
 
 
 def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -59,13 +67,33 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set takes key=value, such as learning_rate=3e-4, not {assignment!r}.")
+            raise UserError(f"--set takes key=value, such as learning_rate=3e-4, not {excerpt(assignment)}.")
+        value = parse_value(text, otherwise=text.strip())
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
+            _check_depth(nested({key: value}))
+        except RecursionError:
+            raise UserError(f"--set {excerpt(key)} has tables or lists in more than {DEEPEST} others.") from None
         overrides[key.strip()] = value
     return overrides
+
+
+def parse_value(text: str, otherwise: Any) -> Any:
+    """The TOML value that a text is, or `otherwise`, where it is none."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return otherwise
+    return document["value"] if len(document) == 1 else otherwise  # a line break begins another setting
+
+
+def _check_depth(tree: Any) -> None:
+    """Raise a RecursionError if tables and lists are nested more than DEEPEST levels deep."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        tables = [x.values() if isinstance(x, Mapping) else x for x in level if isinstance(x, Mapping | list)]
+        level = [inner for table in tables for inner in table]
+    if level:
+        raise RecursionError
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

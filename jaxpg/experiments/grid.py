@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import tomllib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import Config, resolve_config
+from jaxpg.experiments.config_file import parse_value
 
 Point = dict[str, Any]
 """A value for each setting that is swept."""
+MOST_POINTS = 10_000
+"""More points than anybody trains: a mistake in typing."""
+FIXED = ("task", "algorithm", "seeds", "initial", "reward")
+"""What all points of a grid share: the seeds that they are compared on, and the stages that are trained once."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 
 
@@ -40,17 +46,26 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     digits; anything else is a list of values.
 
     Raises:
-        UserError: an assignment has no value, or a range is invalid.
+        UserError: an assignment has no value, a range is invalid, a setting is given twice or cannot be swept, or there
+            are too many points.
     """
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
-        name, _, text = assignment.partition("=")
-        if not name.strip() or not text.strip():
+        name, _, text = (part.strip() for part in assignment.partition("="))
+        if not name or not text:
             raise UserError(
-                f"--grid takes name=value,value or name=low:high:log:n, such as clip=0.1,0.2, not {assignment!r}."
+                "--grid takes name=value,value or name=low:high:log:n, such as clip=0.1,0.2, not "
+                f"{excerpt(assignment)}."
             )
+        if name in grid:
+            raise UserError(f"--grid has {name} twice: give all of its values at once, as {name}=value,value.")
+        if name in FIXED:
+            raise UserError(f"--grid cannot have {name}, which is the same in all points.")
         values = _parse_range(name, text) if text.count(":") == 3 else _parse_list(text)
-        grid[name.strip()] = [x for i, x in enumerate(values) if x not in values[:i]]
+        grid[name] = [x for i, x in enumerate(values) if x not in values[:i]]
+    number = math.prod(len(values) for values in grid.values())
+    if not 1 <= number <= MOST_POINTS:
+        raise UserError(f"A grid has from one to {MOST_POINTS:,} points, and this one has {number:,}.")
     return grid
 
 
@@ -65,6 +80,9 @@ def plan_grid(
     Raises:
         UserError: as `resolve_config`, for any of the points.
     """
+    for name in grid:
+        if name in overrides:
+            raise UserError(f"{name} is in --grid and is also set to one value: take one of the two away.")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     resolved = [resolve_config(task, algorithm, {**overrides, **point}) for point in points]
     traced = tuple(n for n in grid if all(type(config.settings.get(n)) is float for config in resolved))
@@ -78,21 +96,29 @@ def plan_grid(
     return list(groups.values())
 
 
+def config_at(groups: Sequence[CompiledGroup], point: Mapping[str, Any]) -> Config:
+    """The config of one point of a grid."""
+    group = next(group for group in groups if point in group.points)
+    checked = group.points[group.points.index(dict(point))]
+    traced = {name: checked[name] for name in group.traced}
+    return dataclasses.replace(group.config, settings=group.config.settings | traced)
+
+
 def _parse_range(name: str, text: str) -> list[float]:
     low, high, spacing, count = text.split(":")
     try:
         ends, number = (float(low), float(high)), int(count)
     except ValueError:
         ends, number = (np.nan, np.nan), 0
-    if spacing not in SPACINGS or not np.isfinite(ends).all() or number < 2 or (spacing == "log" and min(ends) <= 0):
+    unbounded = not np.isfinite(ends).all() or (spacing == "log" and min(ends) <= 0)
+    if spacing not in SPACINGS or unbounded or not 2 <= number <= MOST_POINTS:
         raise UserError(
-            f"A range is low:high:log:n or low:high:linear:n with n at least 2, above 0 for log; not {name}={text}."
+            "A range is low:high:log:n or low:high:linear:n with n at least 2, above 0 for log; not "
+            f"{excerpt(f'{name}={text}')}."
         )
     return [float(f"{x:.3g}") for x in SPACINGS[spacing](*ends, number)]
 
 
 def _parse_list(text: str) -> list[Any]:
-    try:
-        return tomllib.loads(f"values = [{text}]")["values"]
-    except tomllib.TOMLDecodeError:  # words without quotation marks
-        return [part.strip() for part in text.split(",")]
+    words = [part.strip() for part in text.split(",")]  # may stand without quotation marks
+    return parse_value(f"[{text}]", otherwise=words)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxpg.errors import UserError
+from jaxpg.domains import check_number, domain_of
+from jaxpg.errors import UserError, excerpt
+from jaxpg.printable import printable
 from jaxpg.types import Array
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -55,21 +56,21 @@ def options(function: Callable[..., Any], parents: Sequence[Callable[..., Any]] 
     }
 
 
-def check(option: Option, value: Any, *, minimum: float = -math.inf) -> Any:
+def check(option: Option, value: Any) -> Any:
     """The value converted to the option's type: an int to a float, a list to a tuple, "none" to None.
 
     Raises:
-        UserError: it has another type, or a number in it is not finite or below `minimum`.
+        UserError: it has another type, it is a number outside of the option's domain (domains.py), or a text that is
+            empty or has control characters.
     """
     accepted = _members(option.kind)
     if value in (None, "none") and types.NoneType in accepted:
         return None
     for kind in accepted:
-        converted = _convert(value, kind)
-        if converted is not None:
-            _check_range(option, converted, minimum)
-            return converted
-    raise UserError(f"{option.name} must be {describe_kind(option.kind)}, not {value!r}.")
+        if _is_of_kind(value, kind):
+            _check_domain(option.name, value)
+            return _converted(value, kind)
+    raise UserError(f"{option.name} must be {describe_kind(option.kind)}, not {excerpt(value)}.")
 
 
 def describe_kind(kind: Any) -> str:
@@ -85,25 +86,51 @@ def describe_kind(kind: Any) -> str:
     return " or ".join(words.get(member, "a list of integers") for member in _members(kind))
 
 
-def _convert(value: Any, kind: Any) -> Any:
-    """The value as `kind`, None if it is not of that kind."""
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    """Whether a config may give this value for the kind; true and false are no numbers."""
     if isinstance(value, bool):
-        return value if kind is bool else None
-    if kind is float and isinstance(value, int | float):
-        return float(value)
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
     if typing.get_origin(kind) is Sequence:
-        fits = isinstance(value, list | tuple) and all(type(x) is int for x in value)
-        return tuple(value) if fits else None
-    return value if isinstance(kind, type) and isinstance(value, kind) else None
+        return isinstance(value, list | tuple) and all(type(x) is int for x in value)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
-def _check_range(option: Option, value: Any, minimum: float) -> None:
-    numbers = [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, int | float)]
-    for x in numbers:
-        if not math.isfinite(x):
-            raise UserError(f"{option.name} must be finite, not {x}.")
-        if x < minimum:
-            raise UserError(f"{option.name} must be at least {minimum:g}, not {x!r}.")
+def _converted(value: Any, kind: Any) -> Any:
+    if kind is float:
+        return float(value)
+    return tuple(value) if typing.get_origin(kind) is Sequence else value
+
+
+def _check_domain(name: str, value: Any) -> None:
+    if isinstance(value, str) and (not value or printable(value) != value):
+        raise UserError(f"{name} must be a text that is not empty, without control characters, not {excerpt(value)}.")
+    for x in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(x, int | float) and not isinstance(x, bool):
+            check_number(name, x, domain_of(name))
+
+
+def check_free_settings(name: str, value: Any) -> None:
+    """Check a value of a table whose settings are not declared here, such as those of an environment.
+
+    Raises:
+        UserError: it holds a number that is not finite or that int32 or float32 cannot hold, a text with control
+            characters, or something else than numbers, texts, booleans, lists and tables.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_free_settings(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_free_settings(name, inner)
+    elif isinstance(value, str):
+        if printable(value) != value:
+            raise UserError(f"{name} must be a text without control characters, not {excerpt(value)}.")
+    elif isinstance(value, int | float):
+        check_number(name, value)
+    else:
+        raise UserError(f"{name} must be a number, a text, true or false, a list or a table, not {excerpt(value)}.")
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

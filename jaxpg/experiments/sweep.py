@@ -7,9 +7,7 @@ seeds, in waves that fit the memory. The directory of a wave is that of an ordin
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,18 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxpg import files, parallel
+from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, build
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
 from jaxpg.training import run_directory
-from jaxpg.training.advance import memory_per_device
 from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.memory import memory_per_device
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
-
-PLAN = "plan.json"
 
 
 class SweptState(NamedTuple):
@@ -76,7 +72,7 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     def evaluate(state: SweptState, key: Key) -> Metrics:
         return build_at(state.settings).evaluate(state.learner, key)
 
-    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate)
+    return build_at(defaults)._replace(learner=Learner(init, step, actor, with_policy), evaluate=evaluate, record=None)
 
 
 def swept_experiment(group: CompiledGroup, shards: int) -> Experiment:
@@ -121,28 +117,15 @@ def wave_size(learner: Learner, runs: int, mesh: Mesh, limit: float) -> int:
     """
     width = mesh.shape[parallel.SEED]
     size = math.ceil(runs / width) * width
-    while (needed := memory_per_device(learner, size, mesh)) > limit:
+    while (needed := memory_per_device(learner, size, mesh, limit)) > limit:
         if size == width:
             raise UserError(
-                f"One run takes {needed / 2**20:.3g} MiB on a device, and there are {limit / 2**20:.3g}. Make the "
+                f"One run takes {needed / 2**20:,.3g} MiB on a device, and there are {limit / 2**20:,.3g}. Make the "
                 "batch smaller (num_envs, num_steps), or use a device with more memory."
             )
         size = min(max(1, math.floor(size * limit / needed / width)) * width, size - width)
     waves = math.ceil(runs / size)
     return math.ceil(runs / waves / width) * width
-
-
-def memory_limit(mesh: Mesh, gibibytes: float | None) -> float:
-    """Bytes that each device may use: nine tenths of its memory, or its equal part of `gibibytes` if given.
-
-    CPU devices have equal parts of the machine's memory.
-    """
-    if gibibytes is not None:
-        return gibibytes * 2**30 / mesh.size
-    stats = mesh.local_devices[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return 0.9 * stats["bytes_limit"]
-    return 0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
 
 
 def train_wave(
@@ -183,39 +166,41 @@ def train_wave(
 def train_sweep(
     groups: Sequence[CompiledGroup],
     out: Path,
-    plan: Mapping[str, Any],
     *,
     mesh_for: Callable[[Config], Mesh],
     memory_of: Callable[[Mesh], float],
     hooks_for: Callable[[str, int], AbstractContextManager[TrainingHooks]],
-    resume: bool,
+    sizes: Sequence[int] = (),
+    on_size: Callable[[int], None] = lambda size: None,
 ) -> np.ndarray | None:
     """Train all runs of all groups, or resume their training.
 
     Args:
         groups: of `plan_grid`.
-        out: the directory of the sweep, with one for each wave.
-        plan: JSON that identifies the sweep; it must be the same when the sweep is resumed.
+        out: the directory of the sweep, with one for each wave; waves that are in it are gone on with.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
         hooks_for: header, total steps -> a context with the hooks of a wave.
-        resume: go on with the sweep in `out`, or start if there is none.
+        sizes: of the waves of the groups that were begun before, which a resumed sweep keeps.
+        on_size: called with the size of a group's waves before the first of them is trained.
 
     Returns:
         The last evaluation of every point and seed, `[P, S]`, NaN where a run diverged; None if it was stopped.
 
     Raises:
-        UserError: `out` holds another sweep, or a sweep although `resume` is false; a run does not fit the memory.
+        UserError: as `train`, or a run does not fit the memory.
     """
-    sizes = _open_sweep(out, plan, resume)
     scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
     for i, group in enumerate(groups):
         mesh = mesh_for(group.config)
         experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
-        if i == len(sizes):  # a resumed sweep keeps its sizes, whatever memory there is now
-            sizes.append(wave_size(experiment.learner, len(runs_of_group(group)), mesh, memory_of(mesh)))
-            files.replace_file(out / PLAN, json.dumps({**plan, "waves": sizes}, indent=1) + "\n")
-        waves = split_waves(runs_of_group(group), sizes[i])
+        runs = runs_of_group(group)
+        if i < len(sizes):
+            size = sizes[i]
+        else:
+            size = wave_size(experiment.learner, len(runs), mesh, memory_of(mesh))
+            on_size(size)
+        waves = split_waves(runs, size)
         for j, wave in enumerate(waves):
             header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
@@ -227,18 +212,3 @@ def train_sweep(
             for run, score in zip(wave, last, strict=True):
                 scores[group.places[run.point], run.seed] = score
     return scores
-
-
-def _open_sweep(out: Path, plan: Mapping[str, Any], resume: bool) -> list[int]:
-    """The wave sizes of the groups that were started before; empty for a new sweep."""
-    path = out / PLAN
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        return []
-    if not resume:
-        raise UserError(f"{out} holds a sweep already. Add --resume to go on with it, or choose another --out.")
-    begun = json.loads(path.read_text())
-    for name, value in json.loads(json.dumps(plan)).items():
-        if begun[name] != value:
-            raise UserError(f"The sweep in {out} has another {name}: {begun[name]} there, {value} here.")
-    return begun["waves"]

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from jaxpg import files
+from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
 from jaxpg.experiments.config import Config, make_env
 from jaxpg.parallel import processes
-from jaxpg.training import run_directory
+from jaxpg.training import run_directory, run_files
 from jaxpg.training.loop import restore
+from jaxpg.training.run_files import read_file
 from jaxpg.types import Params, Tree
 
 VOCABULARY = "vocabulary.json"
+STORED_TABLE = run_files.record(
+    tokens=run_files.list_of(run_files.optional(run_files.text)), checksum=run_files.optional(run_files.text)
+)
 
 
 def build_experiment(config: Config, shards: int = 1) -> Experiment:
@@ -75,19 +81,29 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
     """Write the meaning of the tokens into the directory of a new run; compare it with that of a run that goes on.
 
     Raises:
-        UserError: as `check_vocabulary`.
+        UserError: as `check_vocabulary`; or there is no run, but another file by a name that a run writes.
     """
-    if (run_dir / run_directory.CONFIG).exists():
+    path = run_dir / VOCABULARY
+    if run_directory.has_begun(run_dir):
         check_vocabulary(config, run_dir)
-    elif config.environment in TEXT_TASKS and processes.is_main_process():
+    elif (vocabulary := _token_table(config)) is not None and processes.is_main_process():
+        run_directory.refuse_foreign_files(run_dir, resumes=False)
+        content = json.dumps(vocabulary._asdict()) + "\n"
+        if path.exists() and (path.is_dir() or path.read_bytes() != content.encode()):
+            raise run_directory.foreign_file(run_dir, VOCABULARY)
         run_dir.mkdir(parents=True, exist_ok=True)
-        files.replace_file(run_dir / VOCABULARY, json.dumps(_vocabulary(config)) + "\n")
+        files.replace_file(path, content)
 
 
 def check_vocabulary(config: Config, run_dir: Path) -> None:
-    """Raise a UserError if a token of a text task has another meaning than when the run in `run_dir` began."""
+    """Check that the tokens of a text task are what they were when the run in `run_dir` began.
+
+    Raises:
+        UserError: a token, or how the tokenizer's file cuts texts into tokens, has changed; the table of the run cannot
+            be read.
+    """
     path = run_dir / VOCABULARY
-    if path.exists() and (changed := _difference(json.loads(path.read_text()), _vocabulary(config))):
+    if path.exists() and (changed := _difference(_load_table(path), _token_table(config))):
         source = {"tokenizer": "characters", "path": config.environment} | config.environment_settings
         file = source["path"] if source["tokenizer"] == "characters" else source["tokenizer"]
         raise UserError(
@@ -96,20 +112,27 @@ def check_vocabulary(config: Config, run_dir: Path) -> None:
         )
 
 
-def _vocabulary(config: Config) -> list[str]:
-    """The text of each token of a text task; empty where the environment is not a text task."""
-    if config.environment not in TEXT_TASKS:
-        return []
-    vocabulary = text_task(config, "train").vocabulary
-    return [vocabulary.decode([i]) for i in range(vocabulary.size)]
+def _token_table(config: Config) -> TokenTable | None:
+    """What the tokens of a text task are; None where the environment is not a text task."""
+    return token_table(text_task(config, "train").vocabulary) if config.environment in TEXT_TASKS else None
 
 
-def _difference(theirs: Sequence[str], ours: Sequence[str]) -> str | None:
+def _load_table(path: Path) -> TokenTable:
+    return TokenTable(**read_file(path, partial(run_files.parse_json, check=STORED_TABLE), run_directory.ADVICE))
+
+
+def _difference(theirs: TokenTable | None, ours: TokenTable | None) -> str | None:
     """The first difference between two vocabularies, None if they are the same."""
-    if len(theirs) != len(ours):
-        return f"{len(theirs)} tokens there, {len(ours)} here"
-    different = [i for i in range(len(ours)) if theirs[i] != ours[i]]
-    return f"token {different[0]} is {theirs[different[0]]!r} there, {ours[different[0]]!r} here" if different else None
+    if theirs is None or ours is None:
+        return None if theirs is ours else "one of them is not a text task"
+    if len(theirs.tokens) != len(ours.tokens):
+        return f"{len(theirs.tokens)} tokens there, {len(ours.tokens)} here"
+    for i, (a, b) in enumerate(zip(theirs.tokens, ours.tokens, strict=True)):
+        if a != b:
+            return f"token {i} is {a!r} there, {b!r} here"
+    if theirs.checksum != ours.checksum:
+        return "the tokens are the same, but another tokenizer.json cuts texts into them in another way"
+    return None
 
 
 def _different_network(what: str, earlier: Config, config: Config) -> UserError:
@@ -128,7 +151,7 @@ def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
     """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load_config(Path(run_dir))
     check_vocabulary(earlier, Path(run_dir))
-    if difference := _difference(_vocabulary(earlier), _vocabulary(config)):
+    if difference := _difference(_token_table(earlier), _token_table(config)):
         raise UserError(f"The run in {run_dir} has another vocabulary than this one: {difference}.")
     learner = build_experiment(earlier).learner
     return earlier, restore(learner, Path(run_dir), earlier.seeds, "last").learner.params

@@ -44,6 +44,7 @@ def mlp(
     initial_log_std: float = 0.0,
     state_std: bool = False,
     orthogonal: bool = True,
+    layer_norm: bool = False,
 ) -> tuple[Policy, Critic]:
     """Multi-layer perceptrons, on observations of any shape.
 
@@ -56,12 +57,13 @@ def mlp(
         state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
+        layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
         UserError: an unknown activation, or `squash` with unbounded actions.
     """
     gains = _gains(orthogonal)
-    torso = _mlp_torso(env, hidden, activation, gains)
+    torso = mlp_torso(env, hidden, activation, gains, layer_norm)
     policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
     return _feedforward(env, torso, policy_head, ValueHead(gains.value), shared)
 
@@ -77,6 +79,7 @@ def cnn(
     initial_log_std: float = 0.0,
     state_std: bool = False,
     orthogonal: bool = True,
+    layer_norm: bool = False,
 ) -> tuple[Policy, Critic]:
     """Convolutions over `[H, W, C]` observations, then dense layers.
 
@@ -90,19 +93,13 @@ def cnn(
         state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
+        layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
         UserError: the observations are not images, an unknown activation, or `squash` with unbounded actions.
     """
-    shape = env.observation_space.shape
-    if len(shape) != 3:
-        raise UserError(
-            f"A cnn reads observations of shape [height, width, channels], but those of {env.name} have shape {shape}. "
-            "Use an mlp."
-        )
-    _check_activation(activation)
     gains = _gains(orthogonal)
-    torso = CNNTorso(tuple(channels), tuple(hidden), activation, gains.hidden)
+    torso = cnn_torso(env, channels, hidden, activation, gains, layer_norm)
     policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
     return _feedforward(env, torso, policy_head, ValueHead(gains.value), shared)
 
@@ -118,6 +115,7 @@ def recurrent(
     initial_log_std: float = 0.0,
     state_std: bool = False,
     orthogonal: bool = True,
+    layer_norm: bool = False,
 ) -> tuple[Policy, Critic]:
     """Dense layers, a recurrent cell, and on its memory the heads for policy and value.
 
@@ -135,6 +133,7 @@ def recurrent(
         state_std: the standard deviation depends on the state; by default it is learned but the same in all states.
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
+        layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
         UserError: an unknown cell or activation, or `squash` with unbounded actions.
@@ -143,7 +142,7 @@ def recurrent(
     if cell not in cells:
         refuse_unknown("recurrent cell", cell, cells)
     gains = _gains(orthogonal)
-    encoder = _mlp_torso(env, hidden, activation, gains)
+    encoder = mlp_torso(env, hidden, activation, gains, layer_norm)
     policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
     return _recurrent(env, encoder, cells[cell](width, gains.cell), policy_head, ValueHead(gains.value))
 
@@ -157,9 +156,24 @@ def _check_activation(activation: str) -> None:
         refuse_unknown("activation", activation, ACTIVATIONS)
 
 
-def _mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains) -> MLPTorso:
+def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool) -> MLPTorso:
+    """The torso of `mlp`; see there."""
     _check_activation(activation)
-    return MLPTorso(len(env.observation_space.shape), tuple(hidden), activation, gains.hidden)
+    return MLPTorso(len(env.observation_space.shape), tuple(hidden), activation, gains.hidden, layer_norm)
+
+
+def cnn_torso(
+    env: Env, channels: Sequence[int], hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool
+) -> CNNTorso:
+    """The torso of `cnn`; see there."""
+    shape = env.observation_space.shape
+    if len(shape) != 3:
+        raise UserError(
+            f"A cnn reads observations of shape [height, width, channels], but those of {env.name} have shape {shape}. "
+            "Use an mlp."
+        )
+    _check_activation(activation)
+    return CNNTorso(tuple(channels), tuple(hidden), activation, gains.hidden, layer_norm)
 
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:

@@ -27,6 +27,7 @@ import jax
 from rich.console import Console
 
 from jaxpg.errors import UserError
+from jaxpg.printable import printable
 
 HEARTBEAT_SECONDS = 10
 """Seconds without a heartbeat until jax considers a process dead; closed connections usually reveal it earlier."""
@@ -128,4 +129,4 @@ def _exit(code: int, message: str) -> int:
 
 
 def _print_error(message: str) -> None:
-    print(f"jaxpg: {message}", file=sys.stderr, flush=True)
+    print(f"jaxpg: {printable(message)}", file=sys.stderr, flush=True)

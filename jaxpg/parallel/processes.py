@@ -7,7 +7,6 @@ the processes end together is in process_exit.py.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -42,12 +41,20 @@ def any_process(flags: Sequence[bool]) -> list[bool]:
     return list(np.any(process_allgather(np.asarray(flags)), axis=0).tolist())
 
 
-def same_on_all(text: str) -> bool:
-    """Whether `text` is the same in all processes (by CRC-32). All processes wait for each other here."""
+def gather_texts(text: str) -> list[str]:
+    """The `text` of every process, in each of them. All processes wait for each other here."""
     if jax.process_count() == 1:
-        return True
-    checksum = np.asarray(zlib.crc32(text.encode()), np.uint32)
-    return len(np.unique(process_allgather(checksum))) == 1
+        return [text]
+    encoded = np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
+    lengths = process_allgather(np.asarray(len(encoded), np.int32))
+    rows = process_allgather(np.pad(encoded, (0, int(lengths.max()) - len(encoded))))
+    texts = [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+    return [text.decode("utf-8", "surrogateescape") for text in texts]
+
+
+def same_on_all(text: str) -> bool:
+    """Whether `text` is the same in all processes. All processes wait for each other here."""
+    return len(set(gather_texts(text))) == 1
 
 
 def on_main_process(action: Callable[[], object]) -> None:

@@ -39,8 +39,9 @@ def sft(
         micro_batches: compute the gradient in this many parts of the batch, one at a time; the result is the same.
 
     Raises:
-        UserError: a batch that cannot be cut into equal parts.
+        UserError: demonstrations that do not fit into max_tokens, a batch that cannot be cut into equal parts.
     """
+    task.check_demonstrations()
 
     def example(key: Key) -> tuple[Prompt, Array]:
         draw_key, demonstration_key = jax.random.split(key)

@@ -18,6 +18,7 @@ def make_pairs(
     num_pairs: int | None = None,
     sharpness: float = 10.0,
     slip_rate: float = 0.0,
+    skip_long_prompts: bool = False,
 ) -> Pairs:
     """Preference pairs on a task: those of a file, or those of a judge who knows the true reward.
 
@@ -29,9 +30,12 @@ def make_pairs(
         num_pairs: number of judged pairs, reused again and again; every pair is new if not given.
         sharpness: how well the judge distinguishes rewards.
         slip_rate: the judged completions are demonstrations in which each token is replaced with this probability.
+        skip_long_prompts: leave out the pairs of the file whose prompts are longer than those of the task, and log how
+            many; else such a pair is an error.
 
     Raises:
-        UserError: a file that cannot be used, or a judge who could never see two different completions.
+        UserError: a file that cannot be used, demonstrations that do not fit into max_tokens, or a judge who could
+            never see two different completions.
     """
     if file is not None:
         train, test = (
@@ -42,6 +46,7 @@ def make_pairs(
                 max_tokens=task.max_tokens,
                 split=split,
                 held_out=task.is_held_out,
+                skip_long_prompts=skip_long_prompts,
             )
             for split in ("train", "test")
         )
@@ -53,6 +58,8 @@ def make_pairs(
             f"All demonstrations of {task.name} are right, so a judge has nothing to prefer: set pairs.slip_rate above "
             "0, or name a file of pairs."
         )
+    for judged in (task, held_out):
+        judged.check_demonstrations()
     return judged_pairs(
         task,
         held_out,

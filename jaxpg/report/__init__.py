@@ -5,11 +5,13 @@ from jaxpg.report.episodes.gif import render_gif
 from jaxpg.report.figures import learning_curve
 from jaxpg.report.heatmap import sweep_table, write_sweep
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
+from jaxpg.report.value_map import ValueMap, value_figure, value_table
 
 __all__ = [
     "Estimate",
     "RunResult",
     "Summary",
+    "ValueMap",
     "binned",
     "bootstrap",
     "comparison_page",
@@ -21,6 +23,8 @@ __all__ = [
     "steps_to_threshold",
     "summarize",
     "sweep_table",
+    "value_figure",
+    "value_table",
     "write_comparison",
     "write_sweep",
 ]

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from jaxpg.files import replace_file
+from jaxpg.printable import printable
 from jaxpg.report.figures import color, learning_curve, step_grid
 from jaxpg.report.page import html_page
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
@@ -27,6 +29,7 @@ class RunResult(NamedTuple):
     final: [S], final performance: the mean return of the trained policy over its evaluation episodes.
     seconds: wall time of the whole run, all seeds together.
     steps_per_second: environment steps of all seeds per second of training, without compilation.
+    initial: [S], the performance before training, measured like `final`; None if it was not.
     """
 
     steps: ArrayLike
@@ -34,6 +37,7 @@ class RunResult(NamedTuple):
     final: ArrayLike
     seconds: float
     steps_per_second: float
+    initial: ArrayLike | None = None
 
 
 class Summary(NamedTuple):
@@ -42,6 +46,7 @@ class Summary(NamedTuple):
     iqm, mean: interquartile mean and mean of the final performance, with 95% stratified bootstrap intervals.
     steps_to_threshold: [S], infinite for a seed that never reached it; None without a threshold.
     final, seconds, steps_per_second: as in RunResult.
+    initial: interquartile mean of the performance before training, NaN if it was not measured.
     """
 
     iqm: Estimate
@@ -50,6 +55,7 @@ class Summary(NamedTuple):
     final: np.ndarray
     seconds: float
     steps_per_second: float
+    initial: float
 
 
 def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
@@ -78,10 +84,11 @@ def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summ
         final=final,
         seconds=run.seconds,
         steps_per_second=run.steps_per_second,
+        initial=math.nan if run.initial is None else float(interquartile_mean(run.initial)),
     )
 
 
-COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s", "wall time")
+COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 
 
 def cells(name: str, summary: Summary) -> tuple[str, ...]:
@@ -99,11 +106,13 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
     """The comparison for the terminal; each interval is below its value, so that 80 columns are enough."""
+    before = _before_training(summaries)
     table = Table(
         *COLUMNS,
-        title=title,
+        title=Text(printable(title), "bold"),
         title_justify="left",
-        title_style="bold",
+        caption=None if before is None else Text(printable(before)),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -114,10 +123,19 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         column.no_wrap = True
     for index, (name, summary) in enumerate(summaries.items()):
         first, *rest = cells(name, summary)
-        table.add_row(
-            f"[bold {color(index)}]{first}", *(cell.replace(" [", "\n\\[").replace(" (", "\n(") for cell in rest)
-        )
+        lines = (Text(cell.replace(" [", "\n[").replace(" (", "\n(")) for cell in rest)
+        table.add_row(Text(printable(first), f"bold {color(index)}"), *lines)
     return table
+
+
+def _before_training(summaries: Mapping[str, Summary]) -> str | None:
+    """What the initial policies score, in one number where all of them score the same; None if none was measured."""
+    scores = {name: format_number(s.initial) for name, s in summaries.items() if math.isfinite(s.initial)}
+    if not scores:
+        return None
+    same = len(scores) == len(summaries) and len(set(scores.values())) == 1
+    listed = scores.values() if same else [f"{name} {score}" for name, score in scores.items()]
+    return f"before training: {', '.join(dict.fromkeys(listed))}"
 
 
 def write_comparison(
@@ -163,7 +181,10 @@ def comparison_page(
         threshold=threshold,
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
-        rows=[COLUMNS, *(cells(name, summary) for name, summary in summaries.items())],
+        rows=[
+            (*COLUMNS, "before training"),
+            *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
+        ],
         seeds=[("seed", *summaries), *_per_seed(summaries)],
         details=details,
     )

@@ -17,7 +17,8 @@ from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
-from jaxpg.report.statistics import Estimate, Floats, binned, bootstrap
+from jaxpg.printable import printable
+from jaxpg.report.statistics import MIN_SCORES, Estimate, Floats, binned, bootstrap
 
 BINS = 100
 FORMATS = (".png", ".svg", ".pdf")
@@ -64,7 +65,8 @@ def learning_curve(curves: Curves, path: str | Path, *, title: str, threshold: f
     """Draw learning curves over environment steps into a file (PNG, SVG or PDF, by its suffix).
 
     Each line is the interquartile mean over seeds of the returns, averaged within a hundredth of the longest run; the
-    shaded area is its 95% bootstrap interval. A line covers the steps at which every seed has a return.
+    shaded area is its 95% bootstrap interval, where there are seeds enough for one. A line covers the steps at which
+    every seed has a return.
 
     Args:
         curves: label -> (steps `[N]` or `[N, S]`, returns `[N, S]`, NaN where no episode ended).
@@ -100,6 +102,11 @@ def inline_svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     return svg[svg.index("<svg") :].replace(INK, "currentColor")
+
+
+def literal(text: str) -> str:
+    """Text for matplotlib that is drawn as it is: between two dollar signs matplotlib would read a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def curves_figure(curves: Curves, *, title: str, threshold: float | None = None) -> Figure:
@@ -153,7 +160,7 @@ def finals_figure(
             axes.plot(estimate.value, index, "o", color=color(index), markersize=7)
         if threshold is not None:
             axes.axvline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
-        axes.set_yticks(range(len(finals)), list(finals))
+        axes.set_yticks(range(len(finals)), list(map(literal, finals)))
         axes.set_ylim(len(finals) - 0.4, -0.6)
         axes.set_xlabel("episode return")
         axes.grid(axis="x")
@@ -165,11 +172,11 @@ def _subtitle(counts: Sequence[int]) -> str:
     if most == 1:
         return "one seed"
     seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
-    return f"interquartile mean over {seeds}, 95% bootstrap interval"
+    return f"interquartile mean over {seeds}" + (", 95% bootstrap interval" if most >= MIN_SCORES else "")
 
 
 def _decorate(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=12, pad=20)
+    axes.set_title(literal(title), loc="left", fontweight="bold", fontsize=12, pad=20)
     axes.annotate(subtitle, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=9, alpha=0.7)
     axes.tick_params(length=3, width=0.8)
 
@@ -192,7 +199,8 @@ def _label_ends(axes: Axes, edges: Floats, lines: Mapping[str, Estimate]) -> Non
         style: dict[str, Any] = {"color": color(index), "transform": axes.transAxes, "clip_on": False}
         axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
         axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=line_style(index), **style)
-        axes.annotate(name, (1.07, place), xycoords="axes fraction", color=color(index), fontweight="bold", va="center")
+        label, kind = literal(name), "axes fraction"
+        axes.annotate(label, (1.07, place), xycoords=kind, color=color(index), fontweight="bold", va="center")
 
 
 def spread_labels(positions: ArrayLike, gap: float) -> Floats:

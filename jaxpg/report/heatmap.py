@@ -17,11 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
+from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
-from jaxpg.report.figures import STYLE, color, save
+from jaxpg.report.figures import STYLE, color, literal, save
 from jaxpg.report.statistics import Estimate, bootstrap
 
 Grid = Mapping[str, Sequence[Any]]
@@ -69,21 +71,27 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, max_rows: int = 2
         title: what was trained.
         max_rows: lines.
     """
-    table = Table(*grid, "IQM [95%]", "mean", "diverged", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(printable(title), "italic"), title_justify="left", box=box.SIMPLE_HEAD)
+    for name in (*grid, "IQM [95%]", "mean", "diverged"):
+        table.add_column(_cell(name))
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
     for place in ranked(scores)[:max_rows]:
         diverged = int(np.isnan(scores[place]).sum())
         mean = format_number(float(scores[place].mean()))
         row = [
             *map(format_setting, points[place]),
-            format_estimate(_at(estimate, place)).replace("[", "\\["),
+            format_estimate(_at(estimate, place)),
             mean,
             str(diverged or ""),
         ]
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     if len(points) > max_rows:
         table.caption = f"the best {max_rows} of {len(points)}"
     return table
+
+
+def _cell(text: str) -> Text:
+    return Text(printable(text))
 
 
 def ranked(scores: np.ndarray) -> list[int]:
@@ -123,11 +131,11 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     values = grid[name]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
+    axes.set_title(literal(title), loc="left", fontweight="bold", fontsize=12)
     numeric = len(values) > 1 and all(type(x) in (int, float) for x in values)
     x = np.asarray(values, float) if numeric else np.arange(len(values))
     if not numeric:
-        axes.set_xticks(x, [format_setting(value) for value in values])
+        axes.set_xticks(x, [literal(format_setting(value)) for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
     elif min(x) > 0 and max(x) / min(x) >= 20:
         axes.set_xscale("log")
@@ -135,10 +143,11 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     else:
         margin = 0.05 * (max(x) - min(x))
         axes.set_xlim(min(x) - margin, max(x) + margin)
-    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
+    some = bool(np.isfinite(estimate.low).any())  # of few seeds there are no intervals
+    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value]) if some else None
     axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
-    axes.set_xlabel(name)
-    axes.set_ylabel("final return, IQM and 95% interval")
+    axes.set_xlabel(literal(name))
+    axes.set_ylabel("final return, IQM and 95% interval" if some else "final return, IQM")
     axes.grid(axis="y")
     return figure
 
@@ -156,7 +165,8 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
     map_rows = -(-len(maps) // maps_per_row)
     size = (1.2 + maps_per_row * (0.9 + 0.82 * columns), 1.1 + map_rows * (1.0 + 0.55 * rows))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(f"{title}: final return, IQM [95% interval]", x=0.01, ha="left", fontweight="bold", fontsize=12)
+    heading = literal(f"{title}: final return, IQM [95% interval]")
+    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", fontsize=12)
     known = estimate.value[np.isfinite(estimate.value)]
     scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
     all_axes = figure.subplots(map_rows, maps_per_row, squeeze=False).flat
@@ -164,14 +174,13 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
         if map_ is None:
             axes.set_axis_off()
             continue
-        axes.set_title(
-            ", ".join(f"{names[i]} {format_setting(x)}" for i, x in zip(others, combination, strict=True)), fontsize=9
-        )
+        subtitle = ", ".join(f"{names[i]} {format_setting(x)}" for i, x in zip(others, combination, strict=True))
+        axes.set_title(literal(subtitle), fontsize=9)
         _map(axes, estimate, map_, best, scale)
-        axes.set_xticks(range(columns), [format_setting(x) for x in grid[names[across]]])
-        axes.set_yticks(range(rows), [format_setting(x) for x in grid[names[down]]])
-        axes.set_xlabel(names[across])
-        axes.set_ylabel(names[down])
+        axes.set_xticks(range(columns), [literal(format_setting(x)) for x in grid[names[across]]])
+        axes.set_yticks(range(rows), [literal(format_setting(x)) for x in grid[names[down]]])
+        axes.set_xlabel(literal(names[across]))
+        axes.set_ylabel(literal(names[down]))
     return figure
 
 

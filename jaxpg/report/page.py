@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpg.printable import printable
 from jaxpg.report.figures import Curves, color, curves_figure, finals_figure, inline_svg
 from jaxpg.report.statistics import Estimate
 
@@ -70,41 +71,47 @@ def html_page(
     solved = "" if threshold is None else f" Solved at a return of {threshold:g}."
     note = (
         "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
-        "Steps to threshold: of the median seed, and the number of seeds that reached it."
+        "Steps to threshold: of the median seed, and the number of seeds that reached it. "
+        "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0."
     )
-    sections = "".join(f"<h2>{escape(str(name))}</h2>{_detail(value)}" for name, value in details.items())
+    sections = "".join(f"<h2>{_text(name)}</h2>{_detail(value)}" for name, value in details.items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>"
-        f'<h1>{escape(title)}</h1><p class="quiet">{escape(", ".join(curves))}.{solved}</p>'
+        f"<title>{_text(title)}</title><style>{_CSS}</style></head><body>"
+        f'<h1>{_text(title)}</h1><p class="quiet">{_text(", ".join(curves))}.{solved}</p>'
         f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
         f'<p class="quiet">{note}</p><figure>{performance}</figure>'
         f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{sections}</body></html>\n"
     )
 
 
+def _text(value: object) -> str:
+    """Text as HTML shows it, in an element or in quotation marks."""
+    return escape(printable(value, keep="\n\t"))
+
+
 def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
     """A table; if keyed, each row begins with a dot in the colour of its algorithm."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
+    head = "".join(f"<th>{_text(cell)}</th>" for cell in rows[0])
     body = ""
     for index, row in enumerate(rows[1:]):
         key = f'<span class="key" style="background:{color(index)}"></span>' if keyed else ""
-        body += f"<tr><td>{key}" + "</td><td>".join(escape(cell) for cell in row) + "</td></tr>"
+        body += f"<tr><td>{key}" + "</td><td>".join(_text(cell) for cell in row) + "</td></tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _detail(value: Any) -> str:
     """Text as it is; a mapping as a list of names and values; a mapping in a mapping as a folded section."""
     if not isinstance(value, Mapping):
-        return f"<pre>{escape(str(value))}</pre>"
+        return f"<pre>{_text(value)}</pre>"
     flat = "".join(
-        f"<dt>{escape(str(name))}</dt><dd><code>{escape(str(item))}</code></dd>"
+        f"<dt>{_text(name)}</dt><dd><code>{_text(item)}</code></dd>"
         for name, item in value.items()
         if not isinstance(item, Mapping)
     )
     folded = "".join(
-        f"<details><summary>{escape(str(name))}</summary>{_detail(item)}</details>"
+        f"<details><summary>{_text(name)}</summary>{_detail(item)}</details>"
         for name, item in value.items()
         if isinstance(item, Mapping)
     )

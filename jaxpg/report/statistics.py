@@ -12,6 +12,9 @@ from scipy import stats
 from jaxpg.errors import UserError
 
 Floats = np.ndarray  # float64
+MIN_SCORES = 5
+"""The fewest scores that have an interval. A 95% interval of two is their range. It covers the mean of normal scores in
+51% of cases with two of them, 71% with three, 80% with four, 84% with five and 90% with ten."""
 
 
 class Estimate(NamedTuple):
@@ -50,17 +53,19 @@ def bootstrap(
 
     Every stratum (a task) is resampled separately, with replacement, so that each resample has as many runs of each
     task as the data; the statistic is computed over all of them together. The interval is from the (1 − level)/2 to the
-    (1 + level)/2 quantile of the resampled statistics.
+    (1 + level)/2 quantile of the resampled statistics. If a stratum is a seed, with the mean of each of its start
+    states, the interval is over start states, for these seeds.
 
     Args:
         strata: one array `[..., S]` per task, seeds last; leading axes (points of a curve) are treated one by one.
+            Fewer than MIN_SCORES seeds in all, or a single one of a task, have no interval.
         statistic: maps scores to numbers along `axis`.
         level: nominal coverage of the interval.
         resamples: number of resamples.
         seed: of the resampling, so that a report can be reproduced.
 
     Returns:
-        Arrays of the leading shape. Where a score is NaN all three are NaN; a single seed has no interval (NaN).
+        Arrays of the leading shape. Where a score is NaN all three are NaN; where there is no interval its ends are.
 
     Raises:
         UserError: there is no stratum, or one has no seeds.
@@ -73,7 +78,8 @@ def bootstrap(
     complete = [scores[known] for scores in data]
     if known.any():
         result[0, known] = statistic(np.concatenate(complete, axis=-1), axis=-1)
-    if known.any() and min(scores.shape[-1] for scores in data) > 1:
+    sizes = [scores.shape[-1] for scores in data]
+    if known.any() and min(sizes) > 1 and sum(sizes) >= MIN_SCORES:
         result[1:, known] = stats.bootstrap(
             complete,
             lambda *resampled, axis: statistic(np.concatenate(resampled, axis=axis), axis=axis),
@@ -91,7 +97,8 @@ def bootstrap(
 def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
     """Curves of all seeds on one common grid of steps, `[bins, S]`.
 
-    A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it. Empty bins between recordings are filled
+    A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it, and the first bin also has a row at
+    `edges[0]`, the evaluation before training. Empty bins between recordings are filled
     by linear interpolation; bins before a seed's first and after its last recording are NaN, so nothing is
     extrapolated. A row that does not advance (a seed that waits for the others) is ignored.
 
@@ -120,7 +127,7 @@ def per_seed(steps: ArrayLike, returns: Floats) -> Floats:
 
 def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
     bins = len(edges) - 1
-    index = np.searchsorted(edges, steps, side="left") - 1
+    index = np.where(steps == edges[0], 0, np.searchsorted(edges, steps, side="left") - 1)
     advanced = np.diff(steps, prepend=-np.inf) > 0
     real = np.isfinite(returns) & advanced & (index >= 0) & (index < bins)
     counts = np.bincount(index[real], minlength=bins)

@@ -49,7 +49,7 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
     width = max(2.4, 0.55 * grid.columns)
     norm = CenteredNorm(0.0, max(float(np.abs(m.values).max(initial=0.0)) for m in maps.values()) or 1.0)
     with matplotlib.rc_context(STYLE):
-        size = (columns * width, rows * (width * grid.rows / grid.columns + 0.35) + 0.4)
+        size = (columns * width, rows * (width * grid.rows / grid.columns + 0.55) + 0.4)
         figure = Figure(figsize=size, layout="constrained")
         every = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (name, value_map) in zip(every, maps.items(), strict=False):

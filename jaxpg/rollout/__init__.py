@@ -6,7 +6,7 @@ from jaxpg.rollout.episodes import episodic, truncated, with_overlong_filtering
 from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, evaluation_metrics, record_episode
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.rollout.segments import continuing
-from jaxpg.rollout.successors import bootstraps_at, successor_values
+from jaxpg.rollout.successors import bootstraps_at, successor_obs, successor_values
 
 __all__ = [
     "Collector",
@@ -24,6 +24,7 @@ __all__ = [
     "has_signal",
     "outcome_metrics",
     "record_episode",
+    "successor_obs",
     "successor_values",
     "truncated",
     "with_dynamic_sampling",

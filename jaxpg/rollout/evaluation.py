@@ -86,10 +86,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
         raise UserError(f"episodes must be at least 1, not {episodes}")
     if episodes % group_size:
         raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
-    keys = jax.random.split(key, episodes)
-    first_of_group = jnp.arange(episodes) // group_size * group_size
-    start = jax.vmap(partial(_reset, env, actor))(keys[first_of_group])._replace(key=jax.vmap(_steps_key)(keys))
-    end = _run_episodes(env, actor, start, greedy)
+    end = _run_episodes(env, actor, _reset_all(env, actor, key, episodes, group_size), greedy)
     if env.outcome is None:
         return Evaluation(end.returns, end.lengths, {})
     outcome = jax.vmap(env.outcome)(end.episodes.state)
@@ -129,14 +126,24 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         key: the source of all randomness.
         greedy: take the mode of the policy instead of a sample (static).
     """
+    return _record(env, actor, _reset(env, actor, key), greedy)
 
+
+def record_episodes(
+    env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, group_size: int = 1
+) -> RecordedEpisode:
+    """The episodes that `evaluate` runs with the same arguments, recorded, `[episodes, ...]`."""
+    start = _reset_all(env, actor, key, episodes, group_size)
+    return jax.vmap(lambda first: _record(env, actor, first, greedy))(start)
+
+
+def _record(env: Env, actor: Actor, first: _Episode, greedy: bool) -> RecordedEpisode:
     def step(carry: tuple[_Episode, Array], t: Array) -> tuple[tuple[_Episode, Array], Tree]:
         episode, running = carry
         following, action, timestep = _step(env, actor, episode, t, greedy)
         row = following.state, following.obs, action, timestep.reward, running
-        return (following, running & ~timestep.last), row
+        return (following, running & jnp.logical_not(timestep.last)), row
 
-    first = _reset(env, actor, key)
     _, rows = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))
     states, observations, actions, rewards, running = rows
     states, observations = jax.tree.map(
@@ -145,6 +152,13 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         (states, observations),
     )
     return RecordedEpisode(states, observations, actions, rewards.astype(jnp.float32), running.sum(dtype=jnp.int32))
+
+
+def _reset_all(env: Env, actor: Actor, key: Key, episodes: int, group_size: int) -> _Episode:
+    """The episodes of an evaluation at their start."""
+    keys = jax.random.split(key, episodes)
+    first_of_group = jnp.arange(episodes) // group_size * group_size
+    return jax.vmap(partial(_reset, env, actor))(keys[first_of_group])._replace(key=jax.vmap(_steps_key)(keys))
 
 
 def _steps_key(key: Key) -> Key:

@@ -43,3 +43,17 @@ def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Arr
     slot = jnp.clip(jnp.cumsum(bootstraps, 0) - 1, 0, v_final.shape[0] - 1)
     v_next_row = jnp.concatenate([v_tm1[1:], v_tm1[-1:]])
     return jnp.where(bootstraps, jnp.take_along_axis(v_final, slot, 0), v_next_row)
+
+
+def successor_obs(rollout: Rollout) -> Tree:
+    """The true successors of the observations, `[T, B, ...]`, valid wherever the discount is not 0."""
+    if rollout.steps.reward.shape[0] == 1:  # the one row breaks off everywhere
+        return jax.tree.map(lambda final: final[:1], rollout.final_obs)
+    bootstraps = bootstraps_at(rollout.steps)
+    slot, column = jnp.maximum(jnp.cumsum(bootstraps, 0) - 1, 0), jnp.indices(bootstraps.shape)[1]
+
+    def successor(obs: Array, final: Array) -> Array:
+        breaks_off = bootstraps.reshape(*bootstraps.shape, *[1] * (obs.ndim - 2))
+        return jnp.where(breaks_off, final[slot, column], jnp.concatenate([obs[1:], obs[-1:]]))
+
+    return jax.tree.map(successor, rollout.steps.obs, rollout.final_obs)

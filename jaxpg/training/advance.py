@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
 from jaxpg import parallel
+from jaxpg.parallel.compiler import compiler_options
+from jaxpg.training.program import Program
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
@@ -61,24 +62,8 @@ def init_seeds(learner: Learner, keys: Key) -> RunState:
 
 def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
     """`init_seeds` as a compiled program; with `shardings`, every array is created on the devices that hold it."""
-    return jax.jit(
-        partial(init_seeds, learner), out_shardings=shardings, compiler_options=compiler_options(runs_once=True)
-    )
-
-
-def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
-    """XLA's options for a program, to save compile time on CPUs; none on other platforms.
-
-    A choice by platform, measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). They
-    replace XLA's default, LLVM's optimisation level 3. Level 1 compiles in a fifth less time to equally fast programs.
-    Level 0 compiles fastest, to slow programs that run once. jax 0.10 can also compile without fused kernels.
-    """
-    if jax.default_backend() != "cpu":
-        return {}
-    if not runs_once:
-        return {"xla_backend_optimization_level": 1}
-    without_fusion = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-    return {"xla_backend_optimization_level": 0, **without_fusion}
+    options = compiler_options(runs_once=True)
+    return Program(partial(init_seeds, learner), out_shardings=shardings, compiler_options=options)
 
 
 def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | int) -> tuple[RunState, Metrics]:
@@ -103,7 +88,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
     """`advance_seeds` of a single seed, without the axis `[S]`."""
-    step = jax.jit(learner.step)  # traced once for its shapes and its code
+    step = jax.jit(learner.step, inline=True)  # traced once; inline, so that its constants are those of the program
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
@@ -170,26 +155,16 @@ def compile_programs(
     evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
     options = compiler_options()
     return Programs(
-        advance=jax.jit(advance_all, donate_argnums=1, compiler_options=options),
-        evaluate=jax.jit(evaluate_all, compiler_options=options),
+        advance=Program(advance_all, mesh, donate=1, compiler_options=options),
+        evaluate=Program(evaluate_all, mesh, compiler_options=options),
     )
 
 
 def abstract_state(learner: Learner, num_seeds: int) -> RunState:
     """Shapes and dtypes of the state of S seeds."""
-    return jax.eval_shape(partial(init_seeds, learner), _abstract_keys(num_seeds))
+    return jax.eval_shape(partial(init_seeds, learner), abstract_keys(num_seeds))
 
 
-def memory_per_device(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
-    """Bytes that training S seeds takes on each device of the mesh, by XLA's analysis of the compiled program."""
-    keys, state = _abstract_keys(num_seeds), abstract_state(learner, num_seeds)
-    program = compile_programs(learner, None, state, mesh).advance
-    arguments = parallel.abstract_arrays((keys, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
-    memory = program.lower(*arguments, np.int32(1)).compile().memory_analysis()
-    arguments_and_results = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return arguments_and_results + memory.temp_size_in_bytes
-
-
-def _abstract_keys(num_seeds: int) -> Key:
+def abstract_keys(num_seeds: int) -> Key:
     """Shapes and dtypes of the keys of S seeds."""
     return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_seeds))

@@ -1,20 +1,20 @@
 """Checkpoints: the whole state of a run on disk, either complete or absent.
 
 A run keeps two, the `last` one and the `best` one by evaluation return. Each is a folder `checkpoints/<steps>` with the
-arrays, written by orbax, and a `manifest.json` with their names, shapes and dtypes and the length and checksum of every
-file. The manifest is written last, and a folder without one is no checkpoint. So a process may be killed at any
-instruction: every checkpoint that is found afterwards is complete.
+arrays and a `manifest.json` with their names, shapes and dtypes, the length and checksum of every file, and a checksum
+of itself. The manifest is written last, when all else is on the disk, and a folder without one is no checkpoint. So a
+process may be killed at any instruction: every checkpoint that is found afterwards is complete.
+
+What else someone puts into `checkpoints`, or into a checkpoint, is neither read nor deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
+import errno
 import os
+import re
 import shutil
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.errors import UserError
+from jaxpg.training import array_files, manifests
+from jaxpg.training.array_files import error_reason
+from jaxpg.training.manifests import Manifest
 from jaxpg.types import Tree
 
 CHECKPOINTS = "checkpoints"
-MANIFEST = "manifest.json"
-OVERHEAD_BYTES = 1 << 16  # of orbax's own files and of the manifest
+NAME = re.compile(r"\d{12}")
 
 
 class Checkpoint(NamedTuple):
@@ -63,29 +65,29 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
     rank = _rank(score)
     try:
         _delete(path)
-        path.mkdir(parents=True)
-        _reserve(path / "reserved", sum(x.nbytes for x in arrays.values()) + OVERHEAD_BYTES)
-        _write_arrays(path / "state", arrays)
-        manifest = {
-            "steps": steps,
-            "score": rank if np.isfinite(rank) else None,
-            "about": about,
-            "arrays": {name: _describe(x) for name, x in arrays.items()},
-            "files": {str(f.relative_to(path)): _checksum(f) for f in sorted(path.rglob("*")) if f.is_file()},
-        }
-        (path / "manifest.tmp").write_text(json.dumps(manifest, indent=1))
-        os.replace(path / "manifest.tmp", path / MANIFEST)
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through")
+        path.mkdir(parents=True, exist_ok=True)
+        array_files.write(path / manifests.STATE, arrays)
+        manifests.write(path, arrays, steps=steps, score=rank if np.isfinite(rank) else None, about=about)
     except Exception as error:  # orbax wraps errors of the system in many types
+        with contextlib.suppress(OSError):
+            _delete(path)
         last = find(folder)
         intact = f"the last good one, {last.path}, is intact" if last else "there was none before"
-        raise UserError(f"The checkpoint {path} could not be written ({_reason(error)}); {intact}.") from error
-    _prune(folder)
+        raise UserError(f"The checkpoint {path} could not be written ({error_reason(error)}); {intact}.") from error
+    prune(folder)
     return Checkpoint(path, steps, rank, about)
 
 
 def find(folder: Path, which: str = "last") -> Checkpoint | None:
-    """The `last` or the `best` complete checkpoint of a run, None if there is none; the later of equally good ones."""
-    complete = sorted(_complete(folder), key=lambda checkpoint: checkpoint.steps)
+    """The `last` or the `best` complete checkpoint of a run, None if there is none; the later of equally good ones.
+
+    Raises:
+        UserError: the folder or a manifest cannot be read; names it.
+    """
+    manifest_of = {path: _read_manifest(path) for path in _complete(folder)}
+    complete = [Checkpoint(path, m.steps, _rank(m.score), m.about) for path, m in manifest_of.items()]
     if which == "best":
         complete.sort(key=lambda checkpoint: checkpoint.score)
     return complete[-1] if complete else None
@@ -101,14 +103,11 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
     Raises:
         UserError: a file of the checkpoint is damaged or missing, or an array differs from `like`; names it.
     """
-    manifest = json.loads((checkpoint.path / MANIFEST).read_text())
-    for name, expected in manifest["files"].items():
-        file = checkpoint.path / name
-        if not file.exists() or _checksum(file) != expected:
-            raise _unusable(checkpoint.path, name, "damaged" if file.exists() else "missing")
-    _refuse_differences(checkpoint, manifest["arrays"], like)
-    with _orbax() as checkpointer:
-        arrays = checkpointer.restore(checkpoint.path.absolute() / "state") or {}
+    manifest = _read_manifest(checkpoint.path)
+    if damage := manifests.damage(checkpoint.path, manifest):
+        raise unusable(checkpoint.path, damage)
+    _refuse_differences(checkpoint, manifest.arrays, like)
+    arrays = _stored_arrays(checkpoint.path, manifest)
     leaves, structure = jax.tree.flatten(like)
     restored = [
         _as_leaf(arrays[name] if name in arrays else np.zeros(_stored_shape(leaf).shape, leaf.dtype), leaf)
@@ -117,42 +116,35 @@ def restore(checkpoint: Checkpoint, like: Tree) -> Tree:
     return jax.tree.unflatten(structure, restored)
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Raise an OSError if the disk has less than `size` bytes left: orbax's threads would print many tracebacks."""
-    if hasattr(os, "posix_fallocate"):  # not on macOS
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-        path.unlink()
+def _stored_arrays(path: Path, manifest: Manifest) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint that have elements.
 
-
-def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    arrays = {name: x for name, x in arrays.items() if x.size}  # orbax refuses arrays without elements
-    with _silence_orbax(), _orbax() as checkpointer:
-        checkpointer.save(path.absolute(), arrays)
-
-
-def _orbax() -> Any:
-    """Orbax for whole arrays on the host, in this process alone; by default it would wait for the other processes."""
-    import orbax.checkpoint as ocp
-
-    index = jax.process_index()
-    this_process = ocp.options.MultiprocessingOptions(
-        primary_host=index, active_processes={index}, barrier_sync_key_prefix=f"process-{index}"
-    )
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=this_process)
-    return ocp.Checkpointer(handler, multiprocessing_options=this_process)
-
-
-@contextlib.contextmanager
-def _silence_orbax() -> Iterator[None]:
-    """Keep orbax from logging the traceback of an error that it raises as well; `save` explains it in a sentence."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    Raises:
+        UserError: they cannot be read, or are not those of the manifest.
+    """
     try:
-        yield
-    finally:
-        logger.setLevel(level)
+        arrays = array_files.read(path / manifests.STATE)
+    except ValueError as error:
+        raise unusable(path, f"its arrays cannot be read ({error})") from error
+    expected = {name: kind for name, kind in manifest.arrays.items() if not manifests.is_empty(kind)}
+    if {name: manifests.describe(x) for name, x in arrays.items()} != expected:
+        raise unusable(path, "its arrays are not those of its manifest")
+    return arrays
+
+
+def unusable(path: Path, damage: str) -> UserError:
+    """The error for a damaged checkpoint; says which other one is intact.
+
+    Args:
+        path: the folder of the checkpoint.
+        damage: what is wrong with it, as "its file manifest.json is damaged".
+    """
+    others = [other for other in _complete(path.parent) if other != path and _is_intact(other)]
+    if others:
+        advice = f"Delete the folder to go on from {others[-1]}, which is intact."
+    else:
+        advice = "There is no other one: put its files back from a copy, or train a new run with another --out."
+    return UserError(f"The checkpoint {path} cannot be used: {damage}. {advice}")
 
 
 def _names(tree: Tree) -> list[str]:
@@ -180,14 +172,11 @@ def _as_leaf(array: np.ndarray, leaf: Any) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array
 
 
-def _describe(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
-
-
 def _refuse_differences(checkpoint: Checkpoint, stored: dict[str, str], like: Tree) -> None:
     """Raise a UserError that names the first array whose stored shape or dtype differs from `like`."""
     expected = {
-        name: _describe(_stored_shape(leaf)) for name, leaf in zip(_names(like), jax.tree.leaves(like), strict=True)
+        name: manifests.describe(_stored_shape(leaf))
+        for name, leaf in zip(_names(like), jax.tree.leaves(like), strict=True)
     }
     different = [name for name in sorted(stored | expected) if stored.get(name) != expected.get(name)]
     if different:
@@ -199,14 +188,56 @@ def _refuse_differences(checkpoint: Checkpoint, stored: dict[str, str], like: Tr
         )
 
 
-def _complete(folder: Path) -> Iterator[Checkpoint]:
-    """The complete checkpoints in a folder, in no order."""
-    for path in folder.glob(f"*/{MANIFEST}"):
-        try:
-            manifest = json.loads(path.read_text())
-        except ValueError:
-            raise _unusable(path.parent, MANIFEST, "damaged") from None
-        yield Checkpoint(path.parent, manifest["steps"], _rank(manifest["score"]), manifest["about"])
+def _complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, by their steps.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+    return [path for path in _folders(folder) if _has_manifest(path)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders of checkpoints, complete or not, by their steps; what has another name is not jaxpg's."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"{folder}, the folder of a run's checkpoints, cannot be read ({error.strerror}). Put it back from a copy, "
+            "or train a new run with another --out."
+        ) from error
+    return [folder / name for name in sorted(names) if NAME.fullmatch(name)]
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        os.lstat(path / manifests.MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"The checkpoint {path} cannot be read ({error.strerror}). Make it readable.") from error
+    return True
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint in a folder.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        return manifests.read(path)
+    except ValueError as error:
+        raise unusable(path, f"its file {manifests.MANIFEST} is damaged ({error})") from None
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        return manifests.damage(path, manifests.read(path)) is None
+    except ValueError:
+        return False
 
 
 def _rank(score: float | None) -> float:
@@ -214,37 +245,29 @@ def _rank(score: float | None) -> float:
     return score if score is not None and np.isfinite(score) else -np.inf
 
 
-def _unusable(path: Path, file: str, state: str) -> UserError:
-    return UserError(
-        f"The checkpoint {path} cannot be used: its file {file} is {state}. Delete the folder to go on without it."
-    )
-
-
-def _prune(folder: Path) -> None:
+def prune(folder: Path) -> None:
     """Delete all checkpoints but the last and the best, and incomplete ones, which killed processes left."""
     keep = {checkpoint.path for which in ("last", "best") if (checkpoint := find(folder, which))}
-    for path in folder.iterdir():
+    for path in _folders(folder):
         if path not in keep:
             _delete(path)
 
 
 def _delete(path: Path) -> None:
-    """Delete a checkpoint, the manifest first, so that the rest never counts as complete."""
-    (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    """Delete a checkpoint, the manifest first, so that the rest never counts as complete.
+
+    Only what `save` writes is deleted, and the folder if nothing else is in it.
+    """
+    if path.is_symlink() or not path.is_dir():
+        return
+    (path / manifests.MANIFEST).unlink(missing_ok=True)
+    _delete_rest(path)
 
 
-def _checksum(file: Path) -> list[int]:
-    """Length in bytes and CRC-32 of a file, read in pieces."""
-    crc, size = 0, 0
-    with file.open("rb") as stream:
-        while piece := stream.read(1 << 22):
-            crc, size = zlib.crc32(piece, crc), size + len(piece)
-    return [size, crc]
-
-
-def _reason(error: Exception) -> str:
-    """The operating system's message for an error, or the first line of its text."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _delete_rest(path: Path) -> None:
+    for name in (manifests.UNFINISHED, array_files.RESERVED):
+        (path / name).unlink(missing_ok=True)
+    for written in path.glob(f"{manifests.STATE}*"):  # while orbax writes, the folder has another ending
+        shutil.rmtree(written, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rmdir()

@@ -16,6 +16,17 @@ from jaxpg.training.advance import MEAN_OVER
 from jaxpg.training.metrics_writer import Row
 from jaxpg.types import Tree
 
+EVALUATED = "evaluation_return"
+"""The metric of an evaluation by which a checkpoint is ranked."""
+
+
+class Diverged(UserError):
+    """A quantity was not finite: which one, of which seed (its index among those of the run), after which iteration."""
+
+    def __init__(self, message: str, *, quantity: str, index: int, iteration: int) -> None:
+        super().__init__(message)
+        self.quantity, self.index, self.iteration = quantity, index, iteration
+
 
 class DivergenceMonitor:
     """Knows which seeds of a run have diverged: by default the first one ends the run.
@@ -36,12 +47,18 @@ class DivergenceMonitor:
             self._exclude(non_finite_parameters(learner_state))
 
     def check_metrics(self, row: Row) -> None:
-        """Exclude the seeds whose metrics are not finite, or raise a UserError about the first."""
+        """Exclude the seeds whose metrics are not finite, or raise Diverged about the first."""
         self._check(non_finite_metrics(row), row)
 
     def check_parameters(self, learner_state: Tree, row: Row) -> None:
-        """Exclude the seeds whose parameters are not finite, or raise a UserError about the first."""
+        """Exclude the seeds whose parameters are not finite, or raise Diverged about the first."""
         self._check(non_finite_parameters(learner_state), row)
+
+    def check_evaluation(self, row: Row) -> None:
+        """Raise Diverged about the first healthy seed whose evaluated return is not finite."""
+        if not self._skip_diverged:
+            non_finite = {EVALUATED: ~np.isfinite(row[EVALUATED]) & self.healthy}
+            raise_if_diverged(non_finite, row, self._seeds, self._run_dir)
 
     def _check(self, non_finite: Mapping[str, np.ndarray], row: Row) -> None:
         if not self._skip_diverged:
@@ -68,14 +85,21 @@ def non_finite_parameters(learner_state: Tree) -> dict[str, np.ndarray]:
 
 
 def raise_if_diverged(non_finite: Mapping[str, np.ndarray], row: Row, seeds: Sequence[int], run_dir: Path) -> None:
-    """Raise a UserError that names the quantity, the seed and the iteration, if anything is not finite."""
+    """Raise Diverged, with the quantity, the seed and the iteration, if anything is not finite."""
     for name, in_seeds in non_finite.items():
         if in_seeds.any():
             s = int(in_seeds.argmax())
             value = row[name][s] if name in row else "not finite"
-            last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
-            intact = f"The last good checkpoint is {last.path}" if last else "There was no checkpoint yet"
-            raise UserError(
+            raise Diverged(
                 f"Training diverged: {name} of seed {seeds[s]} is {value} after iteration {row['iteration'][s]}, "
-                f"{row['steps'][s]} steps. {intact}. Try a smaller learning_rate or max_grad_norm."
+                f"{row['steps'][s]} steps. {last_checkpoint(run_dir)}. Try a smaller learning_rate or max_grad_norm.",
+                quantity=name,
+                index=s,
+                iteration=int(row["iteration"][s]),
             )
+
+
+def last_checkpoint(run_dir: Path) -> str:
+    """Which checkpoint of a run is good, as a clause of a sentence."""
+    last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
+    return f"The last good checkpoint is {last.path}" if last else "There was no checkpoint yet"

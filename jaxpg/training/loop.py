@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxpg import files, parallel
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback, processes
+from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.advance import (
     Programs,
@@ -31,19 +32,25 @@ from jaxpg.training.advance import (
     seed_keys,
 )
 from jaxpg.training.checkpoint import Checkpoint
-from jaxpg.training.health import DivergenceMonitor
-from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row
+from jaxpg.training.diagnosis import Rerun
+from jaxpg.training.health import Diverged, DivergenceMonitor
+from jaxpg.training.lock import locked
+from jaxpg.training.memory import check_memory
+from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row, WrittenRows
+from jaxpg.training.run_directory import ResumePoint
 from jaxpg.types import Key, Learner, Metrics, Tree
 
 
 class TrainingHooks(NamedTuple):
-    """Functions that `train` calls between chunks; by default they do nothing and never stop.
+    """Functions that `train` calls before and between chunks; by default they do nothing and never stop.
 
-    on_row: called with every row of metrics.
+    on_checked: called once, when the programs have been checked, before anything is written to the directory.
+    on_row: called with every row of metrics; the first has the evaluation at step 0 alone.
     on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
     should_stop: called after every chunk; if true, a checkpoint is written and `train` returns.
     """
 
+    on_checked: Callable[[], None] = lambda: None
     on_row: Callable[[Row], None] = lambda row: None
     on_evaluation: Callable[[RunState], None] = lambda state: None
     should_stop: Callable[[], bool] = lambda: False
@@ -61,6 +68,7 @@ def train(
     mesh: Mesh | None = None,
     log_every: int | None = None,
     evaluate: Callable[[Any, Key], Metrics] | None = None,
+    record: Callable[[Any, Key], RecordedEpisode] | None = None,
     evaluate_every: int | None = None,
     checkpoint_seconds: float = 60.0,
     config: Mapping[str, Any] | None = None,
@@ -83,7 +91,10 @@ def train(
         log_every: steps per chunk, which gives one row of metrics; a two-hundredth of the total by default.
         evaluate: a learner's state and a key -> scalars by name, `return` among them; jitted and mapped over seeds
             here, and written as `evaluation_...`.
-        evaluate_every: steps between evaluations; a tenth of the total by default. The end is always evaluated.
+        record: the episodes `[E, ...]` that `evaluate` runs with the same arguments. It is called if a return is not
+            finite, to say where that came from.
+        evaluate_every: steps between evaluations; a tenth of the total by default. The initial state, at step 0, and
+            the end are always evaluated.
         checkpoint_seconds: checkpoints are written at evaluations, at the end, and when this time has passed.
         config: settings of the run, written to config.toml and compared when the run is resumed.
         resume: continue from the last checkpoint in `run_dir`, or start if there is none.
@@ -95,11 +106,11 @@ def train(
         The state of all seeds, `[S, ...]`; `min(state.steps) < total_steps` if training was stopped or a seed diverged.
 
     Raises:
-        UserError: the directory cannot be used, a callback to the host failed, or, without `skip_diverged`, a metric or
-            parameter is not finite.
+        UserError: the directory cannot be used or is in use, the run does not fit the memory, a callback to the host
+            failed, or, without `skip_diverged`, a metric or parameter is not finite. The message says whether a number
+            of the environment was the first.
     """
-    if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    check_total_steps(total_steps)
     schedule = Schedule(
         total_steps=total_steps,
         log_every=log_every or max(1, total_steps // 200),
@@ -108,16 +119,42 @@ def train(
     )
     config = {**(config or {}), "total_steps": total_steps, "seeds": list(seeds)}
     mesh = mesh or parallel.make_mesh(len(seeds), 1, jax.devices()[:1])
+    shapes = abstract_state(learner, len(seeds))
+    programs = compile_programs(learner, evaluate, shapes, mesh)
+    check_memory(programs, shapes, mesh, config, evaluates=evaluate is not None)
+    if not processes.same_on_all(files.toml_dumps(config)):
+        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    state, resume_point = _init_or_restore(learner, keys.init, mesh, run_dir, config, resume, initial)
-    monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
-    monitor.check_restored(state.learner)
-    steps = np.array(state.steps)  # a copy, since the state is donated
-    programs = compile_programs(learner, evaluate, state, mesh)
-    state = parallel.place(state, parallel.state_specs(state, mesh), mesh)
-    keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
-    run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config)
-    return parallel.to_host(_train_chunks(run, state, steps, resume_point, hooks))
+    with locked(run_dir):
+        begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
+        state, resume_point = begin(_find_last(run_dir, config) if resume else None)
+        hooks.on_checked()
+        processes.on_main_process(partial(_open_run, run_dir, config, resume_point, resume=resume))
+        monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
+        monitor.check_restored(state.learner)
+        steps = np.array(state.steps)  # a copy, since the state is donated
+        specs = parallel.state_specs(state, mesh)
+        state = parallel.place(state, specs, mesh)
+        keys = parallel.place(keys, jax.tree.map(lambda _: parallel.PER_SEED, keys), mesh)
+        run = RunContext(programs, keys, monitor, schedule, mesh, run_dir, config, record)
+        rerun = Rerun(
+            begin=lambda: parallel.place(begin(checkpoint.find(run_dir / checkpoint.CHECKPOINTS))[0], specs, mesh),
+            advance=lambda state, target: programs.advance(keys.run, state, np.int32(target))[0],
+            experience=None if parallel.is_sharded(mesh) else learner.experience,
+            record=record,
+            seeds=seeds,
+            run_dir=run_dir,
+        )
+        try:
+            return parallel.to_host(_train_chunks(run, state, steps, resume_point or ResumePoint(), hooks))
+        except Diverged as diverged:
+            raise rerun.explain(diverged) from None
+
+
+def check_total_steps(total_steps: int) -> None:
+    """Raise a UserError unless so many steps can be counted."""
+    if not 0 < total_steps < 2**31:
+        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
 
 
 class Schedule(NamedTuple):
@@ -139,17 +176,11 @@ class RunContext(NamedTuple):
     mesh: Mesh
     run_dir: Path
     config: Mapping[str, Any]
+    record: Callable[[Any, Key], RecordedEpisode] | None
 
     def min_steps(self, steps: np.ndarray) -> int:
         """Environment steps of the slowest seed that has not diverged, `total_steps` at most."""
         return int(steps[self.monitor.healthy].min(initial=self.schedule.total_steps))
-
-
-class ResumePoint(NamedTuple):
-    """Where a resumed run continues, in addition to its state: bytes of metrics.jsonl, and seconds since it began."""
-
-    metrics_bytes: int = 0
-    seconds: float = 0.0
 
 
 class Chunk(NamedTuple):
@@ -194,8 +225,12 @@ def _train_chunks(
     host_callback.clear_failures()
     if run.min_steps(steps) < run.schedule.total_steps:
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
-    with _open_writer(run.run_dir, keep=resume_point.metrics_bytes, steps=int(steps.min())) as writer:
+    with _open_writer(run.run_dir, keep=resume_point.rows.size, steps=int(steps.min())) as writer:
         if not steps.any():
+            if run.schedule.evaluate_every is not None:
+                row = _row_before_training(len(steps)) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
+                writer.write(row)
+                hooks.on_row(row)
             hooks.on_evaluation(parallel.to_host(state))
         for chunk in _chunks(run, state, steps):
             state = chunk.state
@@ -209,11 +244,19 @@ def _train_chunks(
             if due.evaluate:
                 hooks.on_evaluation(parallel.to_host(state))
             if due.save:
-                _save_checkpoint(run, state, row, steps=chunk.end, metrics_bytes=writer.size)
+                _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync())
                 saved = time.monotonic()
+            if due.evaluate and run.record is not None:
+                run.monitor.check_evaluation(row)
             if due.stop:
                 break
     return state
+
+
+def _row_before_training(num_seeds: int) -> Row:
+    """The part of the first row that is no evaluation: it shows what the initial policy does, at step 0."""
+    zeros = np.zeros(num_seeds, np.int32)
+    return {"steps": zeros, "iteration": zeros, "iterations": zeros, "chunk_seconds": 0.0}
 
 
 def _chunks(run: RunContext, state: RunState, steps: np.ndarray) -> Iterator[Chunk]:
@@ -243,40 +286,45 @@ def _evaluate(run: RunContext, state: RunState) -> dict[str, np.ndarray]:
     return {name: np.where(run.monitor.healthy, x, np.nan) for name, x in metrics.items()}
 
 
-def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, metrics_bytes: int) -> None:
+def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, rows: WrittenRows) -> None:
     """Write a checkpoint of the state after a chunk, unless its parameters are not finite."""
     state = jax.device_get(parallel.to_host(state))
     run.monitor.check_parameters(state.learner, row)
     healthy = run.monitor.healthy
     evaluated = "evaluation_return" in row and healthy.any()
     score = float(row["evaluation_return"][healthy].mean()) if evaluated else None
-    about = {"bytes": metrics_bytes, "seconds": row["seconds"], "config": run.config}
+    about = ResumePoint(rows, row["seconds"], run.config).as_json()
     folder = run.run_dir / checkpoint.CHECKPOINTS
     processes.on_main_process(partial(checkpoint.save, folder, state, steps=steps, score=score, about=about))
 
 
 def _init_or_restore(
-    learner: Learner, keys: Key, mesh: Mesh, run_dir: Path, config: Mapping[str, Any], resume: bool, initial: Tree
-) -> tuple[RunState, ResumePoint]:
-    """The state to continue from: of the last checkpoint in `run_dir`, or new if there is none."""
-    last = _open_run(run_dir, config, resume=resume)
+    learner: Learner, keys: Key, mesh: Mesh, initial: Tree, last: Checkpoint | None
+) -> tuple[RunState, ResumePoint | None]:
+    """The state to begin with, and where the run continues: of a checkpoint, or new if there is none."""
     if last is None:
-        return _init(learner, keys, mesh, initial), ResumePoint()
-    resume_point = ResumePoint(metrics_bytes=last.about["bytes"], seconds=last.about["seconds"])
-    return checkpoint.restore(last, abstract_state(learner, len(keys))), resume_point
+        return _init(learner, keys, mesh, initial), None
+    return checkpoint.restore(last, abstract_state(learner, len(keys))), run_directory.resume_point(last)
 
 
-def _open_run(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> Checkpoint | None:
-    """Open the directory of a run in all its processes; the checkpoint to continue from, if there is one."""
-    if not processes.same_on_all(files.toml_dumps(config)):
-        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
-    processes.on_main_process(partial(run_directory.open_directory, run_dir, config, resume=resume))
+def _find_last(run_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
+    """The checkpoint to continue from, if there is one: the same in all processes, and of this config."""
     last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
     if not processes.same_on_all(str(last and last.steps)):
         raise UserError(f"The processes see different checkpoints in {run_dir}. Give all of them the same directory.")
     if last is not None:
-        run_directory.refuse_other_config(f"The checkpoint {last.path}", last.about["config"], config)
+        stored = run_directory.resume_point(last).config
+        run_directory.refuse_other_config(f"The checkpoint {last.path}", stored, config)
     return last
+
+
+def _open_run(run_dir: Path, config: Mapping[str, Any], point: ResumePoint | None, *, resume: bool) -> None:
+    """Open the directory of a run, once everything in it is found to be in order."""
+    run_directory.refuse_foreign_files(run_dir, resumes=point is not None)
+    if resume:
+        run_directory.check_records(run_dir, (point or ResumePoint()).rows)
+        checkpoint.prune(run_dir / checkpoint.CHECKPOINTS)  # a run that was killed while it saved has one more
+    run_directory.open_directory(run_dir, config, resume=resume)
 
 
 def _init(learner: Learner, keys: Key, mesh: Mesh, initial: Tree) -> RunState:
@@ -302,7 +350,6 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
     found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS, which)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint: the run ended before its first one.")
-    run_directory.refuse_other_config(
-        f"The checkpoint {found.path}", found.about["config"], run_directory.load_config(run_dir)
-    )
+    stored = run_directory.resume_point(found).config
+    run_directory.refuse_other_config(f"The checkpoint {found.path}", stored, run_directory.load_config(run_dir))
     return checkpoint.restore(found, abstract_state(learner, len(seeds)))

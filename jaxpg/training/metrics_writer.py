@@ -6,20 +6,32 @@ import contextlib
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
-from jaxpg.files import explain_os_error
+from jaxpg.files import explain_os_error, without_following
 
 METRICS = "metrics.jsonl"
 Row = dict[str, Any]
-"""Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk."""
+"""Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk.
+The row before the first chunk has the evaluation at step 0; its `iterations` and `chunk_seconds` are 0."""
+
+
+class WrittenRows(NamedTuple):
+    """What a checkpoint notes of metrics.jsonl: how many bytes it had, and their CRC-32.
+
+    checksum: None in a checkpoint of an earlier version, which had only the length.
+    """
+
+    size: int = 0
+    checksum: int | None = 0
 
 
 class MetricsWriter:
@@ -28,7 +40,7 @@ class MetricsWriter:
     A run that is resumed writes again what was written after its last checkpoint.
 
     Args:
-        run_dir: the directory of the run.
+        run_dir: the directory of the run; `run_directory.check_metrics` has found its metrics.jsonl to be whole.
         keep: bytes of metrics.jsonl at that checkpoint, 0 for a new run; the rest is cut off.
         steps: environment steps at that checkpoint; TensorBoard discards later events.
     """
@@ -37,9 +49,10 @@ class MetricsWriter:
         path, events = run_dir / METRICS, run_dir / "tensorboard"
         self._run_dir = run_dir
         with explain_os_error(run_dir):
-            path.touch()
-            os.truncate(path, keep)
-            self._file = path.open("a")
+            self._file = open(path, "a+b", opener=without_following)  # noqa: SIM115
+            self._file.seek(0)
+            self._checksum = zlib.crc32(self._file.read(keep))
+            self._file.truncate(keep)
             events.mkdir(exist_ok=True)
             self._events = EventsWriter(str(events / "events"), f".{steps}")  # SummaryWriter hangs on a full disk
             if steps:
@@ -55,28 +68,28 @@ class MetricsWriter:
 
     def write(self, row: Row) -> None:
         """Append a row, flushed to the operating system; to TensorBoard go the means over finite seeds."""
-        line = json.dumps({name: _jsonable(value) for name, value in row.items()})
+        line = json.dumps({name: _jsonable(value) for name, value in row.items()}).encode() + b"\n"
         means = {
             name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
         }
         values = [Summary.Value(tag=name, simple_value=float(x.mean())) for name, x in means.items() if x.size]
         steps = int(np.min(row["steps"]))
         with explain_os_error(self._run_dir):
-            self._file.write(line + "\n")
+            self._file.write(line)
             self._file.flush()
+            self._checksum = zlib.crc32(line, self._checksum)
             self._events.write_event(Event(step=steps, wall_time=time.time(), summary=Summary(value=values)))
             self._events.flush()
 
-    @property
-    def size(self) -> int:
-        """Bytes written to metrics.jsonl."""
-        return self._file.tell()
+    def sync(self) -> WrittenRows:
+        """Wait until all rows are on the disk; what a checkpoint notes of them."""
+        with explain_os_error(self._run_dir):
+            os.fsync(self._file.fileno())
+        return WrittenRows(self._file.tell(), self._checksum)
 
 
 class NullWriter:
     """A MetricsWriter that writes nothing, for all processes of a run but the first."""
-
-    size = 0
 
     def __enter__(self) -> NullWriter:
         return self
@@ -86,6 +99,10 @@ class NullWriter:
 
     def write(self, row: Row) -> None:
         """Do nothing."""
+
+    def sync(self) -> WrittenRows:
+        """Nothing was written."""
+        return WrittenRows()
 
 
 def _jsonable(value: Any) -> Any:

@@ -35,7 +35,9 @@ def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, A
 def _cpu() -> str:
     """Model name of the processor."""
     with contextlib.suppress(OSError):
-        models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        models = [
+            x for x in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines() if x.startswith("model name")
+        ]
         if models:
             return models[0].partition(":")[2].strip()
     return platform.processor()

@@ -2,7 +2,8 @@
 
     config.toml     the resolved config, and the seeds
     run.json        versions, devices and commit each time it was started or resumed, in order
-    metrics.jsonl   one line per chunk of training, every quantity as a list over seeds
+    metrics.jsonl   one line per chunk of training, every quantity as a list over seeds; before them one line with the
+                    evaluation of the initial policy, at step 0, in which `iterations` and `chunk_seconds` are 0
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
@@ -13,41 +14,193 @@ Every figure and comparison is made from metrics.jsonl.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import tomllib
+import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, NoneType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpg.errors import UserError
 from jaxpg.files import explain_os_error, flatten, replace_file, toml_dumps
-from jaxpg.training.metrics_writer import METRICS, Row
+from jaxpg.training import checkpoint, run_files
+from jaxpg.training.checkpoint import CHECKPOINTS, Checkpoint
+from jaxpg.training.manifests import MANIFEST
+from jaxpg.training.metrics_writer import METRICS, Row, WrittenRows
 from jaxpg.training.provenance import describe_machine
+from jaxpg.training.run_files import parse_toml, read_file
 
 CONFIG, MACHINE = "config.toml", "run.json"
+WRITTEN = (MACHINE, METRICS, "tensorboard", CHECKPOINTS, "samples", "report.html", "learning_curve.png")
+"""What is written into the directory of a run beside its config."""
+WALL_TIMES = ("seconds", "chunk_seconds")
+ADVICE = "Put it back from a copy, or train a new run with another --out."
+
+
+class ResumePoint(NamedTuple):
+    """What a checkpoint of a run notes beside the state: where the run continues.
+
+    rows: of metrics.jsonl.
+    seconds: since the run began.
+    config: of the run.
+    """
+
+    rows: WrittenRows = WrittenRows()
+    seconds: float = 0.0
+    config: Mapping[str, Any] = MappingProxyType({})
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is stored, see `resume_point`."""
+        return {
+            "bytes": self.rows.size,
+            "checksum": self.rows.checksum,
+            "seconds": self.seconds,
+            "config": dict(self.config),
+        }
+
+
+STORED = run_files.record(
+    absent={"checksum": None},  # of an earlier version
+    bytes=run_files.count,
+    checksum=run_files.optional(run_files.count),
+    seconds=run_files.finite,
+    config=run_files.table,
+)
+
+
+def resume_point(found: Checkpoint) -> ResumePoint:
+    """Where the run of a checkpoint continues.
+
+    Raises:
+        UserError: the checkpoint is not of a run.
+    """
+    try:
+        about = STORED("its note", found.about)
+    except ValueError as error:
+        damage = f"its file {MANIFEST} does not say where the run continues ({error})"
+        raise checkpoint.unusable(found.path, damage) from None
+    return ResumePoint(WrittenRows(about["bytes"], about["checksum"]), about["seconds"], about["config"])
 
 
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
     """Create the directory of a run, or open it to resume the run.
 
+    A config without anything that was trained by it is replaced, unless `resume` is true.
+
     Raises:
         UserError: it holds a run and `resume` is false, or a run of another config; or it cannot be written to.
     """
-    if (run_dir / CONFIG).exists():
-        if not resume:
-            raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
+    if not resume:
+        refuse_begun(run_dir)
+    elif (run_dir / CONFIG).exists():
         refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
     with explain_os_error(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         replace_file(run_dir / CONFIG, toml_dumps(config))
 
 
+def refuse_foreign_files(run_dir: Path, *, resumes: bool) -> None:
+    """Raise a UserError if training in a directory would overwrite what no run has written there.
+
+    That is a symbolic link by a name that a run writes, or such a file where there is neither a run nor, if `resumes`,
+    the checkpoint of one.
+    """
+    for name in (CONFIG, *WRITTEN):
+        if (run_dir / name).is_symlink():
+            raise UserError(
+                f"{run_dir / name} is a symbolic link, and jaxpg does not write through one. Put the file itself "
+                "there, or choose another directory with --out."
+            )
+    if resumes or (run_dir / CONFIG).exists():
+        return
+    for name in WRITTEN:
+        if (run_dir / name).exists():
+            raise foreign_file(run_dir, name)
+
+
+def foreign_file(run_dir: Path, name: str) -> UserError:
+    """The error for a directory that is of no run but has a file by a name that a run writes."""
+    return UserError(
+        f"{run_dir} holds a {name} but no run, since it has no {CONFIG}, so training would overwrite it. Choose "
+        "another directory with --out."
+    )
+
+
+def check_records(run_dir: Path, rows: WrittenRows) -> None:
+    """Check what a run that is resumed appends to: metrics.jsonl and run.json.
+
+    Args:
+        run_dir: its directory.
+        rows: those that its last checkpoint counted. The file may have more, which are written again.
+
+    Raises:
+        UserError: metrics.jsonl is gone, shorter or another one, or has something else than rows; run.json is damaged.
+    """
+    load_machines(run_dir)
+    path = run_dir / METRICS
+    if not rows.size and not path.exists():
+        return
+
+    def check(content: bytes) -> None:
+        if len(content) < rows.size:
+            raise ValueError(f"it has {len(content):,} bytes, and the last checkpoint counted {rows.size:,}")
+        if rows.checksum is not None and zlib.crc32(content[: rows.size]) != rows.checksum:
+            raise ValueError(f"its first {rows.size:,} bytes are not the rows that the last checkpoint counted")
+        _parse_rows(content)
+
+    read_file(path, check, ADVICE)
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has trained anything: there is a checkpoint, or a row after the one before training."""
+    if any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):
+        return True
+    if not (run_dir / METRICS).is_file():
+        return False
+    with (run_dir / METRICS).open("rb") as rows:
+        first, second = rows.readline(), rows.readline()
+    return bool(second) or (bool(first) and not _is_before_training(first))
+
+
+def _is_before_training(line: bytes) -> bool:
+    """Whether a line of metrics.jsonl is the evaluation before training; a damaged line is not."""
+    try:
+        return not np.any(_parse_row(line, None)["steps"])
+    except ValueError:
+        return False
+
+
+def refuse_begun(run_dir: Path) -> None:
+    """Raise a UserError if a directory that is to hold a new run has one that has begun."""
+    if has_begun(run_dir):
+        raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
+
+
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """The contents of a run's config.toml."""
-    return tomllib.loads((run_dir / CONFIG).read_text())
+    """The contents of a run's config.toml.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    return read_file(run_dir / CONFIG, parse_toml, ADVICE)
+
+
+def load_machines(run_dir: Path) -> list[dict[str, Any]]:
+    """The machines of a run.json, in the order in which they trained; none without the file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = run_dir / MACHINE
+    if not path.exists():
+        return []
+    parse = partial(run_files.parse_json, check=run_files.list_of(run_files.table))
+    return read_file(path, parse, "Delete it to go on without a record of the machines so far.")
 
 
 def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
@@ -56,10 +209,9 @@ def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    path = run_dir / MACHINE
-    earlier = json.loads(path.read_text()) if path.exists() else []
+    machines = [*load_machines(run_dir), describe_machine(devices)]
     with explain_os_error(run_dir):
-        replace_file(path, json.dumps([*earlier, describe_machine(devices)], indent=1) + "\n")
+        replace_file(run_dir / MACHINE, json.dumps(machines, indent=1) + "\n")
 
 
 def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -67,12 +219,21 @@ def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[s
 
     `total_steps` may differ: a run may be resumed for longer.
     """
-    there, here = (flatten(tomllib.loads(toml_dumps(config))) for config in (stored, current))
+    there, here = (flatten(_plain(config)) for config in (stored, current))
     names = [name for name in here | there if there.get(name) != here.get(name) and name != "total_steps"]
     if names:
         values = [f"{n} is {there.get(n, 'absent')!r} there, {here.get(n, 'absent')!r} here" for n in names[:3]]
         more = f"; and {len(names) - 3} more" if len(names) > 3 else ""
         raise UserError(f"{what} has another config: {'; '.join(values)}{more}.")
+
+
+def _plain(value: Any) -> Any:
+    """A setting as config.toml and a manifest give it back."""
+    if isinstance(value, Mapping):
+        return {name: _plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    return "none" if value is None else value
 
 
 def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
@@ -81,13 +242,12 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     An incomplete last line, of a process that was killed, is left out.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or the file is damaged.
     """
     path = run_dir / METRICS
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [row for line in lines if (row := _parse(line)) is not None]
+    rows = read_file(path, _parse_rows, ADVICE) if path.exists() else []
     if not rows:
-        raise UserError(f"{run_dir} has no metrics: the run ended before its first chunk was trained.")
+        raise UserError(f"{run_dir} has no metrics in {METRICS}: the run ended before its first chunk was trained.")
     return stack_rows(rows)
 
 
@@ -98,13 +258,42 @@ def stack_rows(rows: list[Row]) -> dict[str, np.ndarray]:
     return {name: np.array([row.get(name, missing) for row in rows], float) for name in names}
 
 
-def _parse(line: str) -> Row | None:
-    """A line of metrics.jsonl, NaN for null; None if it is incomplete."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
+def _parse_rows(content: bytes) -> list[Row]:
+    """The lines of metrics.jsonl, NaN for null; without the last one if it is incomplete.
+
+    Raises:
+        ValueError: another line is not a row, or has another number of seeds than the first; says which.
+    """
+    *lines, last = content.split(b"\n")
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(_parse_row(line, rows[0] if rows else None))
+        except ValueError as error:
+            raise ValueError(f"line {number} is not a row of metrics: {error}") from None
+    with contextlib.suppress(ValueError):
+        rows.append(_parse_row(last, rows[0] if rows else None))
+    return rows
+
+
+def _parse_row(line: bytes, first: Row | None) -> Row:
+    """One row, which has as many seeds as the `first`."""
+    row = run_files.parse_json(line, run_files.table)
+    if missing := [name for name in ("steps", *WALL_TIMES) if name not in row]:
+        raise ValueError(f"it has no {missing[0]!r}")
+    seeds = len(first["steps"]) if first else len(run_files.list_of(run_files.finite)("'steps'", row["steps"]))
+    if not seeds:
+        raise ValueError("its 'steps' are those of no seed")
     return {
-        name: [np.nan if x is None else x for x in value] if isinstance(value, list) else value
+        name: run_files.finite(repr(name), value) if name in WALL_TIMES else _seeds(name, value, seeds)
         for name, value in row.items()
     }
+
+
+def _seeds(name: str, value: Any, seeds: int) -> list[float]:
+    """A quantity of every seed. Checked all at once, since a sweep has millions."""
+    if not isinstance(value, list) or len(value) != seeds or not set(map(type, value)) <= {int, float, NoneType}:
+        raise ValueError(f"its {name!r} are not {seeds} numbers, one for each seed")
+    if any(type(x) is int and abs(x) >= 2**63 for x in value):
+        raise ValueError(f"its {name!r} have a number of too many digits")
+    return [np.nan if x is None else x for x in value]

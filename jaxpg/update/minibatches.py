@@ -44,6 +44,7 @@ def minibatch_epochs(
     num_minibatches: int,
     target_kl: Array | float | None = None,
     chunk_rows: int | None = None,
+    lifted: bool = True,
 ) -> tuple[Params, Tree, Metrics]:
     """`epochs` passes over the batch, each in a new random order and cut into `num_minibatches` gradient steps.
 
@@ -54,7 +55,7 @@ def minibatch_epochs(
     exceeds 1.5 target_kl (the early stop of OpenAI's Spinning Up and of Stable-Baselines3).
 
     The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
-    `batching.default_chunk_rows`.
+    `batching.default_chunk_rows`. `lifted` is that of `summed_gradient`.
 
     Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
@@ -68,7 +69,9 @@ def minibatch_epochs(
         params, opt_state = unpack(progress.params), progress.opt_state
         minibatch = objective.as_minibatch(minibatches.take(columns))
         chunk = partial(minibatches.chunk, columns)
-        gradient, metrics = summed_gradient(objective.loss, params, minibatch, minibatches.num_chunks, chunk)
+        gradient, metrics = summed_gradient(
+            objective.loss, params, minibatch, minibatches.num_chunks, chunk, lifted=lifted
+        )
         running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norm = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:

@@ -17,8 +17,9 @@ class Batch(NamedTuple):
     """What the losses read.
 
     rollout: the experience, `[T, B, ...]`; all other fields are `[T, B]`.
-    advantage, target: psi of each step, and what a critic regresses on (objectives/advantages.py).
-    old_value: the critic's value before any update of this batch.
+    advantage: psi of each step (objectives/advantages.py), `()` for losses without one.
+    target: what a critic regresses on.
+    old_value: the critic's value before any update of this batch, `()` for losses that do not read it.
     weight: of each step in the loss; sums to 1 (or as `loss_weights` says) over all devices.
     minibatch_weight: the same, but summing to 1 over the minibatch on all devices, for metrics that are means; `()`
         until `Objective.as_minibatch` has made a minibatch.
@@ -26,9 +27,9 @@ class Batch(NamedTuple):
     """
 
     rollout: Rollout
-    advantage: Array
+    advantage: Tree
     target: Array
-    old_value: Array
+    old_value: Tree
     weight: Array
     minibatch_weight: Tree
     reference_log_prob: Tree

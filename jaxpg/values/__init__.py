@@ -1,5 +1,18 @@
-"""Methods that compute or learn values: planning on a known MDP, prediction from experience."""
+"""The line's beginning: planning, prediction, and learning action values, from tables to DQN and PQN."""
 
+from jaxpg.values.deep_q import DeepQ, deep_q
+from jaxpg.values.dqn import (
+    ALGORITHMS,
+    PARENT,
+    double_dqn,
+    dqn,
+    dueling_dqn,
+    n_step_dqn,
+    pqn,
+    prioritized_dqn,
+    qr_dqn,
+    rainbow,
+)
 from jaxpg.values.planning import (
     FiniteHorizonPlan,
     Plan,
@@ -13,31 +26,50 @@ from jaxpg.values.planning import (
 )
 from jaxpg.values.planning_steps import Step, policy_iteration_steps, value_iteration_steps
 from jaxpg.values.prediction import (
-    Experience,
     PredictionError,
+    TabularEpisodes,
     monte_carlo,
     n_step_td,
     prediction_error,
-    sample_experience,
+    sample_episodes,
     td_lambda,
 )
+from jaxpg.values.q_networks import QNetwork, cnn, epsilon_greedy, epsilon_greedy_policy, mlp, q_network
 
 __all__ = [
-    "Experience",
+    "ALGORITHMS",
+    "PARENT",
+    "DeepQ",
     "FiniteHorizonPlan",
     "Plan",
     "PredictionError",
+    "QNetwork",
     "Step",
+    "TabularEpisodes",
+    "cnn",
+    "deep_q",
+    "double_dqn",
+    "dqn",
+    "dueling_dqn",
+    "epsilon_greedy",
+    "epsilon_greedy_policy",
     "finite_horizon",
     "gauss_seidel",
     "greedy_policy",
+    "mlp",
     "monte_carlo",
+    "n_step_dqn",
     "n_step_td",
     "policy_evaluation",
     "policy_iteration",
     "policy_iteration_steps",
+    "pqn",
     "prediction_error",
-    "sample_experience",
+    "prioritized_dqn",
+    "q_network",
+    "qr_dqn",
+    "rainbow",
+    "sample_episodes",
     "synchronous",
     "td_lambda",
     "value_iteration",

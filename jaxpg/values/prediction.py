@@ -23,7 +23,7 @@ from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
 
 
-class Experience(NamedTuple):
+class TabularEpisodes(NamedTuple):
     """E episodes of up to T steps, `[T, E]`.
 
     state, next_state: int32, before and after the step.
@@ -42,19 +42,19 @@ class Experience(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("num_episodes", "time_limit"))
-def sample_experience(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, time_limit: int) -> Experience:
+def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, time_limit: int) -> TabularEpisodes:
     """Episodes of a policy `[S, A]`, each of `time_limit` steps at most."""
     env = as_env(mdp, time_limit, "mdp")
     logits = jnp.log(policy)
 
-    def step(state: TabularState, key: Key) -> tuple[TabularState, Experience]:
+    def step(state: TabularState, key: Key) -> tuple[TabularState, TabularEpisodes]:
         action_key, step_key = jax.random.split(key)
         action = jax.random.categorical(action_key, logits[state.position])
         after, timestep = env.step(step_key, state, action)
         positions = state.position, after.position
-        return after, Experience(*positions, timestep.reward, timestep.discount, timestep.last, jnp.ones(()))
+        return after, TabularEpisodes(*positions, timestep.reward, timestep.discount, timestep.last, jnp.ones(()))
 
-    def episode(key: Key) -> Experience:
+    def episode(key: Key) -> TabularEpisodes:
         reset_key, step_key = jax.random.split(key)
         _, steps = lax.scan(step, env.reset(reset_key)[0], jax.random.split(step_key, time_limit))
         ended_before = jnp.cumsum(steps.last) - steps.last > 0
@@ -64,19 +64,19 @@ def sample_experience(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int
 
 
 @partial(jax.jit, static_argnames="first_visit")
-def monte_carlo(experience: Experience, values: Array, gamma: Scalar, *, first_visit: bool = True) -> Array:
+def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, first_visit: bool = True) -> Array:
     """v(s) = the mean of the returns that followed visits to s, after each episode: `[E, S]`.
 
     Source: Sutton & Barto 2018, sections 5.1; Singh & Sutton 1996 for the bias of every-visit.
 
     Args:
-        experience: episodes that end; the return of one that timed out has no bootstrap.
+        episodes: that end; the return of one that timed out has no bootstrap.
         values: [S], of states that have not been visited.
         gamma: discount factor.
         first_visit: only the first visit of an episode counts, which is unbiased; otherwise every visit.
     """
-    zeros = jnp.zeros_like(experience.reward)
-    returns = discounted_returns(experience.reward, experience.discount, experience.last, zeros, gamma)
+    zeros = jnp.zeros_like(episodes.reward)
+    returns = discounted_returns(episodes.reward, episodes.discount, episodes.last, zeros, gamma)
 
     def sums(state: Array, returns: Array, mask: Array) -> tuple[Array, Array]:
         visits = jax.nn.one_hot(state, len(values)) * mask[:, None]
@@ -84,14 +84,14 @@ def monte_carlo(experience: Experience, values: Array, gamma: Scalar, *, first_v
             visits *= jnp.cumsum(visits, axis=0) == 1
         return visits.T @ returns, visits.sum(0)
 
-    total, count = jax.vmap(sums, in_axes=1)(experience.state, returns, experience.mask)
+    total, count = jax.vmap(sums, in_axes=1)(episodes.state, returns, episodes.mask)
     total, count = jnp.cumsum(total, axis=0), jnp.cumsum(count, axis=0)
     return jnp.where(count > 0, total / jnp.maximum(count, 1), values)
 
 
 @partial(jax.jit, static_argnames="online")
 def td_lambda(
-    experience: Experience,
+    episodes: TabularEpisodes,
     values: Array,
     gamma: Scalar,
     *,
@@ -106,7 +106,7 @@ def td_lambda(
     Source: Sutton & Barto 2018, sections 6.1 and 12.2 (accumulating traces).
 
     Args:
-        experience: episodes, learned from one after the other.
+        episodes: learned from one after the other.
         values: [S], to begin with, 0 in terminal states.
         gamma: discount factor.
         step_size: alpha.
@@ -114,31 +114,31 @@ def td_lambda(
         online: change the values after every step; otherwise by the sum of the changes at the end of an episode.
     """
 
-    def step(carry: tuple[Array, Array, Array], x: Experience) -> tuple[tuple[Array, Array, Array], None]:
+    def step(carry: tuple[Array, Array, Array], x: TabularEpisodes) -> tuple[tuple[Array, Array, Array], None]:
         values, trace, changes = carry
         current = values + changes if online else values
         delta = x.reward + gamma * x.discount * current[x.next_state] - current[x.state]
         trace = (gamma * lambda_ * trace).at[x.state].add(1.0)
         return (values, trace, changes + step_size * x.mask * delta * trace), None
 
-    def episode(values: Array, x: Experience) -> tuple[Array, Array]:
+    def episode(values: Array, x: TabularEpisodes) -> tuple[Array, Array]:
         zeros = jnp.zeros_like(values)
         (_, _, changes), _ = lax.scan(step, (values, zeros, zeros), x)
         return values + changes, values + changes
 
-    return lax.scan(episode, values, _by_episode(experience))[1]
+    return lax.scan(episode, values, _by_episode(episodes))[1]
 
 
 @partial(jax.jit, static_argnames=("n", "online"))
 def n_step_td(
-    experience: Experience, values: Array, gamma: Scalar, *, step_size: Scalar, n: int, online: bool = True
+    episodes: TabularEpisodes, values: Array, gamma: Scalar, *, step_size: Scalar, n: int, online: bool = True
 ) -> Array:
     """v(s_t) <- v(s_t) + alpha (G_t - v(s_t)), with n rewards and then v of the state reached, after each episode.
 
     Source: Sutton & Barto 2018, section 7.1.
 
     Args:
-        experience: episodes, learned from one after the other.
+        episodes: learned from one after the other.
         values: [S], to begin with, 0 in terminal states.
         gamma: discount factor.
         step_size: alpha.
@@ -155,7 +155,7 @@ def n_step_td(
     if n < 1:
         raise UserError(f"n is {n}, but a target spans at least one step: choose n >= 1.")
 
-    def episode(values: Array, x: Experience) -> tuple[Array, Array]:
+    def episode(values: Array, x: TabularEpisodes) -> tuple[Array, Array]:
         rewards, factor = _target_parts(x, gamma, n)
         reached = _state_after(x, n)
 
@@ -167,7 +167,7 @@ def n_step_td(
         after, _ = lax.scan(update, values, jnp.arange(len(x.reward)))
         return after, after
 
-    return lax.scan(episode, values, _by_episode(experience))[1]
+    return lax.scan(episode, values, _by_episode(episodes))[1]
 
 
 class PredictionError(NamedTuple):
@@ -196,12 +196,12 @@ def prediction_error(values: Array, exact: Array, states: Array) -> PredictionEr
     )
 
 
-def _by_episode(experience: Experience) -> Experience:
+def _by_episode(episodes: TabularEpisodes) -> TabularEpisodes:
     """`[E, T]`, for a scan over episodes."""
-    return jax.tree.map(lambda x: x.swapaxes(0, 1), experience)
+    return jax.tree.map(lambda x: x.swapaxes(0, 1), episodes)
 
 
-def _target_parts(x: Experience, gamma: Scalar, n: int) -> tuple[Array, Array]:
+def _target_parts(x: TabularEpisodes, gamma: Scalar, n: int) -> tuple[Array, Array]:
     """[T] each: an n-step target is linear in the value of the state reached, rewards + factor * v."""
 
     def target(reward: Array, v_t: Array) -> Array:
@@ -212,7 +212,7 @@ def _target_parts(x: Experience, gamma: Scalar, n: int) -> tuple[Array, Array]:
     return target(x.reward, zeros), target(zeros, jnp.ones_like(zeros))
 
 
-def _state_after(x: Experience, n: int) -> Array:
+def _state_after(x: TabularEpisodes, n: int) -> Array:
     """[T], the state n steps on from each step of an episode, or that in which the episode ends before."""
 
     def one_step_further(_: int, reached: Array) -> Array:

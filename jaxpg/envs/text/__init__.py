@@ -6,7 +6,7 @@ from jaxpg.envs.text.registry import TASKS
 from jaxpg.envs.text.rewards import REWARDS
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.text_env import TextState, text_env
-from jaxpg.envs.text.tokenizer import character_vocabulary, tokenizer_file
+from jaxpg.envs.text.tokenizer import TokenTable, character_vocabulary, token_table, tokenizer_file
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "PairData",
     "Task",
     "TextState",
+    "TokenTable",
     "Tokenizer",
     "Verdict",
     "Vocabulary",
@@ -27,5 +28,6 @@ __all__ = [
     "pass_at_k",
     "preference_pairs",
     "text_env",
+    "token_table",
     "tokenizer_file",
 ]

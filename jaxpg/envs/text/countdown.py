@@ -70,7 +70,7 @@ def countdown(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     if not 2 <= numbers <= 6 or not 2 <= largest <= largest_target <= 9999:
         raise UserError(

@@ -74,14 +74,19 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
     """The task of solving these problems.
 
     Raises:
-        UserError: no such split, too few problems to hold some out, demonstrations longer than max_tokens.
+        UserError: no such split, too few problems to hold some out, answers longer than max_tokens.
     """
     _check_settings(name, problems, settings)
-    prompt_length, max_tokens = _lengths(name, problems, settings)
+    prompt_length, longest, max_tokens = _lengths(name, problems, settings)
     think = settings.think
     from_test_split = settings.split == "test"
 
     def demonstration(problem: Tree, key: Key) -> Array:
+        if max_tokens < longest:
+            raise UserError(
+                f"{name}: demonstrations have up to {longest} tokens, so max_tokens = {max_tokens} is too few to learn "
+                "from them."
+            )
         if not think:
             return completion.format_completion(problems.answer(problem), None, max_tokens)
         thoughts = problems.scratchpad(problem)
@@ -133,19 +138,23 @@ def _check_settings(name: str, problems: Problems, settings: TaskSettings) -> No
         raise UserError(f"{name}: scratchpad_share = {scratchpad_share!r} has no effect without think = true.")
 
 
-def _lengths(name: str, problems: Problems, settings: TaskSettings) -> tuple[int, int]:
-    """Tokens of a prompt and of a completion."""
+def _lengths(name: str, problems: Problems, settings: TaskSettings) -> tuple[int, int, int]:
+    """Tokens of a prompt, of the longest demonstration, and of a completion, which must have room for an answer."""
     any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
     (prompt_length,), (answer_length,), (scratchpad_length,) = (
         jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
     )
-    longest = answer_length + 1 + (completion.TAGS_LENGTH + scratchpad_length if settings.think else 0)
+    shortest = answer_length + 1 + (completion.TAGS_LENGTH if settings.think else 0)
+    longest = shortest + (scratchpad_length if settings.think else 0)
     max_tokens = settings.max_tokens
     if max_tokens is None:
         max_tokens = longest + (SPARE_TOKENS if settings.think else 0)
-    if max_tokens < longest:
-        raise UserError(f"{name}: demonstrations have up to {longest} tokens, so max_tokens = {max_tokens} is too few.")
-    return prompt_length, max_tokens
+    if max_tokens < shortest:
+        raise UserError(
+            f"{name}: an answer alone has up to {shortest} tokens, with its end and its tags, so max_tokens = "
+            f"{max_tokens} is too few."
+        )
+    return prompt_length, longest, max_tokens
 
 
 def no_scratchpad(problem: Tree) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpg.envs.text import matching
 from jaxpg.envs.text.jsonl_reader import (
     HeldOut,
     Record,
     encode_fields,
+    encode_prompts,
     hash_split,
     pad_rows,
-    read_records,
+    parse_records,
+    read_content,
     split_records,
+    too_long,
 )
-from jaxpg.envs.text.matching import RewardFunction, verifier
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.tokenizer import load_tokenizer
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
@@ -47,8 +50,9 @@ def json_lines(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     completion_field: str = "completion",
-    match: str | RewardFunction = "exact",
+    match: str | matching.RewardFunction = "exact",
     prompt_length: int | None = None,
+    skip_long_prompts: bool = False,
     max_tokens: int | None = None,
     split: str = "train",
     held_out: float = 0.1,
@@ -70,48 +74,93 @@ def json_lines(
         match: how completions are verified (see matching.py): "exact", "numeric", or a function of prompt, completion
             and answer that returns a number, or its name "package.module:function".
         prompt_length: maximal number of tokens of a prompt; that of the longest if not given.
-        max_tokens: completions are truncated after this many tokens, and no demonstration may be longer; the length of
-            the longest if not given.
+        skip_long_prompts: leave out the records whose prompts are longer than prompt_length, and log how many; else
+            such a prompt is an error.
+        max_tokens: completions are truncated after this many tokens; the length of the longest demonstration if not
+            given. Demonstrations may be longer where nothing learns from them.
         split: "train" or "test".
         held_out: the share of all prompts that belongs to the test split.
 
     Raises:
         UserError: a file, a line or a setting that cannot be used, with the line and the reason.
     """
-    _check_limits(prompt_length=prompt_length, max_tokens=max_tokens)
+    _check_limits(prompt_length, skip_long_prompts, max_tokens)
     tokenizer = load_tokenizer(tokenizer, path)
-    records = read_records(path, required=[prompt_field, answer_field], optional=[completion_field])
-    prompts = _encode_prompts(records, prompt_field, tokenizer, prompt_length)
-    demonstrations = pad_rows(
-        encode_fields(
-            records, [completion_field, answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True
-        ),
-        max_tokens,
+    fields = _Fields(prompt_field, answer_field, completion_field)
+    read: Callable[..., _Rows] = _read_rows if isinstance(tokenizer, Hashable) else _read_rows.__wrapped__
+    built_in = match if isinstance(match, str) and match in ("exact", "numeric") else ""
+    rows = read(
+        read_content(path), str(path), tokenizer, fields, built_in, prompt_length, skip_long_prompts, max_tokens
     )
     is_held_out = partial(hash_split, held_out)
-    in_split = split_records(path, records, prompt_field, split=split, held_out=is_held_out)
+    in_split = jnp.asarray(split_records(path, rows.records, prompt_field, split=split, held_out=is_held_out))
 
-    def draw(key: Key) -> Array:
-        return jnp.asarray(in_split)[jax.random.randint(key, (), 0, len(in_split))]
+    def demonstration(problem: Array, key: Key) -> Array:
+        if rows.too_long is not None:
+            raise UserError(f"{rows.too_long} Raise max_tokens to learn from demonstrations.")
+        return rows.demonstrations[problem]
 
     return Task(
         name=Path(path).stem,
         vocabulary=tokenizer,
-        prompt_length=prompts.shape[1],
-        max_tokens=demonstrations.shape[1],
-        draw=draw,
-        prompt_tokens=lambda problem: jnp.asarray(prompts)[problem],
-        demonstration=lambda problem, key: jnp.asarray(demonstrations)[problem],
-        verify=verifier(
-            match,
-            records,
-            tokenizer,
-            prompt_field=prompt_field,
-            answer_field=answer_field,
-            max_tokens=demonstrations.shape[1],
+        prompt_length=rows.prompts.shape[1],
+        max_tokens=rows.demonstrations.shape[1],
+        draw=lambda key: in_split[jax.random.randint(key, (), 0, len(in_split))],
+        prompt_tokens=lambda problem: rows.prompts[problem],
+        demonstration=demonstration,
+        verify=matching.verifier(
+            match, rows.expected, rows.records, tokenizer, prompt_field=prompt_field, answer_field=answer_field
         ),
         is_held_out=is_held_out,
     )
+
+
+class _Fields(NamedTuple):
+    """Names of the fields of a record."""
+
+    prompt: str
+    answer: str
+    completion: str
+
+
+class _Rows(NamedTuple):
+    """The N records of a file, both splits.
+
+    prompts: [N, P] int32
+    demonstrations: [N, T] int32
+    too_long: a sentence on the first demonstration with more than T tokens, None if there is none.
+    expected: see `matching.expected_answers`.
+    """
+
+    records: tuple[Record, ...]
+    prompts: Array
+    demonstrations: Array
+    too_long: str | None
+    expected: matching.Expected
+
+
+@lru_cache(maxsize=4)  # a run makes several environments and tasks of one file
+def _read_rows(
+    content: bytes,
+    path: str,
+    tokenizer: Tokenizer,
+    fields: _Fields,
+    match: str,
+    prompt_length: int | None,
+    skip_long_prompts: bool,
+    max_tokens: int | None,
+) -> _Rows:
+    """What `json_lines` makes of the content of a file, whatever the split; computed once in a process."""
+    every = parse_records(content, path, (fields.prompt, fields.answer), (fields.completion,))
+    records, prompts = encode_prompts(
+        every, fields.prompt, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
+    )
+    shown = [fields.completion, fields.answer]
+    rows = encode_fields(records, shown, tokenizer, end=True)
+    long = too_long(records, shown, rows, limit=max_tokens, setting="max_tokens")
+    demonstrations = pad_rows([row[:max_tokens] for row in rows], max_tokens)
+    expected = matching.expected_answers(match, records, fields.answer, tokenizer, demonstrations.shape[1])
+    return _Rows(tuple(records), jnp.asarray(prompts), jnp.asarray(demonstrations), long, expected)
 
 
 def preference_pairs(
@@ -122,6 +171,7 @@ def preference_pairs(
     chosen_field: str = "chosen",
     rejected_field: str = "rejected",
     prompt_length: int | None = None,
+    skip_long_prompts: bool = False,
     max_tokens: int | None = None,
     split: str = "train",
     held_out: float | HeldOut = 0.1,
@@ -135,6 +185,7 @@ def preference_pairs(
         chosen_field: field of the preferred completion.
         rejected_field: field of the other completion.
         prompt_length: as in `json_lines`.
+        skip_long_prompts: as in `json_lines`.
         max_tokens: maximal number of tokens of a completion; that of the longest if not given.
         split: "train" or "test".
         held_out: the share of all prompts that belongs to the test split, or a function such as `Task.is_held_out`.
@@ -142,30 +193,28 @@ def preference_pairs(
     Raises:
         UserError: as `json_lines`.
     """
-    _check_limits(prompt_length=prompt_length, max_tokens=max_tokens)
+    _check_limits(prompt_length, skip_long_prompts, max_tokens)
     tokenizer = load_tokenizer(tokenizer, path)
-    records = read_records(path, required=[prompt_field, chosen_field, rejected_field])
-    prompts = _encode_prompts(records, prompt_field, tokenizer, prompt_length)
-    chosen, rejected = (
-        encode_fields(records, [field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
-        for field in (chosen_field, rejected_field)
+    every = parse_records(read_content(path), str(path), (prompt_field, chosen_field, rejected_field))
+    records, prompts = encode_prompts(
+        every, prompt_field, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
     )
-    completions = pad_rows([*chosen, *rejected], max_tokens).reshape(2, len(records), -1)
+    completions = []
+    for field in (chosen_field, rejected_field):
+        rows = encode_fields(records, [field], tokenizer, end=True)
+        if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
+            raise UserError(sentence)
+        completions += rows
+    chosen, rejected = pad_rows(completions, max_tokens).reshape(2, len(records), -1)
     is_held_out = held_out if callable(held_out) else partial(hash_split, held_out)
-    in_split = split_records(path, records, prompt_field, split=split, held_out=is_held_out)
-    tokens, first, second = (jnp.asarray(x[in_split]) for x in (prompts, *completions))
+    in_split = np.array(split_records(path, records, prompt_field, split=split, held_out=is_held_out))
+    tokens, first, second = (jnp.asarray(x[in_split]) for x in (prompts, chosen, rejected))
     return PairData(Prompt(tokens, tokens != PAD), first, second)
 
 
-def _encode_prompts(
-    records: Sequence[Record], field: str, tokenizer: Tokenizer, prompt_length: int | None
-) -> np.ndarray:
-    """[N, P] int32."""
-    rows = encode_fields(records, [field], tokenizer, limit=prompt_length, setting="prompt_length")
-    return pad_rows(rows, prompt_length)
-
-
-def _check_limits(**limits: int | None) -> None:
-    for name, limit in limits.items():
+def _check_limits(prompt_length: int | None, skip_long_prompts: bool, max_tokens: int | None) -> None:
+    for name, limit in {"prompt_length": prompt_length, "max_tokens": max_tokens}.items():
         if limit is not None and (type(limit) is not int or limit < 1):
             raise UserError(f"{name} must be a number of tokens, at least 1, not {limit!r}.")
+    if skip_long_prompts and prompt_length is None:
+        raise UserError("skip_long_prompts = true has no effect without a prompt_length.")

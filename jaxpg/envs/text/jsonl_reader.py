@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +18,9 @@ import numpy as np
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError
 
+_log = logging.getLogger(__name__)
 _TAG = re.compile("(</?(?:think|answer)>)")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 HeldOut = Callable[[Sequence[str]], Sequence[bool]]
 """prompts -> whether each belongs to the test split."""
 
@@ -23,40 +29,50 @@ class Record(NamedTuple):
     """One record of a file.
 
     location: the file and the number of the line, for error messages.
-    fields: its fields; the required and optional ones of `read_records` are non-blank strings.
+    fields: its fields; the required and optional ones of `parse_records` are non-blank strings.
     """
 
     location: str
     fields: Mapping[str, Any]
 
 
-def read_records(path: str | Path, *, required: Sequence[str] = (), optional: Sequence[str] = ()) -> list[Record]:
+def read_content(path: str | Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
+
+
+@lru_cache(maxsize=4)  # a run makes several tasks of one file
+def parse_records(
+    content: bytes, path: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
+) -> tuple[Record, ...]:
     """The objects of a JSON-lines file in UTF-8; blank lines are skipped.
 
     Args:
-        path: the file.
-        required: fields that every object must have: non-blank strings, or numbers, which become strings.
+        content: of the file.
+        path: of the file, for error messages.
+        required: fields that every object must have: non-blank strings, or finite numbers, which become strings.
         optional: fields of the same kind that an object may lack.
 
     Raises:
-        UserError: the file cannot be read or is empty; a line is not a JSON object or lacks a field; a field is blank
-            or neither a string nor a number.
+        UserError: the file is empty; a line is not a JSON object or lacks a field; a field is blank or neither a string
+            nor a number.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
-    records = [
-        _read_record(raw, f"{path}, line {number}", required, optional)
-        for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
-        if raw.strip()
-    ]
+    lines = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
+    read = partial(_parse_record, required=required, optional=optional)
+    records = tuple(read(raw, f"{path}, line {number}") for number, raw in lines if raw.strip())
     if not records:
         raise UserError(f"{path} is empty. It should have one JSON object per line.")
     return records
 
 
-def _read_record(raw: bytes, location: str, required: Sequence[str], optional: Sequence[str]) -> Record:
+def _parse_record(raw: bytes, location: str, *, required: Sequence[str], optional: Sequence[str]) -> Record:
     try:
         fields = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -77,16 +93,16 @@ def _read_record(raw: bytes, location: str, required: Sequence[str], optional: S
 
 def as_text(value: Any) -> str | None:
     """The text of a field that is a string or a number, else None."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return json.dumps(value)
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _checked_text(value: Any, name: str, location: str) -> str:
     text = as_text(value)
-    if text is None:
+    if text is None or (isinstance(value, float) and not math.isfinite(value)):
         raise UserError(f"{location}: the field {name!r} must be a string, not {_excerpt(value)}.")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _HALF_CHARACTER.search(text):
         raise UserError(f"{location}: the field {name!r} holds half of a surrogate pair, which is not a character.")
     if not text.strip():
         raise UserError(f"{location}: the field {name!r} is empty.")
@@ -139,13 +155,7 @@ def without_tags(text: str) -> str:
 
 
 def encode_fields(
-    records: Sequence[Record],
-    fields: Sequence[str],
-    tokenizer: Tokenizer,
-    *,
-    limit: int | None,
-    setting: str,
-    end: bool = False,
+    records: Sequence[Record], fields: Sequence[str], tokenizer: Tokenizer, *, end: bool = False
 ) -> list[list[int]]:
     """One text of each record as tokens.
 
@@ -155,13 +165,10 @@ def encode_fields(
         records: the records.
         fields: the first of these fields that a record has is its text.
         tokenizer: the tokenizer.
-        limit: the maximal number of tokens of a text, None for no limit.
-        setting: the name of the limit, for error messages.
-        end: append the end token, which counts towards the limit.
+        end: append the end token.
 
     Raises:
-        UserError: a text that has no tokens, has parts that the vocabulary lacks, contains padding or an end token, or
-            exceeds the limit.
+        UserError: a text that has no tokens, has parts that the vocabulary lacks, or contains padding or an end token.
     """
     rows = []
     for record in records:
@@ -172,18 +179,58 @@ def encode_fields(
             raise UserError(f"{record.location}, field {field!r}: {error}") from error
         if not ids:
             raise UserError(f"{record.location}: the field {field!r} is empty, it has no tokens.")
-        if PAD in ids or tokenizer.end in ids:
+        if PAD in ids or tokenizer.end in ids:  # only a tokenizer of the user's own can do that
             raise UserError(
-                f"{record.location}: the field {field!r} contains padding or an end token, which a text cannot have."
+                f"{record.location}: the tokenizer makes padding or an end token of the text of the field {field!r}."
             )
         rows.append([*ids, tokenizer.end] if end else ids)
-        if limit is not None and len(rows[-1]) > limit:
-            counted = f"{len(rows[-1])} tokens" + (" with its end" if end else "")
-            raise UserError(f"{record.location}: the field {field!r} has {counted}, more than {setting} = {limit}.")
     return rows
+
+
+def too_long(
+    records: Sequence[Record], fields: Sequence[str], rows: Sequence[Sequence[int]], *, limit: int | None, setting: str
+) -> str | None:
+    """A sentence on the first row with more tokens than the setting `limit`; None if there is none.
+
+    `rows` are those of `encode_fields`, with an end token where the setting is max_tokens.
+    """
+    long = [i for i, row in enumerate(rows) if limit is not None and len(row) > limit]
+    if not long:
+        return None
+    record, length = records[long[0]], len(rows[long[0]])
+    field = next(name for name in fields if name in record.fields)
+    counted = f"{length} tokens" + (" with its end" if setting == "max_tokens" else "")
+    others = f", and so have {len(long) - 1} other records" if len(long) > 1 else ""
+    return f"{record.location}: the field {field!r} has {counted}, more than {setting} = {limit}{others}."
+
+
+def encode_prompts(
+    records: Sequence[Record], field: str, tokenizer: Tokenizer, *, prompt_length: int | None, skip_long: bool
+) -> tuple[list[Record], np.ndarray]:
+    """The records whose prompts fit into `prompt_length`, and these prompts, `[N, P]` int32.
+
+    Raises:
+        UserError: as `encode_fields`; a prompt that is too long, unless `skip_long`; then if none is short enough.
+    """
+    rows = encode_fields(records, [field], tokenizer)
+    sentence = too_long(records, [field], rows, limit=prompt_length, setting="prompt_length")
+    if sentence is None:
+        return list(records), pad_rows(rows, prompt_length)
+    fits = [prompt_length is None or len(row) <= prompt_length for row in rows]
+    if not skip_long:
+        raise UserError(f"{sentence} Raise prompt_length, or leave such records out with skip_long_prompts = true.")
+    if not any(fits):
+        raise UserError(f"{sentence} No record is left without them: raise prompt_length.")
+    left_out = len(fits) - sum(fits)
+    _log.warning("Left out %d of %d records, whose prompts are too long. %s", left_out, len(fits), sentence)
+    kept = [(record, row) for record, row, fit in zip(records, rows, fits, strict=True) if fit]
+    return [record for record, _ in kept], pad_rows([row for _, row in kept], prompt_length)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], width: int | None = None) -> np.ndarray:
     """Rows of tokens as one array `[N, width]` int32, padded on the right; by default as wide as the longest row."""
-    width = max(map(len, rows)) if width is None else width
-    return np.array([[*row, *[PAD] * (width - len(row))] for row in rows], np.int32)
+    lengths = np.array([len(row) for row in rows])
+    width = int(lengths.max()) if width is None else width
+    padded = np.full((len(rows), width), PAD, np.int32)
+    padded[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int32)
+    return padded

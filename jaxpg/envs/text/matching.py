@@ -3,7 +3,9 @@
 "exact": the answer has the same tokens, compared inside the compiled program. The answer of a completion is the text
 inside its last pair of <answer> and </answer>, or all of it where there is no such pair.
 
-"numeric": the last number of the completion equals the last number of the answer, as decimal numbers without rounding.
+"numeric": the number that the completion ends on equals the number that the answer ends on, exactly. numeric.py has the
+table of notations that are read; whatever cannot be read for certain is no number. A record whose answer has none is
+refused when the file is read.
 
 A function of prompt, completion and answer: its result is the accuracy, and 1 or more counts as right. It is called for
 truncated completions too, which are never right for the other two.
@@ -14,73 +16,89 @@ results that are not finite numbers, become UserErrors there.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-import re
 import zlib
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows
+from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_long
+from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint, non_negative
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
-from jaxpg.user_code import import_user_code
+from jaxpg.user_code import describe_failure, import_user_code
 
 RewardFunction = Callable[[str, str, str], float]
 """A user's function: prompt, completion, answer -> accuracy."""
 Verify = Callable[[Array, Array, Array], Verdict]
 HostGrader = Callable[[int, str, bool], tuple[float, int]]
 """Index of a record, completion, whether it ended -> accuracy, and fingerprint of its answer, -1 for none."""
-_NUMBER = re.compile(
-    r"(?:(?<![0-9)])[-+])?"  # a sign, not the operator of "5-3"
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-)
+Expected = Array | tuple[Fraction, ...] | None
+"""What the answers of N records are compared with: tokens `[N, T]` int32, numbers, or nothing for a user's function."""
+
+
+def expected_answers(
+    match: str | RewardFunction, records: Sequence[Record], field: str, tokenizer: Tokenizer, max_tokens: int
+) -> Expected:
+    """What `verifier` compares completions with, from the field of the answer.
+
+    Raises:
+        UserError: an answer that cannot be matched in this way, with its line.
+    """
+    if match == "exact":
+        rows = encode_fields(records, [field], tokenizer, end=True)
+        if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
+            raise UserError(f"{sentence} No completion could be right: raise max_tokens.")
+        return jnp.asarray(pad_rows([row[:-1] for row in rows], max_tokens))
+    if match == "numeric":
+        return tuple(_number_of(record, field) for record in records)
+    return None
+
+
+def _number_of(record: Record, field: str) -> Fraction:
+    number = last_number(record.fields[field])
+    if number is None:
+        raise UserError(
+            f'{record.location}: the field {field!r} ends on no number that match = "numeric" reads for certain: '
+            f"{record.fields[field]!r}. Write it as an integer, a decimal or a fraction, or use another match."
+        )
+    return number
 
 
 def verifier(
     match: str | RewardFunction,
+    expected: Expected,
     records: Sequence[Record],
     tokenizer: Tokenizer,
     *,
     prompt_field: str,
     answer_field: str,
-    max_tokens: int,
 ) -> Verify:
     """The `verify` of a task whose problems are indices of records; `match` is described at the top of this file.
 
     Raises:
-        UserError: an unknown `match`, or an answer that cannot be matched in this way.
+        UserError: an unknown `match`, or a function of other arguments.
     """
-    answers = [record.fields[answer_field] for record in records]
-    if match == "exact":
-        rows = encode_fields(records, [answer_field], tokenizer, limit=max_tokens, setting="max_tokens", end=True)
-        return _verify_exactly(pad_rows([row[:-1] for row in rows], max_tokens), tokenizer)
-    if match == "numeric":
-        for record, answer in zip(records, answers, strict=True):
-            if last_number(answer) is None:
-                raise UserError(f"{record.location}: the field {answer_field!r} has no number in it: {answer!r}.")
-        return _verify_on_host(_numeric_grader(answers), tokenizer)
+    if isinstance(expected, tuple):
+        return _verify_on_host(_numeric_grader(expected), tokenizer)
+    if expected is not None:
+        return _verify_exactly(expected, tokenizer)
     if isinstance(match, str):
         function, name = _import_reward(match), match
     else:
         function, name = match, getattr(match, "__name__", "match")
+    _check_arguments(function, name)
     return _verify_on_host(_user_grader(function, name, records, prompt_field, answer_field), tokenizer)
-
-
-def last_number(text: str) -> Decimal | None:
-    """The last decimal number in a text, such as -12, 1,234.5, .5 or 3e8; None if there is none."""
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def extract_answer(completion: str) -> str:
@@ -90,7 +108,7 @@ def extract_answer(completion: str) -> str:
     return (answer if opening and closing else completion).strip()
 
 
-def _verify_exactly(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
+def _verify_exactly(answers: Array, tokenizer: Tokenizer) -> Verify:
     """Compare tokens with `answers` `[N, T]`, inside the compiled program."""
     opening, closing = (_encode_tag(tag, tokenizer) for tag in ("<answer>", "</answer>"))
 
@@ -101,7 +119,7 @@ def _verify_exactly(answers: np.ndarray, tokenizer: Tokenizer) -> Verify:
         start, stop = _answer_span(jnp.where(place < stop, completion, PAD), stop, opening, closing)
         answer = jnp.where(place < stop - start, completion.at[start + place].get(mode="fill", fill_value=PAD), PAD)
         found = ended & (stop > start) & ((answer != PAD) == (place < stop - start)).all()
-        right = found & (answer == jnp.asarray(answers)[problem]).all()
+        right = found & (answer == answers[problem]).all()
         fingerprints = jnp.where(found, non_negative(fingerprint(answer)), -1)
         return Verdict(right.astype(jnp.float32), found.astype(jnp.float32), fingerprints)
 
@@ -152,12 +170,12 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
     return verify
 
 
-def _numeric_grader(answers: Sequence[str]) -> HostGrader:
+def _numeric_grader(answers: Sequence[Fraction]) -> HostGrader:
     def grade(problem: int, completion: str, ended: bool) -> tuple[float, int]:
         number = last_number(completion) if ended else None
         if number is None:
             return 0.0, -1
-        return float(number == last_number(answers[problem])), hash(number) & 0x7FFFFFFF
+        return float(number == answers[problem]), _text_fingerprint(str(number))
 
     return grade
 
@@ -175,13 +193,33 @@ def _user_grader(
         record = records[problem]
         try:
             value: Any = function(record.fields[prompt_field], completion, record.fields[answer_field])
-        except Exception as error:
-            raise failure(f"raised {type(error).__name__}: {error}", record, completion) from error
+        except (Exception, SystemExit) as error:
+            raise failure(f"raised {describe_failure(error)}", record, completion) from error
         if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
             raise failure(f"returned {value!r} instead of a finite number", record, completion)
-        return float(value), zlib.crc32(extract_answer(completion).encode()) >> 1 if ended else -1
+        return float(value), _text_fingerprint(extract_answer(completion)) if ended else -1
 
     return grade
+
+
+def _check_arguments(function: RewardFunction, name: str) -> None:
+    """Raise a UserError if a reward function cannot be called with a prompt, a completion and an answer."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are written in C have none
+        return
+    try:
+        signature.bind("", "", "")
+    except TypeError as error:
+        raise UserError(
+            f"The reward function {name} is called with a prompt, a completion and an answer, and takes {signature}: "
+            f"{error}."
+        ) from error
+
+
+def _text_fingerprint(text: str) -> int:
+    """A hash of a text that is not negative. (Python's own is the same for the numbers -1 and -2.)"""
+    return zlib.crc32(text.encode()) >> 1
 
 
 def _import_reward(name: str) -> RewardFunction:

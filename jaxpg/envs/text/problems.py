@@ -67,7 +67,7 @@ def reverse(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     problems = _words("reverse", min_length, length, letters, answer=lambda word: pack(word.tokens[::-1]))
     return make_task("reverse", problems, TaskSettings(split, think, max_tokens=max_tokens))
@@ -93,7 +93,7 @@ def sort(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     problems = _words("sort", min_length, length, letters, answer=lambda word: pack(jnp.sort(word.tokens)))
     return make_task("sort", problems, TaskSettings(split, think, max_tokens=max_tokens))
@@ -121,7 +121,7 @@ def addition(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     if not 1 <= digits <= 9:
         raise UserError(f"addition: digits must be from 1 to 9, not {digits!r}.")
@@ -177,7 +177,7 @@ def modular_chain(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     shortest = length_range("modular_chain", terms, min_terms, minimum=2, setting="terms")
     if not 2 <= modulus <= 10_000:

@@ -16,9 +16,10 @@ from jaxpg.types import Array
 def overlong_penalty(length: Array, max_length: Array | float, cache: Array | float) -> Array:
     """0 up to max_length - cache, then linear to -1 at max_length, and -1 beyond: one number per sequence.
 
-    `length`, `max_length` and `cache` > 0 are in tokens. Source: Yu et al. 2025 (DAPO), equation 13.
+    `length`, `max_length` and `cache` are in tokens. With a cache of 0 it is 0 up to max_length and -1 beyond. Source:
+    Yu et al. 2025 (DAPO), equation 13.
     """
-    return jnp.clip((max_length - cache - length) / cache, -1, 0)
+    return jnp.clip((max_length - cache - length) / jnp.maximum(cache, 1e-6), -1, 0)
 
 
 class GradedCompletion(NamedTuple):

@@ -50,7 +50,7 @@ def summarise_toy(
         max_tokens: summaries are truncated after this many tokens; as many as a text has, and the end, if not given.
 
     Raises:
-        UserError: settings out of range, or demonstrations that do not fit.
+        UserError: settings out of range, or answers that do not fit in max_tokens.
     """
     if length < 3 or not all(0 <= p <= 1 for p in (drop, extra, slip)):
         raise UserError(

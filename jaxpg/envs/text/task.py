@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.types import Array, Key, Prompt, Tree
 
@@ -31,7 +33,8 @@ class Task(NamedTuple):
     max_tokens: T, completions are truncated after this many tokens, the end token included.
     draw(key): a problem, of the split for which the task was made.
     prompt_tokens(problem): [P], padded on the right, with at least one real token.
-    demonstration(problem, key): [T], a right completion with its end token, padded after it.
+    demonstration(problem, key): [T], a right completion with its end token, padded after it. Raises a UserError if
+        max_tokens is too few for the demonstrations of the task.
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end token
         included where there is one. Tokens after them are ignored.
     is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
@@ -54,3 +57,11 @@ class Task(NamedTuple):
         """The prompt of a problem, with the mask of its real tokens."""
         tokens = self.prompt_tokens(problem)
         return Prompt(tokens, tokens != PAD)
+
+    def check_demonstrations(self) -> None:
+        """Check that the demonstrations fit, before anything is compiled; what learns from them calls this.
+
+        Raises:
+            UserError: max_tokens is too few for them.
+        """
+        jax.eval_shape(lambda key: self.demonstration(self.draw(key), key), jax.random.key(0))

@@ -21,8 +21,8 @@ def pack(*pieces: Array | str, size: int | None = None) -> Array:
 
 
 def tokens_of(text: str) -> Array:
-    """A constant text, [its length] int32."""
-    return jnp.array(CHARACTERS.encode(text), jnp.int32)
+    """A constant text, [its length] int32; "<eos>" is the end token."""
+    return jnp.array(CHARACTERS.encode(text, special_tokens=True), jnp.int32)
 
 
 def numeral(number: Array, width: int) -> Array:

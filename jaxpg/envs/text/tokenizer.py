@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpg.envs.text.jsonl_reader import as_text, read_records, without_tags
+from jaxpg.envs.text.jsonl_reader import as_text, parse_records, read_content, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError
 
-TAGS = CHARACTERS.symbols[:6]
-"""Padding, the end token and the tags."""
+SPECIAL = CHARACTERS.symbols[:2]
+"""Padding and the end token."""
+TAGS = CHARACTERS.symbols[2:6]
+"""The tags around a scratchpad and an answer."""
 SHIFT = 2
 """Ids of a tokenizer.json are shifted by this, to make room for padding and the end token."""
 
@@ -23,31 +27,45 @@ class FileTokenizer(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     unknown: the id of the file's unknown token, None where the file drops text that has no token.
     size: the number of ids, padding and end token included.
+    checksum: SHA-256 of what the file defines, see `tokenizer_file`.
     """
 
     tokenizer: Any
     unknown: int | None
     size: int
+    checksum: str
     end: int = END
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without an end token.
 
+        The file's special tokens are never read from a text: "<|endoftext|>" is encoded as its characters. The four
+        tags are markup of jaxpg: a tag by itself is its token, where the file has one.
+
         Raises:
             UserError: a part of the text has no token.
         """
+        if text in TAGS and (tag := self.tokenizer.token_to_id(text)) is not None:
+            return [tag + SHIFT]
         try:
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises plain Exceptions
             raise UserError(f"The tokenizer cannot encode {text!r}: {error}.") from error
+        ids = encoding.ids
+        if (missing := self._text_without_token(text, ids, encoding)) is not None:
+            raise UserError(f"The tokenizer has no token for {missing!r} in {text!r}.")
+        return [i + SHIFT for i in ids]
+
+    def _text_without_token(self, text: str, ids: list[int], encoding: Any) -> str | None:
+        """The first part of a text that became the unknown token or was dropped; None if all of it has tokens."""
         if self.unknown is not None:
-            missing = [text[slice(*span)] for i, span in _ids_and_spans(encoding) if i == self.unknown]
-        else:
-            covered = {place for _, span in _ids_and_spans(encoding) for place in range(*span)}
-            missing = [c for place, c in enumerate(text) if place not in covered and not c.isspace()]
-        if missing:
-            raise UserError(f"The tokenizer has no token for {missing[0]!r} in {text!r}.")
-        return [i + SHIFT for i in encoding.ids]
+            return text[slice(*encoding.offsets[ids.index(self.unknown)])] if self.unknown in ids else None
+        covered = 0
+        for start, stop in [*sorted(encoding.offsets), (len(text), len(text))]:
+            if start > covered and (dropped := text[covered:start].strip()):
+                return dropped[0]
+            covered = max(covered, stop)
+        return None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first end token, without padding."""
@@ -58,11 +76,6 @@ class FileTokenizer(NamedTuple):
             if i != PAD:
                 real.append(int(i) - SHIFT)
         return self.tokenizer.decode(real, skip_special_tokens=False)
-
-
-def _ids_and_spans(encoding: Any) -> Iterable[tuple[int, tuple[int, int]]]:
-    """Each id of an encoding, with the (start, stop) of its text."""
-    return zip(encoding.ids, encoding.offsets, strict=True)
 
 
 def tokenizer_file(path: str | Path) -> Tokenizer:
@@ -77,27 +90,45 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
         raise UserError('A tokenizer.json needs the library tokenizers: pip install "jaxpg[text]".') from error
     try:
         text = Path(path).read_text(encoding="utf-8")
-        tokenizer = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
         raise UserError(f"The tokenizer {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not the file of a tokenizer: {error}.") from error
+    return _parse_tokenizer(tokenizers.Tokenizer, text, path)
+
+
+@lru_cache(maxsize=2)  # every environment of a run needs it
+def _parse_tokenizer(library_class: Any, text: str, path: str | Path) -> FileTokenizer:
+    """The tokenizer of the text of a tokenizer.json; `library_class` is tokenizers.Tokenizer."""
+    try:
+        tokenizer = library_class.from_str(text)
     except Exception as error:  # the library raises plain Exceptions
         raise UserError(f"{path} is not the file of a tokenizer: {error}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    model = json.loads(text)["model"]
+    tokenizer.encode_special_tokens = True
+    definition = {name: value for name, value in json.loads(text).items() if name not in ("truncation", "padding")}
+    model = definition["model"]
     unknown_token = model.get("unk_token")
     unknown = model.get("unk_id") if unknown_token is None else tokenizer.token_to_id(unknown_token)
-    return FileTokenizer(tokenizer, unknown, size=max(tokenizer.get_vocab().values(), default=-1) + 1 + SHIFT)
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1 + SHIFT
+    checksum = hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+    return FileTokenizer(tokenizer, unknown, size, checksum)
 
 
 def character_vocabulary(path: str | Path) -> Vocabulary:
     """The vocabulary of all characters in the texts of a JSON-lines file, with padding, the end token and the tags.
 
     Raises:
-        UserError: a line that cannot be read, see `read_records`.
+        UserError: a file or a line that cannot be read, see `read_content` and `parse_records`.
     """
-    texts = [as_text(value) or "" for record in read_records(path) for value in record.fields.values()]
-    return Vocabulary((*TAGS, *sorted(set("".join(map(without_tags, texts))))))
+    return Vocabulary((*SPECIAL, *TAGS, *_characters(read_content(path), str(path))))
+
+
+@lru_cache(maxsize=4)
+def _characters(content: bytes, path: str) -> list[str]:
+    texts = [as_text(value) or "" for record in parse_records(content, path) for value in record.fields.values()]
+    return sorted(set("".join(map(without_tags, texts))))
 
 
 def load_tokenizer(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
@@ -112,3 +143,26 @@ def load_tokenizer(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
     if tokenizer == "characters":
         return character_vocabulary(path)
     return CHARACTERS if tokenizer == "standard" else tokenizer_file(tokenizer)
+
+
+class TokenTable(NamedTuple):
+    """What the tokens of a vocabulary are. Two vocabularies are the same where their tables are equal.
+
+    tokens: the symbol of each id, or the piece of a tokenizer.json as that file spells it ("Ġis"), not its decoded
+        text, which several tokens can share; None for an id that the file does not use.
+    checksum: SHA-256 of what a tokenizer.json defines (its merges, its rules for splitting a text and so on, without
+        truncation and padding, which jaxpg does not use); None for characters, which the tokens define alone.
+    """
+
+    tokens: list[str | None]
+    checksum: str | None
+
+
+def token_table(tokenizer: Tokenizer) -> TokenTable:
+    """The table of a tokenizer; of one that is neither a `Vocabulary` nor from a file, the decoded text of each id."""
+    if isinstance(tokenizer, FileTokenizer):
+        pieces = [tokenizer.tokenizer.id_to_token(i) for i in range(tokenizer.size - SHIFT)]
+        return TokenTable([*SPECIAL, *pieces], tokenizer.checksum)
+    if isinstance(tokenizer, Vocabulary):
+        return TokenTable([*tokenizer.symbols], None)
+    return TokenTable([tokenizer.decode([i]) for i in range(tokenizer.size)], None)

@@ -54,7 +54,7 @@ def parity(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     shortest = length_range("parity", length, min_length)
 
@@ -99,7 +99,7 @@ def permutations(
         max_tokens: completions are truncated after this many tokens; as many as needed if not given.
 
     Raises:
-        UserError: settings out of range, too few problems, or demonstrations that do not fit.
+        UserError: settings out of range, too few problems, or answers that do not fit in max_tokens.
     """
     shortest = length_range("permutations", length, min_length)
     if not 3 <= objects <= 9:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from jaxpg.errors import UserError
@@ -22,7 +24,7 @@ class Tokenizer(Protocol):
         """The id of the token that ends a completion."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without an end token."""
+        """The ids of a text, without an end token. No text becomes padding, the end or another special token."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first end token, without padding."""
@@ -44,25 +46,27 @@ class Vocabulary(NamedTuple):
     def end(self) -> int:
         return END
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """The ids of a text, the longest symbol that fits first.
+
+        Args:
+            text: the text.
+            special_tokens: read the symbols of padding and the end as these tokens. Only for texts of jaxpg's own: in
+                data and in a user's prompt, "<eos>" is five characters.
 
         Raises:
             UserError: no symbol matches the next character.
         """
-        by_length = sorted(range(self.size), key=lambda i: -len(self.symbols[i]))
-        ids: list[int] = []
-        position = 0
-        while position < len(text):
-            longest = next((i for i in by_length if text.startswith(self.symbols[i], position)), None)
-            if longest is None:
-                raise UserError(
-                    f"There is no token for {text[position]!r}, character {position + 1} of {text!r}. "
-                    f"The vocabulary has: {' '.join(self.symbols)}."
-                )
-            ids.append(longest)
-            position += len(self.symbols[longest])
-        return ids
+        pattern, ids = _encoder(self.symbols, special_tokens)
+        symbols = pattern.findall(text)
+        try:
+            return [ids[symbol] for symbol in symbols]
+        except KeyError as error:
+            place = sum(map(len, symbols[: symbols.index(error.args[0])]))
+            raise UserError(
+                f"There is no token for {text[place]!r}, character {place + 1} of {text!r}. "
+                f"The vocabulary has: {' '.join(self.symbols)}."
+            ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first end token, without padding."""
@@ -77,6 +81,14 @@ class Vocabulary(NamedTuple):
     def id(self, symbol: str) -> int:
         """The id of one symbol."""
         return self.symbols.index(symbol)
+
+
+@lru_cache(maxsize=16)
+def _encoder(symbols: tuple[str, ...], special_tokens: bool) -> tuple[re.Pattern[str], dict[str, int]]:
+    """What finds the symbols in a text, any other character by itself, and the ids of the symbols."""
+    ids = {symbol: i for i, symbol in enumerate(symbols) if special_tokens or i not in (PAD, END)}
+    longest_first = sorted((symbol for symbol in ids if len(symbol) > 1), key=len, reverse=True)
+    return re.compile("|".join([*map(re.escape, longest_first), "."]), re.DOTALL), ids
 
 
 CHARACTERS = Vocabulary(

@@ -1,0 +1,107 @@
+"""The record of a command that trains: what it was asked for, written into its directory before anything is trained.
+
+`jaxpg resume` and `--resume` read it, so that going on needs nothing but the directory. It holds resolved configs: a
+task file, a default or a package that changes afterwards does not change the command. This module does not import what
+computes on import, because the record names the devices that jax is started with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpg import files
+from jaxpg.errors import UserError
+
+RECORD = "plan.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What only a sweep was asked for.
+
+    grid: the values of each setting.
+    memory: the limit for all devices together, in GiB; None for all there is.
+    groups: for each compiled program the tables of its config, the names that are traced, and its points with their
+        places in the grid, see `grid.CompiledGroup`.
+    waves: how many runs are trained at once, for each group that was begun.
+    """
+
+    grid: dict[str, list[Any]]
+    memory: float | None
+    groups: list[dict[str, Any]]
+    waves: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandRecord:
+    """What a command was asked for.
+
+    command: train, compare or sweep.
+    command_line: all of it, as text, for reports.
+    task: the task or TOML file that was named.
+    algorithms: the algorithms that were named.
+    devices, mesh: --devices and --mesh.
+    runs: in training order, each with its `directory` within that of the command, and the tables of its `config`; of a
+        sweep only the stages before it.
+    sweep: None for the other commands.
+    """
+
+    command: str
+    command_line: str
+    task: str
+    algorithms: list[str]
+    devices: str | None
+    mesh: str | None
+    runs: list[dict[str, Any]]
+    sweep: Sweep | None = None
+
+
+def to_json(record: CommandRecord) -> str:
+    """The record as text, with a checksum."""
+    text = json.dumps(dataclasses.asdict(record), indent=1)
+    return f'{{"checksum": {zlib.crc32(text.encode())}, "record": {text}}}\n'
+
+
+def write(record: CommandRecord, out: Path) -> None:
+    """Write the record into the directory of a command, atomically.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with files.explain_os_error(out):
+        files.replace_file(out / RECORD, to_json(record))
+
+
+def read(out: Path) -> CommandRecord | None:
+    """The record in a directory, None if there is none.
+
+    Raises:
+        UserError: it is damaged, or was written by another version of jaxpg.
+    """
+    path = out / RECORD
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))["record"]
+        sweep = fields.pop("sweep")
+        record = CommandRecord(**fields, sweep=None if sweep is None else Sweep(**sweep))
+        intact = to_json(record) == path.read_text(encoding="utf-8")
+        intact &= all(_is_within(run["directory"]) for run in record.runs)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise UserError(
+            f"{path} is damaged, or another version of jaxpg wrote it, so what it was asked for is lost. Its runs can "
+            f"be looked at and be resumed one by one. To train anew, choose another --out."
+        )
+    return record
+
+
+def _is_within(directory: str) -> bool:
+    """Whether a path stays within the directory that it is relative to."""
+    return not Path(directory).is_absolute() and ".." not in Path(directory).parts

@@ -1,0 +1,20 @@
+"""The terminal: text is shown as it is, and no name in it can act as markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from jaxpg.printable import printable
+
+
+def make_console(*, quiet: bool = False, soft_wrap: bool = False) -> Console:
+    """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`."""
+    return Console(quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def heading(title: str, details: str, out: Path) -> Text:
+    """What a command begins with: a title in bold, details, and on a line of its own where it writes."""
+    return Text.assemble((printable(title), "bold"), f", {printable(details)}\n{printable(out)}")

@@ -1,0 +1,116 @@
+"""Which numbers a setting may be: an interval for every setting, and the one check of a number that a user gives.
+
+Only numbers are here. What else a value must be follows from the type of the setting (experiments/signatures.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jaxpg.errors import UserError, excerpt
+
+INT32_MAX = 2**31 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+FLOAT32_TINY = 2.0**-126
+"""The smallest positive number that float32 holds with all of its digits; on many devices less is 0."""
+
+
+class Domain(NamedTuple):
+    """An interval of numbers, all of which int32 or float32 can hold.
+
+    low, high: its ends.
+    above: whether it excludes `low`.
+    below: whether it excludes `high`.
+    """
+
+    low: float = -FLOAT32_MAX
+    high: float = FLOAT32_MAX
+    above: bool = False
+    below: bool = False
+
+
+ANY = Domain()
+COUNT = Domain(1, INT32_MAX)
+COUNT_OR_0 = Domain(0, INT32_MAX)
+POSITIVE = Domain(0, above=True)
+NOT_NEGATIVE = Domain(0)
+FRACTION = Domain(0, 1)
+
+DOMAINS: dict[str, Domain] = {
+    # policy-gradient algorithms
+    "learning_rate": NOT_NEGATIVE,
+    "max_grad_norm": POSITIVE,
+    "adam_eps": POSITIVE,  # at 0 a weight without gradient moves by 0 / 0
+    "gamma": FRACTION,
+    "gae_lambda": FRACTION,
+    "entropy_coefficient": NOT_NEGATIVE,
+    "value_coefficient": NOT_NEGATIVE,
+    "baseline_rate": FRACTION,
+    "reset_pool": COUNT_OR_0,
+    "max_kl": POSITIVE,
+    "damping": NOT_NEGATIVE,
+    "clip": POSITIVE,
+    "clip_high": POSITIVE,
+    "dual_clip": Domain(1, above=True),
+    "value_clip": POSITIVE,
+    "target_kl": POSITIVE,
+    "kl_coefficient": NOT_NEGATIVE,
+    "reference_rate": FRACTION,
+    # value-based algorithms
+    "epsilon_start": FRACTION,
+    "epsilon_end": FRACTION,
+    "target_rate": FRACTION,
+    "priority_alpha": FRACTION,
+    "priority_beta": FRACTION,
+    "huber_threshold": POSITIVE,
+    # learning from examples and from preference pairs
+    "margin": NOT_NEGATIVE,
+    "centring": NOT_NEGATIVE,
+    "beta": POSITIVE,
+    "label_smoothing": Domain(0, 0.5, below=True),  # from one half on the labels say nothing, or the opposite
+    "sharpness": NOT_NEGATIVE,
+    "slip_rate": FRACTION,
+    # networks
+    "initial_log_std": Domain(-20, 20),  # beyond, squares of the standard deviation leave float32
+    "expansion": POSITIVE,
+    "temperature": POSITIVE,
+    # tasks
+    "seeds": COUNT_OR_0,
+    "threshold": ANY,
+}
+"""The domain of every setting whose value is not a COUNT. A name means the same thing wherever it is a setting."""
+
+
+def domain_of(name: str) -> Domain:
+    """The domain of the setting with this name."""
+    return DOMAINS.get(name, COUNT)
+
+
+def check_number(name: str, number: float, domain: Domain = ANY) -> None:
+    """Check that a number lies in a domain.
+
+    Args:
+        name: what the number is, for the sentence.
+        number: an int or a float, of any size.
+        domain: where it must lie; an integer beyond int32 is refused in any.
+
+    Raises:
+        UserError: it does not, it is not finite, or it is not 0 but float32 would round it to 0.
+    """
+    low, high = domain.low, min(domain.high, INT32_MAX) if isinstance(number, int) else domain.high
+    if isinstance(number, float) and not math.isfinite(number):
+        rule = "be finite"
+    elif number < low or (domain.above and number == low):
+        rule = f"be {'above' if domain.above else 'at least'} {_in_words(low)}"
+    elif number > high or (domain.below and number == high):
+        rule = f"be {'below' if domain.below else 'at most'} {_in_words(high)}"
+    elif 0 < abs(number) < FLOAT32_TINY:
+        rule = f"be 0 or at least {FLOAT32_TINY:.3g} in size, or float32 rounds it to 0"
+    else:
+        return
+    raise UserError(f"{name} must {rule}, not {excerpt(number)}.")
+
+
+def _in_words(end: float) -> str:
+    return {INT32_MAX: "2^31 - 1", FLOAT32_MAX: "3.4e38, which float32 can hold"}.get(end, f"{end:g}")

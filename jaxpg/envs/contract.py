@@ -1,0 +1,249 @@
+"""The contract of an environment, checked where it enters: shapes and dtypes without computing, then one short episode.
+
+A mistake in an environment would otherwise surface as an exception deep inside of a compiled loop, or not at all. So
+`check_env` looks at the fields of its record, at what `reset` and `step` return when traced, and at the numbers of one
+episode of random actions. It takes about a third of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.tree_util import keystr
+
+from jaxpg.errors import UserError
+from jaxpg.parallel.compiler import compiler_options
+from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree
+from jaxpg.user_code import explain_failure
+
+TRIAL_STEPS = 1_000
+"""The trial ends with its first episode, or after this many steps."""
+_MOST = 2**31 - 1  # what an int32 counts to
+
+
+class _Trial(NamedTuple):
+    """What the loop of the trial carries: steps taken, the environment, its last step, and whether that was sound."""
+
+    t: Array
+    state: Tree
+    timestep: TimeStep
+    sound: Array
+
+
+def check_env(env: Any, name: str) -> Env:
+    """Return `env` if it is an environment as `jaxpg.types.Env` describes it.
+
+    Checked are: time limit and spaces; that `reset` and `step` can be traced, twice; structure, shape and dtype of
+    what they return; and for one episode of random actions that all numbers are finite, that 0 <= discount <= 1, that a
+    discount of 0 comes with `last`, and that the episode ends by the time limit.
+
+    Args:
+        env: what the user's function returned.
+        name: of the environment, for the message.
+
+    Raises:
+        UserError: the first point that is not as it should be: which function, what it returned, what is expected.
+    """
+    if not isinstance(env, Env):
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {_short(env)}.")
+    _check_fields(env, name)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    action = jax.eval_shape(partial(_random_action, env.action_space), key)
+    state, obs = _trace(env.reset, f"reset of {name}", _check_pair, key)
+    _check_obs(env, obs, f"reset of {name}")
+    for _ in range(2):  # one that changes something in Python would give other shapes the second time
+        after, timestep = _trace(env.step, f"step of {name}", _check_timestep, key, state, action)
+        _check_same_state(state, after, name)
+        _check_obs(env, timestep.obs, f"step of {name}")
+        _check_scalars(timestep, name)
+    if env.outcome is not None:
+        _trace(env.outcome, f"outcome of {name}", _check_outcome, state)
+    _check_numbers(env, name)
+    return env
+
+
+def _check_fields(env: Env, name: str) -> None:
+    for field in ("reset", "step", "context", "outcome", "measure"):
+        function = getattr(env, field)
+        if not callable(function) and (function is not None or field in ("reset", "step")):
+            raise UserError(f"{name}: {field} must be a function, not {_short(function)}.")
+    for field, meaning in (("time_limit", "the longest episode"), ("min_truncation_step", "the earliest time-out")):
+        steps = getattr(env, field)
+        if type(steps) is not int or not 1 <= steps <= _MOST:
+            raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {_short(steps)}.")
+    _check_space(env.observation_space, f"{name}: observation_space")
+    _check_space(env.action_space, f"{name}: action_space")
+
+
+def _check_space(space: Any, where: str) -> None:
+    if isinstance(space, Discrete):
+        if type(space.n) is not int or not 1 <= space.n <= _MOST:
+            raise UserError(f"{where} is Discrete(n) with an int n from 1 to 2^31 - 1, not {_short(space.n)}.")
+    elif isinstance(space, Box):
+        if not all(isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "fiu" for x in space):
+            raise UserError(f"{where} is a Box of two arrays of numbers, low and high, not {_short(space)}.")
+        if space.low.shape != space.high.shape:
+            raise UserError(f"{where}: low and high differ in shape, {space.low.shape} and {space.high.shape}.")
+        if not np.all(np.asarray(space.low) <= np.asarray(space.high)):
+            raise UserError(f"{where}: low must be at most high everywhere, and neither may be NaN.")
+    else:
+        raise UserError(f"{where} must be a jaxpg.types.Box or Discrete, not {_short(space)}.")
+
+
+def _trace(function: Callable[..., Any], what: str, check: Callable[[Any, str], None], *arguments: Any) -> Any:
+    """Shapes and dtypes of what a user's function returns; `check` sees the result as Python objects first."""
+
+    def checked(*arguments: Any) -> Any:
+        result = function(*arguments)
+        check(result, what)
+        for path, x in jax.tree_util.tree_flatten_with_path(result)[0]:
+            if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float):
+                raise UserError(f"The {what} must return arrays, not {_short(x)} at {keystr(path)}.")
+        return result
+
+    with explain_failure(f"The {what}"):
+        return jax.eval_shape(checked, *arguments)
+
+
+def _check_pair(result: Any, what: str) -> None:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UserError(f"The {what} must return a state and an obs, not {_describe(result)}.")
+
+
+def _check_timestep(result: Any, what: str) -> None:
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], TimeStep):
+        raise UserError(f"The {what} must return a state and a jaxpg.types.TimeStep, not {_describe(result)}.")
+
+
+def _check_outcome(result: Any, what: str) -> None:
+    if not isinstance(result, Outcome) or jnp.shape(result.reward) != ():
+        raise UserError(f"The {what} must return a jaxpg.types.Outcome with a scalar reward, not {_describe(result)}.")
+
+
+def _check_obs(env: Env, obs: Any, what: str) -> None:
+    """An observation is one array: float32 in a Box, int32 in Discrete."""
+    dtype = jnp.float32 if isinstance(env.observation_space, Box) else jnp.int32
+    expected = jax.ShapeDtypeStruct(env.observation_space.shape, dtype)
+    if not _is_alike(obs, expected):
+        raise UserError(
+            f"The {what} must return an obs that fits the observation_space, {_describe(expected)}, not "
+            f"{_describe(obs)}."
+        )
+
+
+def _check_scalars(timestep: TimeStep, name: str) -> None:
+    for field, dtype in (("reward", jnp.float32), ("discount", jnp.float32), ("last", jnp.bool_)):
+        expected, value = jax.ShapeDtypeStruct((), dtype), getattr(timestep, field)
+        if not _is_alike(value, expected):
+            raise UserError(
+                f"The step of {name} must return a {field} that is a scalar, {_describe(expected)}, not "
+                f"{_describe(value)}."
+            )
+
+
+def _check_same_state(before: Tree, after: Tree, name: str) -> None:
+    """The state after a step has the structure, shapes and dtypes of the state after a reset."""
+    structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+    if structures[0] != structures[1]:
+        raise UserError(
+            f"The state of {name} has another structure after step than after reset: {_describe(after)} and "
+            f"{_describe(before)}. A compiled loop needs the same at every step."
+        )
+    pairs = zip(*(jax.tree_util.tree_flatten_with_path(x)[0] for x in (before, after)), strict=True)
+    for (path, x), (_, y) in pairs:
+        if not _is_alike(y, x):
+            raise UserError(
+                f"The state of {name} changes: state{keystr(path)} is {_describe(x)} after reset and {_describe(y)} "
+                "after step. A compiled loop needs the same shape and dtype at every step."
+            )
+
+
+def _check_numbers(env: Env, name: str) -> None:
+    """Play the trial, and refuse an environment whose numbers make no sense."""
+    with explain_failure(f"An episode of {name}"):
+        play = jax.jit(partial(_play, env), compiler_options=compiler_options(runs_once=True))
+        trial = jax.device_get(play(jax.random.key(0)))
+    obs, reward, discount, last = trial.timestep
+    when = f"at step {trial.t} of an episode of random actions" if trial.t else "at reset"
+    if trial.sound and not last and trial.t == env.time_limit:
+        raise UserError(f"{name}: no `last` {when}, although time_limit = {env.time_limit}: end the episode there.")
+    if trial.sound:
+        return
+    if not _in_space(env.observation_space, obs):
+        expected = "finite" if isinstance(env.observation_space, Box) else f"from 0 to {env.observation_space.n - 1}"
+        raise UserError(f"{name}: the obs {when} must be {expected}, not {_short(obs)}.")
+    if not np.isfinite(reward):
+        raise UserError(f"{name}: the reward {when} must be finite, not {reward}.")
+    if not 0 <= discount <= 1:
+        raise UserError(f"{name}: the discount {when} must be from 0 (terminated) to 1, not {discount}.")
+    raise UserError(f"{name}: the discount {when} is 0, which means terminated, but `last` is false.")
+
+
+def _play(env: Env, key: Key) -> _Trial:
+    """Random actions, to the end of the first episode or to the first step that is not sound."""
+
+    def step(trial: _Trial) -> _Trial:
+        step_key, action_key = jax.random.split(jax.random.fold_in(key, trial.t))
+        state, timestep = env.step(step_key, trial.state, _random_action(env.action_space, action_key))
+        timestep = TimeStep(*map(jnp.asarray, timestep))
+        return _Trial(trial.t + 1, state, timestep, _is_sound(env, timestep))
+
+    def unfinished(trial: _Trial) -> Array:
+        return trial.sound & ~trial.timestep.last & (trial.t < min(env.time_limit, TRIAL_STEPS))
+
+    state, obs = env.reset(key)
+    begin = TimeStep(jnp.asarray(obs), jnp.zeros(()), jnp.ones(()), jnp.zeros((), bool))
+    return lax.while_loop(unfinished, step, _Trial(jnp.zeros((), jnp.int32), state, begin, _is_sound(env, begin)))
+
+
+def _is_sound(env: Env, timestep: TimeStep) -> Array:
+    obs, reward, discount, last = timestep
+    in_range = (discount >= 0) & (discount <= 1) & ((discount > 0) | last)
+    return _in_space(env.observation_space, obs) & jnp.isfinite(reward) & in_range
+
+
+def _in_space(space: Space, obs: Array) -> Array:
+    """Whether an observation is finite; bounds of a Box are not checked, since many environments state rough ones."""
+    if isinstance(space, Box):
+        return jnp.isfinite(obs).all()
+    return (obs >= 0) & (obs < space.n)
+
+
+def _random_action(space: Space, key: Key) -> Array:
+    """An action drawn uniformly, from [-1, 1] where a Box has no bounds."""
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (), 0, space.n)
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = (np.where(bounded, x, limit).astype(np.float32) for x, limit in ((space.low, -1), (space.high, 1)))
+    return jax.random.uniform(key, space.shape, minval=low, maxval=high)
+
+
+def _is_alike(value: Any, expected: jax.ShapeDtypeStruct) -> bool:
+    return isinstance(value, jax.ShapeDtypeStruct) and value.shape == expected.shape and value.dtype == expected.dtype
+
+
+def _describe(value: Any) -> str:
+    """`float32[4, 2]`, also inside of a structure."""
+    if isinstance(value, jax.ShapeDtypeStruct | jax.Array):
+        return f"{value.dtype.name}{list(value.shape)}"
+    if jax.tree_util.all_leaves([value]):
+        return _short(value)
+    return _short(jax.tree.map(lambda x: _Text(_describe(x)), value))
+
+
+class _Text(str):
+    """A string that prints without quotation marks, inside of a structure too."""
+
+    __repr__ = str.__str__
+
+
+def _short(value: Any) -> str:
+    """What a value looks like, in at most 100 characters of one line."""
+    text = " ".join(f"{value!r}".split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,168 @@
+"""The record DeepQ, and the learner that runs every algorithm of `dqn`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout.collector import Collector, RolloutStats
+from jaxpg.rollout.metrics import episode_metrics
+from jaxpg.types import Actor, Array, Env, Key, Learner, Metrics, Params, Policy, Scalar, Tree
+from jaxpg.values.q_networks import QNetwork, epsilon_greedy_policy, q_network
+from jaxpg.values.replay import Sampling
+from jaxpg.vectorize import copy_tree
+
+
+class DeepQ(NamedTuple):
+    """An algorithm that learns action values with a network, and acts epsilon-greedily. One iteration is
+
+        rollout ~ collect(epsilon-greedy policy of Q)
+        target = n-step rewards + gamma^n Q_target(s', argmax_a chooses(Q, Q_target)(s', a))
+        params <- params - learning_rate optimizer(gradient of loss(Q(s, a), target))
+
+    as often as `learn` says, on steps of a replay buffer or on those of the rollout itself.
+
+    gamma: discount.
+    n_steps: rewards in a target before it bootstraps (static).
+    epsilon: environment steps so far -> share of random actions.
+    collect: how experience is gathered, a continuing rollout.
+    head: number of actions -> the last layers of the network (q_networks.py).
+    chooses: whose values choose the successor's action (targets.py).
+    loss: estimates and targets -> the loss of each row (targets.py).
+    sampling: how rows are drawn from the replay buffer (replay.py), None without a buffer.
+    move_target: target network, parameters, updates so far -> target network (targets.py); None without one.
+    learn: what an iteration does with experience (replay_learning.py, rollout_learning.py).
+    optimizer: () -> optax transformation whose updates point uphill and contain no learning rate.
+    learning_rate: environment steps so far -> step size.
+    """
+
+    gamma: Scalar
+    n_steps: int
+    epsilon: Callable[[Array], Array]
+    collect: Collector
+    head: Callable[..., nn.Module]
+    chooses: Callable[[Array, Array], Array]
+    loss: Callable[[Array, Array], Array]
+    sampling: Sampling | None
+    move_target: Callable[[Tree, Tree, Array], Tree] | None
+    learn: LearnFromExperience
+    optimizer: Callable[[], optax.GradientTransformation]
+    learning_rate: Callable[[Array], Array]
+
+
+class Parts(NamedTuple):
+    """The parts of a learner that do not change during training."""
+
+    env: Env
+    network: QNetwork
+    algorithm: DeepQ
+    optimizer: optax.GradientTransformation
+
+    def policy(self, steps: Array) -> Policy:
+        """The policy that acts after `steps` environment steps."""
+        return epsilon_greedy_policy(self.network, self.algorithm.epsilon(steps))
+
+
+class RunnerState(NamedTuple):
+    """What belongs to single environments, leaves `[B, ...]`, split over devices.
+
+    collector: the environments and their observations.
+    replay: of `learn`: the replay buffer, `()` without one.
+    """
+
+    collector: Tree
+    replay: Tree
+
+
+class DeepQState(NamedTuple):
+    """Everything that a run carries from iteration to iteration.
+
+    params: those of the network, as the policy's.
+    target: those of the target network, `()` without one.
+    updates: gradient steps so far, int32.
+    steps: environment steps so far, int32.
+    """
+
+    params: Params
+    target: Tree
+    opt_state: Tree
+    runner: RunnerState
+    updates: Array
+    steps: Array
+
+
+class LearnFromExperience(NamedTuple):
+    """What an iteration does.
+
+    init(parts, collector) -> the replay buffer, `()` without one; `collector` are the environments of all devices.
+    step(parts, state, key) -> state, RolloutStats, metrics: one iteration.
+    """
+
+    init: Callable[[Parts, Tree], Tree]
+    step: Callable[[Parts, DeepQState, Key], tuple[DeepQState, RolloutStats, Metrics]]
+
+
+def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
+    """The learner of `algorithm` on `env`.
+
+    Args:
+        env: the environment, whose actions are discrete.
+        torso: observations to features (`q_networks.mlp`, `q_networks.cnn`).
+        algorithm: the algorithm (dqn.py).
+
+    Raises:
+        UserError: the actions of the environment are not discrete.
+    """
+    network = q_network(env, torso, algorithm.head)
+    parts = Parts(env, network, algorithm, algorithm.optimizer())
+
+    def actor(state: DeepQState) -> Actor:
+        return make_actor(parts.policy(state.steps), state.params.policy)
+
+    def with_policy(state: DeepQState, params: Tree) -> DeepQState:
+        target = copy_tree(params) if algorithm.move_target else ()
+        return state._replace(params=Params(params, ()), target=target)
+
+    return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy)
+
+
+def _init(parts: Parts, key: Key) -> DeepQState:
+    """A new network, optimizer state and environments; an empty buffer."""
+    algorithm = parts.algorithm
+    network_key, collector_key = jax.random.split(key)
+    params = Params(parts.network.init(network_key), ())
+    steps = jnp.zeros((), jnp.int32)
+    collector = algorithm.collect.init(parts.env, parts.policy(steps), params.policy, collector_key)
+    return DeepQState(
+        params=params,
+        target=copy_tree(params.policy) if algorithm.move_target else (),
+        opt_state=parts.optimizer.init(params),
+        runner=RunnerState(collector, algorithm.learn.init(parts, collector)),
+        updates=jnp.zeros((), jnp.int32),
+        steps=steps,
+    )
+
+
+def _step(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metrics]:
+    """One iteration, and what it measured."""
+    state, stats, metrics = parts.algorithm.learn.step(parts, state, key)
+    metrics = {
+        **metrics,
+        **episode_metrics(stats),
+        "learning_rate": parts.algorithm.learning_rate(state.steps),
+        "epsilon": parts.algorithm.epsilon(state.steps),
+    }
+    # `steps` stays an integer: float32 counts no further than 2^24.
+    return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+
+
+def epsilon_decay(steps: Array, *, start: Scalar, end: Scalar, over: int) -> Array:
+    """From `start` to `end` linearly over the first `over` environment steps, then `end` (Mnih et al. 2015)."""
+    return end + (start - end) * jnp.maximum(1 - steps / over, 0.0)

@@ -1,0 +1,184 @@
+"""Learning from a replay buffer: step the environments, store, draw a batch, take a gradient step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.errors import UserError
+from jaxpg.parallel import collectives
+from jaxpg.rollout.collector import RolloutStats
+from jaxpg.types import Array, Key, Metrics, Params, Tree
+from jaxpg.update import apply_gradient
+from jaxpg.values import replay
+from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts, RunnerState
+from jaxpg.values.replay import Drawn, NStep, StoredSteps
+from jaxpg.values.targets import pick
+from jaxpg.vectorize import any_in_batch, tree_where
+
+
+class ReplaySettings(NamedTuple):
+    """The settings of learning from a buffer.
+
+    buffer_size: environment steps that are kept, over all environments.
+    batch_size: rows of a batch, over all devices.
+    learning_starts: environment steps before the first gradient step.
+    gradient_steps: after every `collect`.
+    repeats: of `collect` and its gradient steps in one iteration of the learner.
+    """
+
+    buffer_size: int
+    batch_size: int
+    learning_starts: int
+    gradient_steps: int
+    repeats: int
+
+
+class ReplayState(NamedTuple):
+    """The buffer and the state of its sampling, leaves `[B, ...]`."""
+
+    buffer: StoredSteps
+    sampling: Tree
+
+
+class _Learned(NamedTuple):
+    """What a gradient step changes."""
+
+    params: Params
+    target: Tree
+    opt_state: Tree
+    updates: Array
+
+
+def from_replay(settings: ReplaySettings) -> LearnFromExperience:
+    """DQN's loop (Mnih et al. 2015, algorithm 1): after every few steps of the environments, batches from a buffer."""
+    return LearnFromExperience(partial(_init, settings), partial(_iterate, settings))
+
+
+def _init(settings: ReplaySettings, parts: Parts, collector: Tree) -> ReplayState:
+    """An empty buffer, whose slots a rollout's steps divide.
+
+    Raises:
+        UserError: the buffer is too small for a rollout, or for the steps of a target.
+    """
+    algorithm = parts.algorithm
+    policy, params = parts.policy(jnp.zeros((), jnp.int32)), jax.eval_shape(parts.network.init, jax.random.key(0))
+
+    def rows(collector: Tree, params: Tree) -> StoredSteps:
+        _, rollout, _ = algorithm.collect.collect(parts.env, policy, params, collector, jax.random.key(0))
+        return replay.stored_steps(rollout)
+
+    like = jax.eval_shape(rows, collector, params)
+    columns, steps = like.reward.shape
+    slots = settings.buffer_size // columns // steps * steps
+    if slots < max(steps, algorithm.n_steps):
+        raise UserError(
+            f"buffer_size = {settings.buffer_size} is too small for {columns} environments: it must hold at least "
+            f"{max(steps, algorithm.n_steps)} steps of each, {columns * max(steps, algorithm.n_steps)} in all."
+        )
+    assert algorithm.sampling is not None
+    return ReplayState(replay.empty(like, slots), algorithm.sampling.init(columns, slots))
+
+
+def _iterate(
+    settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key
+) -> tuple[DeepQState, RolloutStats, Metrics]:
+    """`repeats` times: collect, store, and take the gradient steps."""
+    assert parts.algorithm.sampling is not None
+
+    def repeat(state: DeepQState, key: Key) -> tuple[DeepQState, tuple[RolloutStats, Metrics]]:
+        collect_key, learn_key = jax.random.split(key)
+        state, stats = _collect_and_store(parts, state, collect_key)
+        update = partial(_gradient_step, settings, parts)
+        state, metrics = lax.scan(update, state, jax.random.split(learn_key, settings.gradient_steps))
+        return state, (stats, metrics)
+
+    before = state.updates
+    state, (stats, metrics) = lax.scan(repeat, state, jax.random.split(key, settings.repeats))
+    updates = state.updates - before
+    metrics = {name: x.sum() / jnp.maximum(updates, 1) for name, x in metrics.items()}
+    return state, jax.tree.map(lambda x: x.sum(0), stats), {**metrics, "updates": updates}
+
+
+def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, RolloutStats]:
+    """A rollout of the policy as it is now, written into the buffer."""
+    algorithm, memory = parts.algorithm, state.runner.replay
+    assert algorithm.sampling is not None
+    collector, rollout, stats = algorithm.collect.collect(
+        parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
+    )
+    rows = replay.stored_steps(rollout)
+    before = _window(parts, memory.buffer, state.steps)
+    steps = state.steps + stats.steps.astype(jnp.int32)
+    buffer = replay.write(memory.buffer, rows, before.cursor)
+    after = _window(parts, buffer, steps)
+    sampling = algorithm.sampling.add(memory.sampling, after, rows.reward.shape[1], algorithm.n_steps)
+    return state._replace(runner=RunnerState(collector, ReplayState(buffer, sampling)), steps=steps), stats
+
+
+def _window(parts: Parts, buffer: StoredSteps, steps: Array) -> replay.Window:
+    return replay.window(buffer, steps // parts.algorithm.collect.num_envs)
+
+
+def _gradient_step(settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metrics]:
+    """One batch and one gradient step, once `learning_starts` steps are there; else nothing, and zeros as metrics.
+
+    Seeds under `vmap` wait for each other: while one of them learns, the others compute what they then discard.
+    """
+    algorithm, memory = parts.algorithm, state.runner.replay
+    assert algorithm.sampling is not None
+    window = _window(parts, memory.buffer, state.steps)
+    drawn = algorithm.sampling.draw(memory.sampling, window, algorithm.n_steps, settings.batch_size, state.steps, key)
+    batch = replay.gather(memory.buffer, drawn, algorithm.n_steps, algorithm.gamma)
+    ready = (state.steps >= settings.learning_starts) & (window.filled >= algorithm.n_steps)
+
+    def learn(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
+        result = _learn(parts, settings.batch_size, learned, batch, drawn, state.steps)
+        return tree_where(ready, result, wait(learned))
+
+    def wait(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
+        zero = jnp.zeros((), jnp.float32)
+        return learned, jnp.zeros_like(drawn.weight), {"td_loss": zero, "q_value": zero, "gradient_norm": zero}
+
+    before = _Learned(state.params, state.target, state.opt_state, state.updates)
+    learned, td_error, metrics = lax.cond(any_in_batch(ready), learn, wait, before)
+    sampling = algorithm.sampling.update(memory.sampling, drawn, td_error, ready)
+    runner = state.runner._replace(replay=memory._replace(sampling=sampling))
+    return state._replace(**learned._asdict(), runner=runner), metrics
+
+
+def _learn(
+    parts: Parts, batch_size: int, learned: _Learned, batch: NStep, drawn: Drawn, steps: Array
+) -> tuple[_Learned, Array, Metrics]:
+    """A gradient step on a batch: what it changed, the TD errors `[R]`, and metrics."""
+    algorithm, network = parts.algorithm, parts.network
+    target = td_target(parts, learned.params.policy, learned.target, batch)
+
+    def loss(params: Params) -> tuple[Array, tuple[Array, Metrics]]:
+        prediction = pick(network.returns(params.policy, batch.obs), batch.action)
+        total = (drawn.weight * algorithm.loss(prediction, target)).sum() / batch_size
+        td_error = target.mean(-1) - prediction.mean(-1)
+        return total, (td_error, {"td_loss": total, "q_value": prediction.mean(-1).sum() / batch_size})
+
+    gradient, (td_error, metrics) = jax.grad(loss, has_aux=True)(learned.params)
+    gradient, metrics = collectives.psum((gradient, metrics))
+    rate = algorithm.learning_rate(steps)
+    params, opt_state, norm = apply_gradient(parts.optimizer, rate, gradient, learned.params, learned.opt_state)
+    updates = learned.updates + 1
+    assert algorithm.move_target is not None
+    moved = algorithm.move_target(learned.target, params.policy, updates)
+    return _Learned(params, moved, opt_state, updates), td_error, {**metrics, "gradient_norm": norm}
+
+
+def td_target(parts: Parts, params: Tree, target_params: Tree, batch: NStep) -> Array:
+    """reward_sum + bootstrap_discount Z_target(s', a*), `[R, N]`, with a* the action that `chooses` prefers."""
+    network = parts.network
+    estimates = network.returns(target_params, batch.next_obs)
+    q_online = network.values(params, batch.next_obs)  # compiled only where `chooses` reads it
+    action = parts.algorithm.chooses(q_online, estimates.mean(-1)).argmax(-1)
+    bootstrap = batch.bootstrap_discount[:, None] * pick(estimates, action)
+    return batch.reward_sum[:, None] + bootstrap

@@ -1,0 +1,158 @@
+"""What is printed and drawn of runs: progress, labels that tell runs apart, intervals that say over what they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_learner
+from rich.console import Console
+
+from jaxpg import files, report
+from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_labels
+from jaxpg.cli.main import main
+from jaxpg.cli.progress import Reporter
+
+
+def write_run(directory: Path, config: dict, **metrics: list) -> Path:
+    """The directory of a run with two rows of metrics."""
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text(files.toml_dumps(config))
+    times = {"seconds": [1.0, 2.0], "chunk_seconds": [1.0, 1.0]}
+    columns = {"steps": [[10, 10], [20, 20]], "return": [[1.0, 2.0], [3.0, 4.0]], **metrics, **times}
+    lines = [json.dumps({name: column[i] for name, column in columns.items()}) + "\n" for i in range(2)]
+    (directory / "metrics.jsonl").write_text("".join(lines))
+    return directory
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The sentence of a command that is refused."""
+    assert main([*arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("jaxpg: ")
+    assert message.count("\n") == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    ("paths", "parts"),
+    [
+        (["/r/A/ppo", "/r/B/ppo", "/r/C/ppo"], ["A", "B", "C"]),
+        (["/r/ppo-1", "/r/ppo-2"], ["ppo-1", "ppo-2"]),
+        (["/r/A/1/ppo", "/r/B/2/ppo"], ["A/1", "B/2"]),
+        (["/r/ppo", "/r/x/ppo"], ["ppo", "x/ppo"]),
+        (["/r/ppo", "/r/ppo/ppo"], ["ppo", "ppo/ppo"]),
+        (["/r/ppo", "/s/a/b"], ["r/ppo", "s/a/b"]),
+    ],
+)
+def test_paths_are_told_apart_by_their_distinguishing_parts(paths: list[str], parts: list[str]) -> None:
+    assert distinguishing_parts([Path(path) for path in paths]) == parts
+
+
+def test_only_runs_of_one_name_show_their_path() -> None:
+    names = {Path("/r/A/ppo"): "ppo", Path("/r/B/ppo"): "ppo", Path("/r/B/a2c"): "a2c"}
+    assert list(run_labels(names).values()) == ["ppo, A", "ppo, B", "a2c"]
+
+
+def test_plot_shows_every_run(tmp_path: Path) -> None:
+    config = {"task": "catch", "algorithm": "ppo", "threshold": 3.0}
+    runs = [str(write_run(tmp_path / name / "ppo", config)) for name in "ABC"]
+    assert main(["plot", *runs, runs[0] + "/../ppo", "--out", str(tmp_path / "curves.svg")]) == 0
+    picture = (tmp_path / "curves.svg").read_text()
+    assert [label for label in re.findall(r">([^<>]*)</text>", picture) if "ppo" in label] == [
+        f"ppo, {name}" for name in "ABC"
+    ]
+    assert ">threshold 3<" in picture
+
+
+def test_a_run_from_python_is_plotted_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy_learner.run(tmp_path / "mine", total_steps=8, evaluate=toy_learner.peak_at_ten)
+    run = str(tmp_path / "mine")
+    assert main(["plot", run, "--out", str(tmp_path / "curves.svg")]) == 0
+    assert ">mine</text>" in (tmp_path / "curves.svg").read_text()
+    for command in (["eval", run], ["play", run, "--gif", "x.gif"], ["sample", run]):
+        assert f"{run}/config.toml names no algorithm" in refused(capsys, *command)
+
+
+def test_a_run_without_returns_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "mine", {})
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("return", "loss"))
+    assert "its metrics have neither return nor evaluation_return" in refused(capsys, "plot", str(run))
+
+
+@pytest.mark.parametrize(
+    ("starts", "sampling", "text"),
+    [
+        (Starts(100, 1, "episodes"), "greedy", "100 greedy episodes"),
+        (Starts(25, 4, "start states"), "sampled", "25 start states x 4 sampled episodes"),
+        (Starts(25, 4, "prompts"), "sampled", "25 prompts x 4 samples"),
+        (Starts(100, 1, "prompts"), "sampled", "100 prompts x 1 sample"),
+        (Starts(100, 1, "prompts"), "greedy", "100 prompts x 1 greedy completion"),
+    ],
+)
+def test_an_evaluation_says_what_its_episodes_are(starts: Starts, sampling: str, text: str) -> None:
+    assert starts.describe(sampling) == text
+
+
+def interval(line: str) -> tuple[float, float]:
+    low, high = re.search(r"95% interval \[(\S+), (\S+)\]", line).groups()
+    return float(low), float(high)
+
+
+def test_of_five_seeds_the_interval_is_over_seeds() -> None:
+    returns = np.random.default_rng(0).normal(size=(5, 1)) + np.zeros((5, 8))
+    mean, iqm = mean_lines(returns, Starts(2, 4, "prompts"))
+    assert mean.startswith(f"mean {returns.mean():.4g}, 95% interval [")
+    assert mean.endswith("] over 5 seeds")
+    assert iqm.startswith("interquartile mean ")
+    expected = report.bootstrap(returns[:, 0], statistic=report.mean)
+    np.testing.assert_allclose(interval(mean), [expected.low, expected.high], rtol=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_of_few_seeds_the_interval_is_over_prompts(seeds: int) -> None:
+    """With all samples of a prompt: four equal ones say no more than one of them."""
+    by_prompt = np.random.default_rng(1).normal(size=(seeds, 25)) + 100 * np.arange(seeds)[:, None]
+    returns = np.repeat(by_prompt, 4, axis=1)
+    (line,) = mean_lines(returns, Starts(25, 4, "prompts"))
+    whose = "this" if seeds == 1 else "each"
+    assert line.endswith(f"] over the 25 prompts of {whose} seed; an interval over seeds needs 5 seeds")
+    low, high = interval(line)
+    error = np.sqrt(by_prompt.var(1).sum() / 25) / seeds  # of the mean, the seeds as they are
+    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.1)
+
+
+def test_a_single_episode_has_no_interval() -> None:
+    assert mean_lines(np.array([[7.0]]), Starts(1, 1, "episodes")) == ["mean 7"]
+
+
+def progress_lines(seeds: int, chunks: int) -> list[str]:
+    """The lines of a run of 100 steps per chunk and seed, a second each; the last seed of several stands still."""
+    console, zeros = Console(file=io.StringIO()), np.zeros(seeds, int)
+    with Reporter(console, 100 * chunks) as show:
+        show({"steps": zeros, "iterations": zeros, "evaluation_return": zeros + 2.0, "seconds": 1, "chunk_seconds": 0})
+        for i in range(1, chunks + 1):
+            steps = np.full(seeds, 100 * i)
+            steps[1:][-1:] = 100
+            show({"steps": steps, "iterations": zeros + 1, "return": zeros + 3.0, "seconds": i + 1, "chunk_seconds": 1})
+    return [line for line in console.file.getvalue().splitlines() if line]
+
+
+@pytest.mark.parametrize("chunks", [50, 200])
+def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) -> None:
+    lines = progress_lines(1, chunks)
+    assert lines[0] == f"0 / {100 * chunks:,} steps, compiling, evaluation 2"
+    assert lines[1] == f"100 / {100 * chunks:,} steps, compiled in 1.0 s, evaluation 2, return 3"
+    assert [line.split()[0] for line in lines[2:]] == [f"{10 * chunks * i:,}" for i in range(1, 11)]
+    assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
+
+
+def test_progress_says_whose_steps_it_counts_and_waits_for_no_diverged_seed() -> None:
+    lines = progress_lines(3, 50)
+    assert len(lines) == 12
+    assert re.match(r"5,000 / 5,000 steps each, 200 steps/s in all, 0:00 left", lines[-1])

@@ -1,0 +1,124 @@
+"""The learner of action values: when it learns, what its target network is, and what its configs refuse."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import networks, values
+from jaxpg.errors import UserError
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.build import build
+from jaxpg.models.layers import LayerNorm
+from jaxpg.types import Params
+from jaxpg.values import targets
+
+mlp = partial(values.mlp, hidden=(4,), activation="tanh")
+
+
+def equal(one, other) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), one, other)))
+
+
+def test_learning_starts_when_it_should_and_the_target_network_follows():
+    """Four environments, five steps per iteration; it learns from step 28 on, with a new target after 6 updates."""
+    env = tiny.counter()
+    algorithm = values.dqn(
+        num_envs=4, repeats=5, learning_starts=28, gradient_steps=2, batch_size=8, buffer_size=40, target_period=6
+    )
+    learner = values.deep_q(env, mlp(env), algorithm)
+    step, state = tiny.jit(learner.step), tiny.jit(learner.init)(jax.random.key(0))
+    states, metrics = [state], []
+    for i in range(3):
+        state, measured = step(states[-1], jax.random.key(i))
+        states.append(state)
+        metrics.append(measured)
+    assert [int(x.steps) for x in states] == [0, 20, 40, 60]
+    assert [int(x.updates) for x in states] == [0, 0, 8, 18]
+    assert [float(x["updates"]) for x in metrics] == [0, 8, 10]
+    assert equal(states[1].params, states[0].params)
+    assert equal(states[1].target, states[0].params.policy)
+    assert not equal(states[2].target, states[0].params.policy)  # after update 6
+    assert not equal(states[2].target, states[2].params.policy)  # after update 8
+    assert equal(states[3].target, states[3].params.policy)  # after update 18
+    given = jax.tree.map(lambda x: x + 1, state.params.policy)
+    changed = learner.with_policy(state, given)
+    assert equal(changed.params, Params(given, ()))
+    assert equal(changed.target, given)
+
+
+@pytest.mark.parametrize("loss", [targets.huber_loss, targets.squared_loss])
+def test_values_learned_from_a_buffer_are_those_of_the_environment(loss):
+    """Episodes of 2 steps, rewards 20 and 21 (and 0.1 per number of the action), discount 0.5: 20.2 + 0.5 * 21.2."""
+    env = tiny.counter(shortest=2, longest=2)
+    algorithm = values.dqn(
+        num_envs=4, repeats=1500, learning_rate=1e-2, anneal_steps=6000, gamma=0.5, epsilon_end=1.0, target_period=20
+    )._replace(loss=loss)
+    learner = values.deep_q(env, values.mlp(env, hidden=(32,)), algorithm)
+
+    @tiny.jit
+    def train(key):
+        state, _ = learner.step(learner.init(key), key)
+        actor = learner.actor(state)
+        network = values.q_network(env, values.mlp(env, hidden=(32,)), algorithm.head)
+        obs = jnp.array([[2.0, 0.0], [2.0, 1.0]])
+        return network.values(state.params.policy, obs), actor.act((), obs[0], key, True)[0]
+
+    q, action = train(jax.random.key(0))
+    np.testing.assert_allclose(q[1], [21.0, 21.1, 21.2], atol=0.1)
+    np.testing.assert_allclose(q[0], np.array([20.0, 20.1, 20.2]) + 0.5 * 21.2, atol=0.2)
+    assert action == 2
+
+
+def test_layer_normalisation_is_flax_s():
+    x = 3 + 2 * jax.random.normal(jax.random.key(0), (5, 16))
+    ours, theirs = LayerNorm(), nn.LayerNorm()
+    params = tiny.jit(theirs.init)(jax.random.key(1), x)
+    params = jax.tree.map(lambda p: p + 0.1 * jnp.arange(16.0), params)
+    assert jax.tree.map(jnp.shape, tiny.jit(ours.init)(jax.random.key(1), x)) == jax.tree.map(jnp.shape, params)
+
+    def both(module):
+        return tiny.jit(jax.value_and_grad(lambda p, x: (module.apply(p, x) ** 3).sum(), argnums=(0, 1)))(params, x)
+
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), both(ours), both(theirs))
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent, networks.cnn])
+def test_layer_normalisation_is_a_setting_of_every_network(network):
+    env = tiny.pictures(tiny.counter())
+    plain, normal = (jax.eval_shape(network(env, layer_norm=x)[0].init, jax.random.key(0)) for x in (False, True))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(normal)]
+    assert len(paths) > len(jax.tree.leaves(plain))
+    assert any("LayerNorm" in path for path in paths)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "breakout", "asterix", "frozen_lake"])
+@pytest.mark.parametrize("algorithm", values.ALGORITHMS)
+def test_every_algorithm_resolves(task, algorithm):
+    config = configs.resolve_config(task, algorithm)
+    assert config.network["kind"] in configs.NETWORKS_OF[algorithm]
+    assert config.network.keys() - {"kind"} == configs.options(configs.Q_NETWORKS[config.network["kind"]]).keys()
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "shards", "sentence"),
+    [
+        ("cartpole", {"buffer_size": 5}, 1, "buffer_size = 5 is too small for 10 environments: .* 10 in all"),
+        ("cartpole", {"batch_size": 3}, 2, "batch_size = 3 cannot be split evenly over 2 devices"),
+        ("cartpole", {"num_envs": 9}, 2, "num_envs = 9 cannot be split evenly over 2 devices"),
+        ("cartpole", {"scale_rewards": True}, 1, "dqn has no scale_rewards: set scale_rewards = false"),
+        ("cartpole", {"network.shared": True}, 1, "no setting 'shared' of the network mlp"),
+        ("sort", {}, 1, "no kind of network 'transformer' for dqn"),
+        ("sort", {"network": {"kind": "mlp"}}, 1, "whole episodes"),
+        ("cartpole", {"environment": "Pendulum-v1"}, 1, "Action values need discrete actions"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(task, settings, shards, sentence):
+    with pytest.raises(UserError, match=sentence):
+        build(configs.resolve_config(task, "dqn", settings), shards)
