@@ -44,7 +44,17 @@ def test_commands_work_in_order(block: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_every_kind_of_command_is_shown() -> None:
     shown = [command for block in blocks("bash") for command in commands(block)]
-    assert {command[1] for command in shown} == {"train", "eval", "play", "sample", "compare", "sweep", "plot", "list"}
+    assert {command[1] for command in shown} == {
+        "train",
+        "eval",
+        "play",
+        "sample",
+        "compare",
+        "sweep",
+        "plot",
+        "gridworld",
+        "list",
+    }
 
 
 def test_two_set_up_commands_on_one_line_each() -> None:

@@ -139,6 +139,13 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
     plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
 
+    world = commands.add_parser("gridworld", help="a grid world in the browser: planning and learning step by step")
+    world.add_argument(
+        "--port", type=int, default=8750, metavar="N", help="of 127.0.0.1 (default 8750; 0: any free one)"
+    )
+    world.add_argument("--no-browser", dest="browser", action="store_false", help="print the address and open nothing")
+    world.add_argument("--out", type=Path, metavar="FILE", help="write the page to a file instead of serving it")
+
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
     listing.add_argument("algorithm", nargs="?", type=name, metavar="ALGO", help="the algorithm of list options")

@@ -65,7 +65,8 @@ def sparse_grid_world(
     successors = _with_sides(_neighbours(rows, columns, walls))
     rewards = (1.0 * at_goal - at_trap - living_cost)[successors]
     probabilities = jnp.broadcast_to(_slipping(slip), successors.shape)
-    return _end_at(SparseMDP(successors, probabilities, rewards, 1.0 * at_start, at_goal | at_trap))
+    walled = _is_wall(rows, columns, walls)
+    return _end_at(SparseMDP(successors, probabilities, rewards, 1.0 * at_start, at_goal | at_trap | walled))
 
 
 def grid_world(
@@ -90,7 +91,7 @@ def grid_world(
         columns: at least 2.
         living_cost: subtracted from the reward of every step.
         slip: probability that a move goes to the side, half of it to either side.
-        walls: cells (row, column) that cannot be entered.
+        walls: cells (row, column) that cannot be entered; as states they are terminal, with the value 0.
         goal: the cell with reward +1, where the episode ends.
         trap: the cell with reward -1, where the episode ends.
         start: the first cell.
@@ -249,12 +250,17 @@ def _neighbours(
     """The cell that each move reaches, [S, 4] int32; a move into a wall or over the edge stays in place."""
     cells = np.arange(rows * columns)
     row, column = np.divmod(cells, columns)
-    blocked = np.isin(cells, [r * columns + c for r, c in walls])
+    blocked = _is_wall(rows, columns, walls)
     reached = []
     for down, right in moves:
         to = np.clip(row + down, 0, rows - 1) * columns + np.clip(column + right, 0, columns - 1)
         reached.append(np.where(blocked[to], cells, to))
     return jnp.asarray(np.stack(reached, -1), jnp.int32)
+
+
+def _is_wall(rows: int, columns: int, walls: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[S] bool; negative rows and columns count from the end."""
+    return np.isin(np.arange(rows * columns), [(r % rows) * columns + c % columns for r, c in walls])
 
 
 def _with_sides(neighbours: Array) -> Array:

@@ -197,7 +197,7 @@ def finite_horizon(mdp: AnyMDP, gamma: Scalar, horizon: int) -> FiniteHorizonPla
 
 @jax.jit
 def greedy_policy(mdp: AnyMDP, values: Array, gamma: Scalar, *, tolerance: Scalar = 0.0) -> Array:
-    """The policy that takes the best action by q, `[S, A]` one-hot; of several the first.
+    """The policy that takes the best action by q, `[S, A]` one-hot; of several, up to rounding, the first.
 
     With gamma 1 actions can be as good as the best and lead in circles for ever. Then, of the actions within the
     tolerance of the best, it takes one that leads to a terminal state by the fewest further such actions.
@@ -210,13 +210,17 @@ def greedy_policy(mdp: AnyMDP, values: Array, gamma: Scalar, *, tolerance: Scala
     """
     q = action_values(mdp, values, gamma)
 
+    rounding = 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max(-1, keepdims=True)
+
+    def first(q: Array) -> Array:
+        return (q >= q.max(-1, keepdims=True) - rounding).argmax(-1)
+
     def shortest(q: Array) -> Array:
-        rounding = 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max()
         best = q >= q.max(-1, keepdims=True) - jnp.maximum(tolerance, rounding)
         steps = steps_to_terminal(mdp, best)
         return jnp.where(jnp.isfinite(steps).any(-1), steps.argmin(-1), best.argmax(-1))
 
-    chosen = lax.cond(gamma == 1, shortest, lambda q: q.argmax(-1), q)
+    chosen = lax.cond(gamma == 1, shortest, first, q)
     return jax.nn.one_hot(chosen, q.shape[-1], dtype=q.dtype)
 
 

@@ -1,0 +1,191 @@
+// Policy iteration and value iteration on a grid world, step by step: jaxpg's envs.grid_world and
+// values.policy_iteration_steps and value_iteration_steps, in double precision.
+//
+// Cells are counted row by row from the top left. Actions are left, down, right, up. A table of actions [S, A] is flat:
+// the entry of state s and action a is at NUM_ACTIONS * s + a.
+
+export const MOVES = [[0, -1], [1, 0], [0, 1], [-1, 0]];
+export const ACTION_NAMES = ["left", "down", "right", "up"];
+export const NUM_ACTIONS = 4;
+const EPSILON = Number.EPSILON;
+
+// The MDP of a world {rows, columns, goal, trap, start, walls, slip, livingCost}, whose cells are numbers.
+//
+// successors[4 s + a]: where action a leads: ahead, and to either side, with the three `probabilities`.
+// rewards: per cell, on entering it. terminal: per cell; a wall is never entered, and has no value either.
+export function makeMDP(world) {
+  const numStates = world.rows * world.columns;
+  const walls = new Set(world.walls);
+  const terminal = Array.from({ length: numStates }, (_, s) => s === world.goal || s === world.trap || walls.has(s));
+  const rewards = Float64Array.from({ length: numStates }, (_, s) => (s === world.goal) - (s === world.trap) - world.livingCost);
+  const neighbour = (s, action) => {
+    const [down, right] = MOVES[action];
+    const row = Math.min(Math.max(Math.floor(s / world.columns) + down, 0), world.rows - 1);
+    const column = Math.min(Math.max((s % world.columns) + right, 0), world.columns - 1);
+    const to = row * world.columns + column;
+    return walls.has(to) ? s : to;
+  };
+  const successors = [];
+  for (let s = 0; s < numStates; s++) {
+    for (let a = 0; a < NUM_ACTIONS; a++) {
+      successors.push([a, (a + 3) % NUM_ACTIONS, (a + 1) % NUM_ACTIONS].map((towards) => neighbour(s, towards)));
+    }
+  }
+  const probabilities = [1 - world.slip, world.slip / 2, world.slip / 2];
+  return { numStates, successors, probabilities, rewards, terminal, start: world.start };
+}
+
+// q(s, a) = sum_s' p(s'|s, a) (r(s') + gamma v(s')), 0 in terminal states, where v must be 0 as well.
+export function actionValues(mdp, values, gamma) {
+  const q = new Float64Array(NUM_ACTIONS * mdp.numStates);
+  for (let i = 0; i < q.length; i++) {
+    if (mdp.terminal[Math.floor(i / NUM_ACTIONS)]) continue;
+    let reward = 0, next = 0;
+    mdp.successors[i].forEach((to, k) => {
+      reward += mdp.probabilities[k] * mdp.rewards[to];
+      next += mdp.probabilities[k] * values[to];
+    });
+    q[i] = reward + gamma * next;
+  }
+  return q;
+}
+
+// The largest entry of every state's row of a table [S, A].
+export function rowMaxima(table) {
+  return Float64Array.from({ length: table.length / NUM_ACTIONS }, (_, s) => Math.max(...row(table, s)));
+}
+
+export function row(table, s) {
+  return table.subarray(NUM_ACTIONS * s, NUM_ACTIONS * (s + 1));
+}
+
+export function uniformPolicy(mdp) {
+  return new Float64Array(NUM_ACTIONS * mdp.numStates).fill(1 / NUM_ACTIONS);
+}
+
+// The first action of the best of q, as a table of ones and zeros. With gamma 1 actions can be as good as the best and
+// lead in circles; then one within the tolerance of the best that leads to a terminal state by the fewest such actions.
+export function greedyPolicy(mdp, values, gamma, tolerance) {
+  const q = actionValues(mdp, values, gamma);
+  const maxima = rowMaxima(q);
+  const slack = maxima.map((_, s) => Math.max(gamma === 1 ? tolerance : 0, 8 * EPSILON * Math.max(...row(q, s).map(Math.abs))));
+  const best = Array.from(q, (value, i) => value >= maxima[Math.floor(i / NUM_ACTIONS)] - slack[Math.floor(i / NUM_ACTIONS)]);
+  const steps = gamma === 1 ? stepsToTerminal(mdp, best) : null;
+  const policy = new Float64Array(q.length);
+  for (let s = 0; s < mdp.numStates; s++) {
+    let action = best.indexOf(true, NUM_ACTIONS * s);
+    if (steps !== null) {
+      const fewest = Math.min(...row(steps, s));
+      if (fewest < Infinity) action = steps.indexOf(fewest, NUM_ACTIONS * s);
+    }
+    policy[action] = 1;
+  }
+  return policy;
+}
+
+// The fewest steps in which an action can lead to a terminal state by allowed actions, [S, A], infinite if it cannot.
+export function stepsToTerminal(mdp, allowed) {
+  const nearest = Float64Array.from(mdp.terminal, (isTerminal) => (isTerminal ? 0 : Infinity));
+  const steps = new Float64Array(NUM_ACTIONS * mdp.numStates);
+  for (let changed = true; changed; ) {
+    for (let i = 0; i < steps.length; i++) {
+      const possible = mdp.successors[i].filter((_, k) => mdp.probabilities[k] > 0);
+      steps[i] = allowed[i] ? 1 + Math.min(...possible.map((to) => nearest[to])) : Infinity;
+    }
+    changed = false;
+    for (let s = 0; s < mdp.numStates; s++) {
+      const closer = mdp.terminal[s] ? 0 : Math.min(...row(steps, s));
+      changed ||= closer !== nearest[s];
+      nearest[s] = closer;
+    }
+  }
+  return steps;
+}
+
+// A cell from which neither goal nor trap can be reached, or -1.
+export function cellWithoutEnd(mdp) {
+  const steps = stepsToTerminal(mdp, new Array(NUM_ACTIONS * mdp.numStates).fill(true));
+  return mdp.terminal.findIndex((isTerminal, s) => !isTerminal && Math.min(...row(steps, s)) === Infinity);
+}
+
+// A sweep that changes no value by more than this is the last.
+export function smallestChange(values, gamma, tolerance) {
+  const bound = gamma === 1 ? tolerance : gamma > 0 ? (tolerance * (1 - gamma)) / gamma : tolerance;
+  return Math.max(bound, 4 * EPSILON * Math.max(...values.map(Math.abs)));
+}
+
+// Steps are {kind, values, policy, change}: kind is "start", "evaluation", "improvement" or "sweep", change the largest
+// change of a value in the sweep; an improvement changes the policy and no value.
+export function* valueIterationSteps(mdp, gamma, tolerance = 1e-6) {
+  let values = new Float64Array(mdp.numStates), change = Infinity;
+  yield { kind: "start", values, policy: uniformPolicy(mdp), change };
+  while (change > smallestChange(values, gamma, tolerance)) {
+    const after = rowMaxima(actionValues(mdp, values, gamma));
+    change = largestDifference(after, values);
+    values = after;
+    yield { kind: "sweep", values, policy: greedyPolicy(mdp, values, gamma, tolerance), change };
+  }
+}
+
+export function* policyIterationSteps(mdp, gamma, tolerance = 1e-6) {
+  let values = new Float64Array(mdp.numStates), policy = uniformPolicy(mdp), rise = Infinity;
+  yield { kind: "start", values, policy, change: Infinity };
+  while (rise > smallestChange(values, gamma, tolerance)) {
+    const before = values;
+    let change = Infinity;
+    while (change > smallestChange(values, gamma, tolerance)) {
+      const after = expectedActionValues(policy, actionValues(mdp, values, gamma));
+      change = largestDifference(after, values);
+      values = after;
+      yield { kind: "evaluation", values, policy, change };
+    }
+    rise = largestDifference(values, before);
+    policy = greedyPolicy(mdp, values, gamma, tolerance);
+    yield { kind: "improvement", values, policy, change: 0 };
+  }
+}
+
+// sum_a pi(a|s) q(s, a), [S].
+export function expectedActionValues(policy, q) {
+  const values = new Float64Array(q.length / NUM_ACTIONS);
+  q.forEach((value, i) => (values[Math.floor(i / NUM_ACTIONS)] += policy[i] * value));
+  return values;
+}
+
+// The exact values of a policy: (I - gamma P_pi) v = r_pi by Gaussian elimination with pivots.
+export function exactValues(mdp, policy, gamma) {
+  const n = mdp.numStates;
+  const rewards = expectedActionValues(policy, actionValues(mdp, new Float64Array(n), gamma));
+  const system = Array.from({ length: n }, (_, s) => {
+    const equation = new Float64Array(n + 1);
+    equation[s] = 1;
+    equation[n] = rewards[s];
+    for (let a = 0; a < NUM_ACTIONS && !mdp.terminal[s]; a++) {
+      const i = NUM_ACTIONS * s + a;
+      mdp.successors[i].forEach((to, k) => {
+        if (!mdp.terminal[to]) equation[to] -= gamma * policy[i] * mdp.probabilities[k];
+      });
+    }
+    return equation;
+  });
+  for (let i = 0; i < n; i++) {
+    let pivot = i;
+    for (let j = i + 1; j < n; j++) if (Math.abs(system[j][i]) > Math.abs(system[pivot][i])) pivot = j;
+    [system[i], system[pivot]] = [system[pivot], system[i]];
+    for (let j = i + 1; j < n; j++) {
+      const factor = system[j][i] / system[i][i];
+      if (factor !== 0) for (let k = i; k <= n; k++) system[j][k] -= factor * system[i][k];
+    }
+  }
+  const values = new Float64Array(n);
+  for (let i = n - 1; i >= 0; i--) {
+    let sum = system[i][n];
+    for (let k = i + 1; k < n; k++) sum -= system[i][k] * values[k];
+    values[i] = sum / system[i][i];
+  }
+  return values;
+}
+
+function largestDifference(a, b) {
+  return a.reduce((largest, value, i) => Math.max(largest, Math.abs(value - b[i])), 0);
+}
