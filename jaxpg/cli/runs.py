@@ -21,7 +21,7 @@ from rich.text import Text
 from jaxpg import files, parallel, user_code
 from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
-from jaxpg.cli.planning import has_begun, plan_command, stages_of
+from jaxpg.cli.planning import plan_command, stages_of
 from jaxpg.cli.progress import Interruption, Reporter
 from jaxpg.cli.record import RECORD, CommandRecord, to_json
 from jaxpg.cli.terminal import heading, make_console
@@ -35,7 +35,7 @@ from jaxpg.parallel import process_exit, processes
 from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.lock import locked
 from jaxpg.training.loop import TrainingHooks, train
-from jaxpg.training.metrics_writer import Row
+from jaxpg.training.metrics_writer import METRICS, Row
 
 PAGE = "report.html"
 
@@ -50,7 +50,7 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
-    """A command with its directory locked and its record written; a new one that fails before it trains leaves none.
+    """A command with its directory locked and its record written; if it fails before it trains, nothing has changed.
 
     Raises:
         UserError: as `plan_command`; the directory is in use, or the processes of this run got different arguments.
@@ -63,15 +63,29 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
         if not processes.same_on_all(f"{out}\n{arguments}"):
             raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
         stack.enter_context(locked(out))
-        is_new = not (out / RECORD).exists()
+        before = (out / RECORD).read_text(encoding="utf-8") if (out / RECORD).exists() else None
+        rows = _bytes_of_rows(out)
         session = Session(planned, out, options)
         save_record(session)
         try:
             yield session
         except Exception:
-            if is_new and processes.is_main_process() and not has_begun(planned, out):
-                (out / RECORD).unlink()
+            if processes.is_main_process() and _bytes_of_rows(out) == rows:
+                _put_back(out, before)
             raise
+
+
+def _bytes_of_rows(out: Path) -> int:
+    """The size of all metrics in a directory, which grows when something is trained there."""
+    return sum(path.stat().st_size for path in out.rglob(METRICS) if path.is_file())
+
+
+def _put_back(out: Path, before: str | None) -> None:
+    """Restore the record of a directory, which had none if `before` is None."""
+    if before is None:
+        (out / RECORD).unlink()
+    else:
+        files.replace_file(out / RECORD, before)
 
 
 def save_record(session: Session) -> None:
@@ -86,7 +100,7 @@ def train_stages(session: Session, interruption: Interruption) -> bool:
         if stop:
             return False
         if is_finished(stage):
-            processes.on_main_process(partial(run_directory.close_finished, stage.directory))
+            processes.on_main_process(partial(run_directory.close_finished, stage.directory, to_dict(stage.config)))
         elif not _train_stage(stage, session, interruption):
             return False
     return True

@@ -156,13 +156,13 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
     read_file(path, check, ADVICE)
 
 
-def close_finished(run_dir: Path) -> None:
+def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
     """Check what a run that is at its end has left, and delete the checkpoints of a process that was killed there.
 
     Raises:
-        UserError: one of its files is damaged; names it.
+        UserError: one of its files is damaged, or it has another config; names it.
     """
-    load_config(run_dir)
+    refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
     last = checkpoint.find(run_dir / CHECKPOINTS)
     assert last is not None
     checkpoint.check(last)

@@ -100,11 +100,12 @@ QUICK = {
     ("a2c/run.json", "of another type", "resume"),
     ("sweep/plan.json", "lists for numbers", "sweep"),
 }
+STILL_TOML = {("a2c/config.toml", damage, "plot") for damage in ("empty", "truncated")}  # and plot reads nothing of it
 CASES = [
     pytest.param(file, damage, command, marks=[] if (file, damage, command) in QUICK else pytest.mark.full)
     for file, commands in READERS.items()
     for damage, command in product([*DAMAGES, "a directory", "unreadable"], commands)
-    if (file, damage) not in HARMLESS and (file, damage, command) != ("a2c/config.toml", "truncated", "plot")
+    if (file, damage) not in HARMLESS and (file, damage, command) not in STILL_TOML
 ]
 
 
@@ -189,6 +190,8 @@ def test_one_sentence_names_the_file_and_nothing_changes(
         message = refusal(COMMANDS[command], capsys)
         if damage != "unreadable":
             assert contents(place) == before
+    if damage == "unreadable" and "cannot be written to" in message:
+        return  # the other user may not write there either, which is found first
     assert path.name in message or "has another config" in message  # one that was cut off is a config as well
     assert file.split("/")[0] in message  # the run
 
