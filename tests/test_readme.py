@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpg import ladder
+from jaxpg import ladder, values
 from jaxpg.cli.main import main
 
 ROOT = Path(__file__).parent.parent
@@ -52,6 +52,7 @@ def test_every_kind_of_command_is_shown() -> None:
         "compare",
         "sweep",
         "plot",
+        "plan",
         "gridworld",
         "list",
     }
@@ -63,8 +64,8 @@ def test_two_set_up_commands_on_one_line_each() -> None:
 
 def test_ladder_table_is_the_ladder() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|–) \|", README, re.MULTILINE)
-    assert {name: parent or None for name, parent in rows} == ladder.PARENT
-    assert [name for name, _ in rows] == list(ladder.ALGORITHMS)
+    assert {name: parent or None for name, parent in rows} == {**ladder.PARENT, **values.PARENT}
+    assert [name for name, _ in rows] == [*ladder.ALGORITHMS, *values.ALGORITHMS]
 
 
 def tree() -> list[str]:

@@ -100,7 +100,9 @@ QUICK = {
     ("a2c/run.json", "of another type", "resume"),
     ("sweep/plan.json", "lists for numbers", "sweep"),
 }
-STILL_TOML = {("a2c/config.toml", damage, "plot") for damage in ("empty", "truncated")}  # and plot reads nothing of it
+STILL_TOML = {
+    ("a2c/config.toml", damage, "plot") for damage in ("empty", "truncated", "numbers as text", "lists for numbers")
+}  # and plot reads nothing of it
 CASES = [
     pytest.param(file, damage, command, marks=[] if (file, damage, command) in QUICK else pytest.mark.full)
     for file, commands in READERS.items()
