@@ -145,7 +145,7 @@ def test_a_stage_of_a_run_executes_nothing_that_it_names(
     about = {"bytes": 0, "checksum": 0, "seconds": 0.0, "config": {}}
     checkpoint.save(stage / "checkpoints", {"w": np.zeros(2)}, steps=10**9, about=about)
     command = ["train", "sort", "grpo", "--out", str(tmp_path / "run"), "--quiet"]
-    assert "add --trust-code" in refused(command, capsys)
+    assert "sft has another config" in refused(command, capsys)
     assert payload.executed() is None
 
 
