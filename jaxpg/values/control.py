@@ -136,6 +136,5 @@ def n_step_sarsa(*, n_steps: int = 4, **inherited: Unpack[SarsaSettings]) -> Tab
 
 
 TABULAR_ALGORITHMS: dict[str, Callable[..., TabularControl]] = {
-    algorithm.__name__: algorithm
-    for algorithm in (sarsa, expected_sarsa, q_learning, double_q_learning, n_step_sarsa)
+    algorithm.__name__: algorithm for algorithm in (sarsa, expected_sarsa, q_learning, double_q_learning, n_step_sarsa)
 }
