@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ def test_environments_side_by_side_move_the_table_by_their_mean():
     algorithm = values.q_learning(**BUSY, num_envs=5, num_steps=1)
     env, states = numbered(ENV), train(algorithm, iterations=8)
     met = 0
-    for i, (before, after) in enumerate(zip(states, states[1:], strict=False)):
+    for i, (before, after) in enumerate(pairwise(states)):
         Q, runner = np.asarray(before.params.policy[0], np.float64), before.runner
         x = _inputs(algorithm, before, jax.random.key(100 + i))
         _, moved = jax.vmap(env.step)(x.keys.env[0], runner.env_state, runner.action)
@@ -175,9 +176,7 @@ def test_with_the_change_switched_off_a_child_is_its_parent():
 
 def test_one_of_two_tables_changes_at_a_step_and_both_in_the_long_run():
     tables = [x.params.policy for x in train(values.double_q_learning(**BUSY, num_steps=1), iterations=40)]
-    changed = np.array(
-        [[(new[k] != old[k]).sum() for k in range(2)] for old, new in zip(tables, tables[1:], strict=False)]
-    )
+    changed = np.array([[(new[k] != old[k]).sum() for k in range(2)] for old, new in pairwise(tables)])
     assert (changed.sum(1) == 1).all()
     assert changed.sum(0).min() >= 10
 
@@ -262,7 +261,7 @@ def test_settings_may_be_traced():
     ],
 )
 def test_an_environment_without_a_table_is_refused(env):
-    with pytest.raises(UserError, match="one-hot vectors, such as those of frozen_lake, .* Use dqn or ppo"):
+    with pytest.raises(UserError, match=r"one-hot vectors, such as those of frozen_lake, .* Use dqn or ppo"):
         values.tabular_control(env(), values.q_learning())
 
 

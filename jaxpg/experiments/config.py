@@ -53,7 +53,7 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
 NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(ALGORITHMS, NETWORKS),
     **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
-    **dict.fromkeys(values.TABULAR_ALGORITHMS, {}),
+    **{name: {} for name in values.TABULAR_ALGORITHMS},
 }
 """The kinds of network that each algorithm trains; none for a table. It then ignores the network of its task."""
 MAX_NAME = 100

@@ -122,7 +122,11 @@ class _Changes(NamedTuple):
 
 
 class _Successor(NamedTuple):
-    """Where the targets of a step bootstrap, `[B]` each: discount 0 after a termination; table: the one that changes."""
+    """Where the targets of a step bootstrap, `[B]` each.
+
+    discount: 0 after a termination.
+    table: the one that changes.
+    """
 
     state: Array
     action: Array
