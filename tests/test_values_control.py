@@ -126,6 +126,17 @@ TARGETS = {
 }
 
 
+def test_the_actor_takes_the_best_action_of_the_mean_of_the_tables():
+    """Of a state from a checkpoint, which holds NumPy arrays, under jit."""
+    learner = values.tabular_control(ENV, values.double_q_learning())
+    state = jax.device_get(learner.init(jax.random.key(0)))
+    tables = np.stack([np.zeros((5, 3)), np.zeros((5, 3))])
+    tables[0, 2], tables[1, 2] = [3, 0, 2], [-4, 0, 1]
+    actor = learner.actor(learner.with_policy(state, tables.astype(np.float32)))
+    act = tiny.jit(lambda obs: actor.act((), obs, jax.random.key(0), True)[0])
+    assert [int(act(obs)) for obs in np.eye(5, dtype=np.float32)] == [0, 0, 2, 0, 0]
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_method_is_the_loop_of_the_textbook(name):
     algorithm = ALGORITHMS[name](**BUSY, num_steps=60, anneal_steps=200, initial_value=0.3)

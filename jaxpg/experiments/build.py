@@ -15,7 +15,7 @@ from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
-from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
+from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
 """The environments that are text tasks."""
@@ -48,11 +48,13 @@ class AlgorithmKind(NamedTuple):
     build(config, env, held_out, shards): its learner, and the function that evaluates it.
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
     has_policy: whether it learns a policy, which can act and write; else it learns a reward model.
+    action_values(state): the table of action values `[S, A]` that it has learned; None where it learns no table.
     """
 
     build: Callable[[Config, Env, Env, int], tuple[Learner, Evaluate]]
     score: str = "return"
     has_policy: bool = True
+    action_values: Callable[[Any], Array] | None = None
 
 
 def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
@@ -167,7 +169,7 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
     **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
-    **dict.fromkeys(values.TABULAR_ALGORITHMS, AlgorithmKind(_tabular_control)),
+    **dict.fromkeys(values.TABULAR_ALGORITHMS, AlgorithmKind(_tabular_control, action_values=values.mean_table)),
     "sft": AlgorithmKind(_sft),
     "dpo": AlgorithmKind(_dpo),
     "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),

@@ -43,7 +43,7 @@ from jaxpg.values.prediction import (
     td_lambda,
 )
 from jaxpg.values.q_networks import QNetwork, cnn, epsilon_greedy, epsilon_greedy_policy, mlp, q_network
-from jaxpg.values.tabular_control import TabularControl, tabular_control
+from jaxpg.values.tabular_control import TabularControl, mean_table, tabular_control
 
 __all__ = [
     "ALGORITHMS",
@@ -69,6 +69,7 @@ __all__ = [
     "finite_horizon",
     "gauss_seidel",
     "greedy_policy",
+    "mean_table",
     "mlp",
     "monte_carlo",
     "n_step_dqn",

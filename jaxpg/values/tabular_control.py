@@ -160,6 +160,11 @@ def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
     return Learner(init, partial(_step, env, algorithm), actor, with_policy)
 
 
+def mean_table(state: ControlState) -> Array:
+    """The action values that a learner has found, `[S, A]`: the mean of its tables."""
+    return state.params.policy.mean(0)
+
+
 def numbered(env: Env) -> Env:
     """The environment with the number of its state, [] int32, in place of a one-hot observation `[S]`.
 
@@ -214,7 +219,7 @@ def q_table(env: Env, algorithm: TabularControl) -> QNetwork:
         return jnp.full(shape, algorithm.initial_value, jnp.float32)
 
     def returns(tables: Array, obs: Array) -> Array:
-        return jnp.moveaxis(tables[:, obs.argmax(-1)], 0, -1)
+        return jnp.moveaxis(jnp.asarray(tables)[:, obs.argmax(-1)], 0, -1)  # those of a checkpoint are NumPy's
 
     return QNetwork(init, returns)
 
@@ -344,7 +349,8 @@ def _learn(
         before = tables[successor.table, step.state, step.action]
         error = step.reward_sum + bootstrap - before
         cells = jnp.stack([successor.table, step.state, step.action], axis=-1)
-        return _move(tables, *collectives.gather((cells, error, before, due)), x.learning_rate)
+        cells, error, before, due = collectives.gather((cells, error, before, due))
+        return _move(tables, cells, error, before, due, x.learning_rate)
 
     slots = jax.tree.map(lambda x: x.swapaxes(0, 1), (pending, due))
     return lax.scan(change, tables, (*slots, factors))
