@@ -13,7 +13,8 @@ import pytest
 import tiny
 from test_ladder import changed_fields
 
-from jaxpg import envs, values
+from jaxpg import envs, files, values
+from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
@@ -282,6 +283,26 @@ def test_a_wrapper_that_leaves_observations_alone_is_accepted(wrapper):
     learner = build(config).learner
     state = jax.eval_shape(learner.init, jax.random.key(0))
     assert state.params.policy.shape == (1, 16, 4)
+
+
+@pytest.mark.parametrize("task", ["frozen_lake", "frozen_lake_8x8", "cliff_walking", "taxi", "grid_world"])
+def test_every_algorithm_resolves_and_survives_its_file(task, tmp_path):
+    for algorithm in ALGORITHMS:
+        resolved = configs.resolve_config(task, algorithm)
+        (tmp_path / "config.toml").write_text(files.toml_dumps(configs.to_dict(resolved)))
+        assert configs.load_config(tmp_path) == resolved
+        assert resolved.evaluation_greedy
+
+
+def test_the_commands_train_and_draw_the_table(tmp_path, capsys):
+    """`play` writes the table's values beside the animation where the states are on a grid."""
+    run, gif = str(tmp_path / "run"), tmp_path / "a.gif"
+    settings = ["--set", "evaluations=1", "--set", "evaluation_episodes=2"]
+    assert main(["train", "cliff_walking", "sarsa", "--out", run, "--steps", "600", "--quiet", *settings]) == 0
+    assert main(["play", run, "--gif", str(gif), "--greedy"]) == 0
+    assert "a_values.png: the table" in capsys.readouterr().out
+    assert (tmp_path / "a_values.png").read_bytes()[:4] == b"\x89PNG"
+    assert gif.read_bytes()[:4] == b"GIF8"
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
