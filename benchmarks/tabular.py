@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,6 +37,8 @@ from jaxpg.types import Metrics
 RESULTS = Path(__file__).parent / "results"
 ALL, TWO = tuple(values.TABULAR_ALGORITHMS), ("sarsa", "q_learning")
 TASKS = {"frozen_lake": ALL, "frozen_lake_8x8": TWO, "cliff_walking": ALL, "taxi": TWO, "grid_world": TWO}
+LOWEST = {"cliff_walking": -25}
+"""Of the returns that are drawn."""
 MEASURE = {"frozen_lake": "success", "frozen_lake_8x8": "success"}
 SPEED_LEARNERS, SPEED_STEPS, LOOP_STEPS = 1_000, 4_000, 100_000
 
@@ -84,7 +88,7 @@ def learn(learners: int) -> Iterator[dict[str, Any]]:
                 "greedy": {
                     "mean": float(found.mean()),
                     "worst": float(found.min()),
-                    "all": np.round(found, 4).tolist(),
+                    "all": [round(float(x), 4) for x in found],
                 },
                 "while learning": float(np.nanmean(np.asarray(metrics["return"])[:, -iterations // 10 :])),
                 "seconds": time.perf_counter() - began,
@@ -163,7 +167,14 @@ def draw(rows: list[dict[str, Any]], curves: dict[str, dict[str, list[float]]], 
                 axes.hlines(found.mean(), i - 0.36, i + 0.36, color=color(ALL.index(name)), linewidth=2)
             axes.axhline(of_task["sarsa"]["optimum"], color="#57606a", linewidth=1, linestyle="--")
             axes.set_xticks(range(len(of_task)), [name.replace("_", "\n") for name in of_task], fontsize=8)
-            axes.set(title=task, ylabel=f"{MEASURE.get(task, 'return')} of the greedy policy")
+            all_found = np.concatenate([row["greedy"]["all"] for row in of_task.values()])
+            outside = int((all_found < LOWEST[task]).sum()) if task in LOWEST else 0
+            if outside:  # a few greedy policies walk in circles
+                axes.set_ylim(bottom=LOWEST[task])
+            axes.set(
+                title=f"{task}, {outside} below {LOWEST[task]}" if outside else task,
+                ylabel=f"{MEASURE.get(task, 'return')} of the greedy policy",
+            )
         axes = panels[-1]
         for name, curve in curves.items():
             axes.plot(curve["steps"], curve["return"], color=color(ALL.index(name)), label=name)
@@ -196,7 +207,8 @@ def main() -> None:
     Console().print(table)
     for name, ratio in measured["ratio_to_gymnasium_loop"].items():
         print(f"{name}: {median(measured['steps_per_second'][name]):,.0f} steps/s, {ratio:.1f}")
-    found = {"learning": rows, "cliff": curves, "speed": measured, "machine": describe_machine()}
+    command = shlex.join(["python", *sys.argv])
+    found = {"command": command, "learning": rows, "cliff": curves, "speed": measured, "machine": describe_machine()}
     (RESULTS / "tabular.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
