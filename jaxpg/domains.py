@@ -64,6 +64,7 @@ DOMAINS: dict[str, Domain] = {
     "priority_alpha": FRACTION,
     "priority_beta": FRACTION,
     "huber_threshold": POSITIVE,
+    "initial_value": ANY,
     # learning from examples and from preference pairs
     "margin": NOT_NEGATIVE,
     "centring": NOT_NEGATIVE,

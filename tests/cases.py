@@ -40,6 +40,7 @@ min_gru = partial(gru, cell="min_gru")
 cnn = partial(networks.cnn, channels=(2,), hidden=(4,))
 counter, target = tiny.counter(), tiny.target()
 pictures = tiny.pictures(counter)
+states = envs.as_env(envs.random_mdp(jax.random.key(0), 6, 3), 4, "states")
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
 decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
 
@@ -61,10 +62,16 @@ def of_values(case: Case, changes: Mapping[str, Any]) -> Learner:
     return values.deep_q(case.env, case.network(case.env), algorithm)
 
 
+def of_tables(case: Case, changes: Mapping[str, Any]) -> Learner:
+    """The learner of a row of tabular control."""
+    algorithm = values.TABULAR_ALGORITHMS[case.algorithm](**{"learning_rate": 0.1, **case.settings, **changes})
+    return values.tabular_control(case.env, algorithm)
+
+
 class Case(NamedTuple):
     """A row of the table.
 
-    algorithm, settings: of the ladder, or of values.
+    algorithm, settings: of the ladder, or of values. Those with a table have no `network`.
     env, network: what it learns on, and env -> policy, critic (or the torso of action values).
     build: the row and changes of its settings -> its learner.
     scales: options of the learner beside the algorithm.
@@ -88,6 +95,7 @@ class Case(NamedTuple):
 
 
 values_case = partial(Case, network=partial(values.mlp, hidden=(4,), activation="tanh"), build=of_values)
+table_case = partial(Case, env=states, build=of_tables)
 
 CASES = {
     "reinforce": Case("reinforce", EPISODES, seeds=True),
@@ -138,6 +146,11 @@ CASES = {
     "cispo": Case("cispo", GROUPS, env=target),
     "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
     "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder, quick=False),
+    "sarsa": table_case("sarsa", SEGMENT, seeds=True),
+    "expected_sarsa": table_case("expected_sarsa", SEGMENT, quick=False),
+    "q_learning": table_case("q_learning", SEGMENT | {"anneal_steps": 1000}, quick=False),
+    "double_q_learning": table_case("double_q_learning", SEGMENT),
+    "n_step_sarsa": table_case("n_step_sarsa", SEGMENT | {"n_steps": 3}),
     "dqn": values_case("dqn", REPLAY, seeds=True),
     "dqn, adam, cnn": values_case(
         "dqn",

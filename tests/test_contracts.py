@@ -50,7 +50,7 @@ def near(one, other):
 
 
 def test_the_table_holds_every_algorithm():
-    algorithms = ladder.ALGORITHMS.keys() | values.ALGORITHMS.keys()
+    algorithms = ladder.ALGORITHMS.keys() | values.ALGORITHMS.keys() | values.TABULAR_ALGORITHMS.keys()
     assert {case.algorithm for case in CASES.values()} == algorithms
     assert {case.algorithm for case in CASES.values() if case.devices} == algorithms
 

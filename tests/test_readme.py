@@ -10,6 +10,7 @@ import pytest
 
 from jaxpg import ladder, values
 from jaxpg.cli.main import main
+from jaxpg.ladder_settings import PARENTS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,8 +65,9 @@ def test_two_set_up_commands_on_one_line_each() -> None:
 
 def test_ladder_table_is_the_ladder() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|–) \|", README, re.MULTILINE)
-    assert {name: parent or None for name, parent in rows} == {**ladder.PARENT, **values.PARENT}
-    assert [name for name, _ in rows] == [*ladder.ALGORITHMS, *values.ALGORITHMS]
+    names = [*ladder.ALGORITHMS, *values.TABULAR_ALGORITHMS, *values.ALGORITHMS]
+    assert [name for name, _ in rows] == names
+    assert {name: parent or None for name, parent in rows} == {name: PARENTS.get(name) for name in names}
 
 
 def tree() -> list[str]:

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from jaxpg.cli.runs import last_evaluation, training_returns
 from jaxpg.cli.terminal import make_console
+from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
-from jaxpg.experiments.build import Experiment, writes_text
+from jaxpg.experiments.build import KINDS, Experiment, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
 from jaxpg.parallel import host_callback
@@ -127,7 +128,7 @@ def _with_interval(word: str, estimate: Any, over: str) -> str:
 
 
 def run_play(arguments: argparse.Namespace) -> int:
-    """Draw one episode of the seed that was best when the checkpoint was written."""
+    """Draw one episode of the seed that was best when the checkpoint was written; of a table on a grid, its values."""
     if arguments.gif.suffix != ".gif":
         raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
     config, experiment, state = _load_run(arguments)
@@ -136,14 +137,31 @@ def run_play(arguments: argparse.Namespace) -> int:
     from jaxpg import report
 
     best = _best_seed(run_directory.load_metrics(arguments.run), state)
-    actor = experiment.learner.actor(jax.tree.map(lambda x: x[best], state.learner))
+    of_seed = jax.tree.map(lambda x: x[best], state.learner)
+    actor = experiment.learner.actor(of_seed)
     record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
     episode = jax.device_get(record(jax.random.key(arguments.seed)))
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())
     print(f"{printable(arguments.gif)}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
+    _draw_values(config, of_seed, arguments.gif.with_name(f"{arguments.gif.stem}_values.png"))
     return 0
+
+
+def _draw_values(config: Config, state: Any, path: Path) -> None:
+    """Draw the largest action value of each state and the actions that have it, where a table was learned on a grid."""
+    action_values = KINDS[config.algorithm].action_values
+    grid = grid_of(config.environment, config.environment_settings)
+    if action_values is None or grid is None:
+        return
+    from jaxpg.report.value_map import ValueMap, value_figure
+
+    q = np.asarray(action_values(state))
+    best = q.max(-1)
+    title = f"{config.algorithm} on {config.task}"
+    value_figure({"largest action value": ValueMap(best, q == best[:, None])}, grid, path, title=title)
+    print(f"{printable(path)}: the table")
 
 
 def _best_seed(metrics: Mapping[str, np.ndarray], state: RunState) -> int:

@@ -15,7 +15,7 @@ from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
-from jaxpg.types import Critic, Env, Key, Learner, Metrics, Policy, Tree
+from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
 """The environments that are text tasks."""
@@ -48,11 +48,13 @@ class AlgorithmKind(NamedTuple):
     build(config, env, held_out, shards): its learner, and the function that evaluates it.
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
     has_policy: whether it learns a policy, which can act and write; else it learns a reward model.
+    action_values(state): the table of action values `[S, A]` that it has learned; None where it learns no table.
     """
 
     build: Callable[[Config, Env, Env, int], tuple[Learner, Evaluate]]
     score: str = "return"
     has_policy: bool = True
+    action_values: Callable[[Any], Array] | None = None
 
 
 def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
@@ -124,15 +126,20 @@ def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 
 def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
-    scaled = [name for name, given in config.learner.items() if given]
-    if scaled:
-        raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
+    _refuse_scaling(config)
     network = dict(config.network)
     torso = Q_NETWORKS[network.pop("kind")](env, **network)
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
     learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
     jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
+    return learner, _episode_metrics(config, held_out, learner)
+
+
+def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_scaling(config)
+    _check_division(config, env.time_limit, False, shards)
+    learner = values.tabular_control(env, values.TABULAR_ALGORITHMS[config.algorithm](**config.settings))
     return learner, _episode_metrics(config, held_out, learner)
 
 
@@ -162,6 +169,7 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
     **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
+    **dict.fromkeys(values.TABULAR_ALGORITHMS, AlgorithmKind(_tabular_control, action_values=values.mean_table)),
     "sft": AlgorithmKind(_sft),
     "dpo": AlgorithmKind(_dpo),
     "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
@@ -200,6 +208,13 @@ def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
     """The text task of a config, in which the reward of a completion is the score of the reward model."""
     env = make_env(config, split)
     return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
+
+
+def _refuse_scaling(config: Config) -> None:
+    """Refuse what only the learner of policy gradients has."""
+    scaled = [name for name, given in config.learner.items() if given]
+    if scaled:
+        raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
 
 
 def _check_replay(config: Config, shards: int) -> None:

@@ -45,6 +45,7 @@ NETWORKS: dict[str, Callable[..., Any]] = {
 }
 Q_NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (values.mlp, values.cnn)}
 ALGORITHMS: dict[str, Callable[..., Any]] = {
+    **values.TABULAR_ALGORITHMS,
     **values.ALGORITHMS,
     **ladder.ALGORITHMS,
     **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
@@ -52,8 +53,9 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
 NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(ALGORITHMS, NETWORKS),
     **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
+    **{name: {} for name in values.TABULAR_ALGORITHMS},
 }
-"""The kinds of network that each algorithm trains."""
+"""The kinds of network that each algorithm trains; none for a table. It then ignores the network of its task."""
 MAX_NAME = 100
 """Characters in the name of a task."""
 MOST_SEEDS = 2**16
@@ -75,7 +77,7 @@ class Config:
         environment: name of the environment, or package.module:function of your own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
-        network: kind (mlp, cnn, recurrent or transformer) and its settings.
+        network: kind (mlp, cnn, recurrent or transformer) and its settings; empty for an algorithm that learns a table.
         total_steps: environment steps that each seed may consume.
         seeds: numbers of the seeds, which are trained side by side.
         threshold: return that counts as solved.
@@ -148,6 +150,8 @@ def resolve_tables(
     _check_names(sections, source)
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
     layers = top_level, _section(sections, algorithm), _nested_overrides(overrides or {})
+    if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
+        raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
     check(options(Config)["algorithm"], merged.pop("algorithm", algorithm))
@@ -300,6 +304,8 @@ def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
     network, kinds = merged.get("network"), NETWORKS_OF[algorithm]
+    if not kinds:
+        return list(known)
     kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
     of_the_network = options(kinds[kind]) if kind in kinds else {}
     return [*known, "network.kind", *(f"network.{name}" for name in of_the_network)]
@@ -326,8 +332,10 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
 
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of a network and all of its settings."""
+    """The kind of a network and all of its settings; empty for an algorithm without a network."""
     kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
+    if not kinds:
+        return {}
     if str(kind) not in kinds:
         refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
     known = options(kinds[kind])

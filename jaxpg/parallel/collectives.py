@@ -43,6 +43,11 @@ def mean(x: jax.Array) -> jax.Array:
     return psum(x.mean()) / num_shards()
 
 
+def gather(tree: Tree) -> Tree:
+    """The rows of all devices of the axis DATA, one device after the other: `[B, ...]` of each; the identity on one."""
+    return lax.all_gather(tree, DATA, tiled=True) if num_shards() > 1 else tree
+
+
 def maximum(x: jax.Array) -> jax.Array:
     """Maximum of the entries of `x` on all devices of the axis DATA."""
     return lax.pmax(x.max(), DATA) if num_shards() > 1 else x.max()

@@ -1,5 +1,13 @@
 """The line's beginning: planning, prediction, and learning action values, from tables to DQN and PQN."""
 
+from jaxpg.values.control import (
+    TABULAR_ALGORITHMS,
+    double_q_learning,
+    expected_sarsa,
+    n_step_sarsa,
+    q_learning,
+    sarsa,
+)
 from jaxpg.values.deep_q import DeepQ, deep_q
 from jaxpg.values.dqn import (
     ALGORITHMS,
@@ -35,30 +43,37 @@ from jaxpg.values.prediction import (
     td_lambda,
 )
 from jaxpg.values.q_networks import QNetwork, cnn, epsilon_greedy, epsilon_greedy_policy, mlp, q_network
+from jaxpg.values.tabular_control import TabularControl, mean_table, tabular_control
 
 __all__ = [
     "ALGORITHMS",
     "PARENT",
+    "TABULAR_ALGORITHMS",
     "DeepQ",
     "FiniteHorizonPlan",
     "Plan",
     "PredictionError",
     "QNetwork",
     "Step",
+    "TabularControl",
     "TabularEpisodes",
     "cnn",
     "deep_q",
     "double_dqn",
+    "double_q_learning",
     "dqn",
     "dueling_dqn",
     "epsilon_greedy",
     "epsilon_greedy_policy",
+    "expected_sarsa",
     "finite_horizon",
     "gauss_seidel",
     "greedy_policy",
+    "mean_table",
     "mlp",
     "monte_carlo",
     "n_step_dqn",
+    "n_step_sarsa",
     "n_step_td",
     "policy_evaluation",
     "policy_iteration",
@@ -66,11 +81,14 @@ __all__ = [
     "pqn",
     "prediction_error",
     "prioritized_dqn",
+    "q_learning",
     "q_network",
     "qr_dqn",
     "rainbow",
     "sample_episodes",
+    "sarsa",
     "synchronous",
+    "tabular_control",
     "td_lambda",
     "value_iteration",
     "value_iteration_steps",

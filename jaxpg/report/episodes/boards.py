@@ -70,15 +70,20 @@ def four_rooms(env: Env, episode: RecordedEpisode) -> Scene:
     )
 
 
-def grid_world(env: Env, episode: RecordedEpisode) -> Scene:
-    """FrozenLake and grid worlds; the map is explored by trying every action in every cell."""
+def grid_world(
+    env: Env, episode: RecordedEpisode, *, actions: tuple[str, ...] = ("left", "down", "right", "up")
+) -> Scene:
+    """FrozenLake, the cliff and grid worlds, by the names of their actions.
+
+    The map is explored by trying every action in every cell.
+    """
     walls, rewards = _explore(env, jax.tree.map(lambda x: x[0], episode.states))
     columns = walls.shape[1]
 
     def cell(state: Any) -> tuple[int, int]:
         return divmod(int(state.position), columns)
 
-    return _world(walls, rewards, cell, actions=("left", "down", "right", "up"), fps=5)
+    return _world(walls, rewards, cell, actions, fps=5)
 
 
 _STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
@@ -95,7 +100,8 @@ def _world(
 
     Args:
         walls: [rows, columns] bool.
-        rewards: (row, column) -> reward of a terminal cell: green above zero, red below, a hole at zero.
+        rewards: (row, column) -> reward of a terminal cell: green above zero and where it is the only one, red below, a
+            hole at zero.
         cell: state -> (row, column) of the agent.
         actions: their names, keys of `_STEPS`.
         fps: frames per second.
@@ -106,7 +112,9 @@ def _world(
     for row, column in np.ndindex(rows, columns):
         x, y = column, rows - 1 - row
         value = rewards.get((row, column))
-        color = QUIET if walls[row, column] else FAINT if not value else GREEN if value > 0 else RED
+        color = (
+            QUIET if walls[row, column] else FAINT if not value else GREEN if value > 0 or len(rewards) == 1 else RED
+        )
         floor.box(x + 0.03, y + 0.03, x + 0.97, y + 0.97, color, 0.1)
         if value == 0:
             floor.circle((x + 0.5, y + 0.5), 0.36, INK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
     "Catch-bsuite": boards.catch,
     "FourRooms-misc": boards.four_rooms,
     **dict.fromkeys(("FrozenLake-misc", "frozen_lake", "grid_world"), boards.grid_world),
+    "cliff_walking": partial(boards.grid_world, actions=("up", "right", "down", "left")),
 }
 CAPTION = 28  # pixels
 HOLD = 1500  # duration of the last frame in milliseconds
