@@ -38,6 +38,18 @@ LONGEST = (
 """Files to begin with, so that no worker is left alone with one of them at the end."""
 
 FULL = {
+    "cli_plan": ("test_a_picture_of_what_changes_with_a_setting",),
+    "gridworld": ("test_every_sweep_is_jaxpgs[chromium*",),
+    "planning": (
+        "test_methods_find_what_a_linear_program_finds[dense-value iteration, Gauss-Seidel]",
+        "test_methods_find_what_a_linear_program_finds[dense-policy*",
+        "test_methods_find_what_a_linear_program_finds[dense-modified*",
+        "test_methods_find_what_a_linear_program_finds[sparse-value*",
+    ),
+    "values_control": (
+        "test_a_method_is_the_loop_of_the_textbook[expected_sarsa]",
+        "test_a_method_is_the_loop_of_the_textbook[q_learning]",
+    ),
     "cli": (
         "test_compare",
         "test_interrupt_twice_stops_at_once",
@@ -69,6 +81,7 @@ FULL = {
         "test_mistakes_are_refused_with_a_sentence",
     ),
     "contracts": (
+        "test_vmap_over_seeds_is_a_loop_over_seeds[rainbow]",
         "test_vmap_over_seeds_is_a_loop_over_seeds[ppo, gru, pool]",
         "test_vmap_over_seeds_is_a_loop_over_seeds[grpo, text]",
     ),

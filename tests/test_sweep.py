@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpg import parallel, report
+from jaxpg import parallel, report, values
 from jaxpg.cli import commands
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
@@ -73,7 +73,7 @@ def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     text = "num_envs" not in configs.algorithm_options(algorithm)
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
     required = {"max_length": 5} if algorithm == "dr_grpo" else {}
-    task = "summarise_toy" if text else "catch"
+    task = "summarise_toy" if text else "frozen_lake" if algorithm in values.TABULAR_ALGORITHMS else "catch"
     settings = configs.resolve_config(task, algorithm, overrides | required).settings
     options = configs.algorithm_options(algorithm)
     numbers = {n for n, x in settings.items() if type(x) is float or "float" in str(options[n].kind)}

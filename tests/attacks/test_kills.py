@@ -142,7 +142,8 @@ def killed(kind: Kind, out: Path, kills: int, length: dict[str, float], rng: ran
     for _ in range(kills):
         left = max(0.0, 1 - 0.5 * done / kills)  # what goes on has less to do, and is to be killed too
         at_a_call = {"call": rng.randint(1, max(2, int(left * length["calls"])))}
-        wish = rng.choice([at_a_call, {"seconds": rng.uniform(0, left * length["seconds"])}])
+        after_a_time = {"seconds": rng.uniform(0, left * length["seconds"])}  # which a faster run may not reach
+        wish = at_a_call if kills == 1 else rng.choice([at_a_call, after_a_time])
         wishes: list[dict[str, Any]] = [{} for _ in range(kind.processes)]
         wishes[rng.randrange(kind.processes) if "seconds" in wish else 0] = wish
         ended = ends(kind, arguments, out, wishes)
