@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_kills import KINDS, LIMIT, differences, ends, results, started, whole
+from test_kills import KINDS, LIMIT, differences, ends, results, started, takes_minutes, whole
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 INTERRUPTIONS = [
@@ -48,6 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[st
 
 
 @pytest.mark.full
+@takes_minutes
 @pytest.mark.parametrize(
     ("kind", "number", "moment"), INTERRUPTIONS, ids=[f"{k}-{n.name}" for k, n, _ in INTERRUPTIONS]
 )

@@ -1,6 +1,6 @@
 """kill -9 at random moments and at file-system calls: what goes on by `jaxpg resume` alone ends alike, bit for bit.
 
-The tests kill the toy once and each other kind of run JAXPG_KILLS times (default 2). A hundred kills over all kinds:
+The tests kill the toy once and each other kind of run JAXPG_KILLS times (not at all without it, since that takes minutes). A hundred kills over all kinds:
 
     PYTHONPATH=. python tests/attacks/test_kills.py --kills 100
 """
@@ -29,7 +29,8 @@ from jaxpg.training import checkpoint, run_directory
 
 HERE = Path(__file__).parent
 KILLED = HERE / "killed.py"
-KILLS = int(os.environ.get("JAXPG_KILLS", "2"))
+KILLS = int(os.environ.get("JAXPG_KILLS", "0"))
+takes_minutes = pytest.mark.skipif(not KILLS, reason="takes minutes: set JAXPG_KILLS to the kills of each kind")
 KILLS_IN_A_ROW = 3
 LIMIT = 300  # seconds that a run may take on a machine that does other things
 
@@ -204,7 +205,8 @@ def attack(kind: Kind, folder: Path, kills: int, seed: int) -> Iterator[tuple[in
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(name, marks=[] if name == "library" else pytest.mark.full) for name in KINDS]
+    "kind",
+    [pytest.param(name, marks=[] if name == "library" else [pytest.mark.full, takes_minutes]) for name in KINDS],
 )
 def test_a_killed_run_ends_as_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     rows = list(attack(KINDS[kind], tmp_path, 1 if kind == "library" else KILLS, seed=0))
