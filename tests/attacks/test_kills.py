@@ -1,6 +1,7 @@
 """kill -9 at random moments and at file-system calls: what goes on by `jaxpg resume` alone ends alike, bit for bit.
 
-The tests kill the toy once and each other kind of run JAXPG_KILLS times (not at all without it, since that takes minutes). A hundred kills over all kinds:
+The tests kill the toy once, and each other kind of run JAXPG_KILLS times: without it not at all, since that takes
+minutes. A hundred kills over all kinds:
 
     PYTHONPATH=. python tests/attacks/test_kills.py --kills 100
 """
