@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_learner
+from refusals import refused
 from rich.console import Console
 
 from jaxpg import files, report
@@ -27,15 +28,6 @@ def write_run(directory: Path, config: dict, **metrics: list) -> Path:
     lines = [json.dumps({name: column[i] for name, column in columns.items()}) + "\n" for i in range(2)]
     (directory / "metrics.jsonl").write_text("".join(lines))
     return directory
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The sentence of a command that is refused."""
-    assert main([*arguments]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("jaxpg: ")
-    assert message.count("\n") == 1
-    return message
 
 
 @pytest.mark.parametrize(

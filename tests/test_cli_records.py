@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxpg import files
 from jaxpg.cli.main import main
@@ -87,12 +88,6 @@ def learned(run: Path) -> Any:
     return jax.tree.map(
         lambda x: x[0], restore(build_experiment(resolved).learner, run, resolved.seeds, "last").learner
     )
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    return capsys.readouterr().err
 
 
 def test_rlhf_trains_what_it_needs_and_is_paid_by_the_reward_model(

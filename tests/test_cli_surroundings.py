@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxpg import files
 from jaxpg.cli.main import main
@@ -36,16 +37,6 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "a2c"))
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence with which a command ends, after exit code 2."""
-    capsys.readouterr()
-    assert main(arguments) == 2, arguments
-    message = capsys.readouterr().err
-    assert message.startswith("jaxpg: ")
-    assert message.count("\n") == 1
-    return message
-
-
 def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the same shapes: only the config tells it apart."""
     other, out = tmp_path / "ppo", str(tmp_path / "out")
@@ -61,7 +52,7 @@ def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path, capsy
         ["train", "catch", "ppo", "--out", str(other), "--resume"],
         ["train", "catch", "a2c", "--from", str(other), "--out", out, *TINY],
     ):
-        assert "has another config: algorithm is 'a2c' there, 'ppo' here" in refused(command, capsys)
+        assert "has another config: algorithm is 'a2c' there, 'ppo' here" in refused(capsys, *command)
     assert not (tmp_path / "x.gif").exists()
     assert not (tmp_path / "out").exists()
 
@@ -75,7 +66,7 @@ def test_a_checkpoint_of_another_learner_is_refused(
     shutil.rmtree(folder)
     checkpoint.save(folder, {"w": np.zeros(3)}, steps=256, about=about)
     for command in (["eval", str(run)], ["train", "catch", "a2c", "--out", str(run), "--resume", "--steps", "999"]):
-        assert "is of another learner: the array " in refused(command, capsys)
+        assert "is of another learner: the array " in refused(capsys, *command)
 
 
 def test_files_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +82,7 @@ def test_files_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.Cap
         (["plot", str(run), "--out", f"{absent}.png"], "x.png cannot be read or written (No such file or directory)"),
         (["play", str(run), "--gif", f"{absent}.gif"], "x.gif cannot be read or written (No such file or directory)"),
     ):
-        assert words in refused(command, capsys)
+        assert words in refused(capsys, *command)
 
 
 SMALL_FILES = """
@@ -158,7 +149,7 @@ def test_episodes_of_an_evaluation_in_groups(run: Path, capsys: pytest.CaptureFi
         fields["about"]["config"]["evaluation_samples"] = 4
         del fields["checksum"]  # of what it was before
         manifest.write_text(json.dumps(fields))
-    message = refused(["eval", str(run), "--episodes", "10"], capsys)
+    message = refused(capsys, "eval", str(run), "--episodes", "10")
     assert "--episodes 10 cannot be divided into groups with one start state, of evaluation_samples = 4" in message
     assert "such as --episodes 12" in message
 
@@ -203,8 +194,8 @@ def test_an_environment_of_ones_own(
         "my_environments:broken": "my_environments:broken cannot be made: its function raised ZeroDivisionError",
     }.items():
         (tmp_path / "other.toml").write_text(f'environment = "{name}"\n')
-        assert words in refused(["train", str(tmp_path / "other.toml"), "a2c"], capsys)
-    message = refused([*task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1"], capsys)
+        assert words in refused(capsys, "train", str(tmp_path / "other.toml"), "a2c")
+    message = refused(capsys, *task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1")
     assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in message
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxpg.cli.main import main
 from jaxpg.experiments import completions
@@ -149,11 +150,6 @@ def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> 
     assert set(written["algorithms"]) == {"grpo", "rloo"}
     before = run_directory.load_metrics(tmp_path / "sft")["evaluation_return"][-1, 0]
     assert float(written["details"]["first stages, last evaluation"]["sft"]) == pytest.approx(before, abs=1e-3)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 2
-    return capsys.readouterr().err
 
 
 def test_mistakes_are_refused_with_a_sentence(

@@ -20,6 +20,7 @@ import pytest
 
 from jaxpg.cli.main import main
 from jaxpg.training import run_directory
+from jaxpg.training.lock import locked
 
 TASK = ["train", "catch", "a2c", "--seeds", "2", "--steps", "9000"]
 SHORT = ["--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=3"]
@@ -182,10 +183,11 @@ def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_an_error_of_the_first_ends_all(by_two: tuple[Path, list[tuple[int, str, str]]]) -> None:
-    with processes(2, by_two[0]) as run:
+    """The first process alone holds the lock of a directory, so it alone finds another process there."""
+    with locked(by_two[0]), processes(2, by_two[0], "--resume") as run:
         first, second = ends(run)
     assert (first[0], second[0]) == (2, 2)
-    assert "holds a run already. Add --resume" in first[2]
+    assert "is in use" in first[2]
     assert second[2] == "jaxpg: The first process of this run failed; its own message says why.\n"
 
 

@@ -33,8 +33,6 @@ from jaxpg.training.loop import restore
 def run_eval(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
     episodes = arguments.episodes
-    if episodes < 1:
-        raise UserError(f"--episodes must be at least 1, not {episodes}.")
     config, experiment, state = _load_run(arguments)
     group_size = 1 if arguments.greedy else config.evaluation_samples  # greedy completions of one prompt are all equal
     if rest := episodes % group_size:
@@ -174,11 +172,6 @@ def _best_seed(metrics: Mapping[str, np.ndarray], state: RunState) -> int:
 
 def run_sample(arguments: argparse.Namespace) -> int:
     """Completions of a trained language model, of a given prompt or of held-out ones."""
-    if arguments.number < 1 or arguments.temperature <= 0 or arguments.top_k < 0 or not 0 < arguments.top_p <= 1:
-        raise UserError(
-            "--number is at least 1, --temperature above 0, --top-k at least 0 and --top-p above 0 and at most 1; not "
-            f"{arguments.number}, {arguments.temperature}, {arguments.top_k} and {arguments.top_p}."
-        )
     config, experiment, state = _load_run(arguments)
     if not writes_text(config, experiment.env):
         raise UserError(f"{arguments.run} is a run of {config.algorithm} on {config.task}, which writes no text.")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import toy_learner
+from refusals import refused
 
 from jaxpg.cli.main import main
 
@@ -168,18 +169,6 @@ def damaged(path: Path, damage: str) -> Iterator[None]:
         path.chmod(0o755)
 
 
-def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line with which a command ends, after exit code 2."""
-    capsys.readouterr()
-    assert main(arguments) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("jaxpg: ")
-    assert message.count("\n") == 1
-    assert "Traceback" not in message
-    assert len(message) < 2000
-    return message
-
-
 @pytest.mark.parametrize(("file", "damage", "command"), CASES)
 def test_one_sentence_names_the_file_and_nothing_changes(
     place: Path, file: str, damage: str, command: str, capsys: pytest.CaptureFixture[str]
@@ -189,7 +178,7 @@ def test_one_sentence_names_the_file_and_nothing_changes(
     with damaged(path, damage):
         if damage != "unreadable":
             before = contents(place)
-        message = refusal(COMMANDS[command], capsys)
+        message = refused(capsys, *COMMANDS[command])
         if damage != "unreadable":
             assert contents(place) == before
     if damage == "unreadable" and "cannot be written to" in message:
@@ -209,6 +198,6 @@ def test_a_run_of_a_learner_from_python_is_no_run_of_a_config(
         ["sample"],
         ["train", "catch", "a2c", *out, "--from"],
     ):
-        message = refusal([*command, str(tmp_path / "toy")], capsys)
+        message = refused(capsys, *command, str(tmp_path / "toy"))
         assert "toy/config.toml names no algorithm" in message
     assert not (tmp_path / "new").exists()

@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from refusals import refused
 from rich.console import Console
 from rich.table import Table
 from test_processes import SHORT, TASK, ends, free_port, process, processes
@@ -88,16 +89,6 @@ def hostile_run(directory: Path, payload: Payload, how: str = "environment") -> 
     return directory
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence with which a command ends, after exit code 2."""
-    capsys.readouterr()
-    assert main(arguments) == 2, arguments
-    message = capsys.readouterr().err
-    assert message.startswith("jaxpg: ")
-    assert message.count("\n") == 1
-    return message
-
-
 OPENING = [
     (how, command)
     for how, commands in {
@@ -128,7 +119,7 @@ def test_opening_a_run_executes_nothing_that_it_names(
     """The sentence says what would be imported and called, and how to allow it."""
     run = hostile_run(tmp_path / "run", payload, how)
     arguments = [word.replace("RUN", str(run)).replace("NEW", str(tmp_path / "new")) for word in command.split()]
-    message = refused(arguments, capsys)
+    message = refused(capsys, *arguments)
     module, _, function = payload.name.partition(":")
     assert f"{payload.name} is named by a run and not on this command line" in message
     assert f"import {module} and call {function}" in message
@@ -145,7 +136,7 @@ def test_a_stage_of_a_run_executes_nothing_that_it_names(
     about = {"bytes": 0, "checksum": 0, "seconds": 0.0, "config": {}}
     checkpoint.save(stage / "checkpoints", {"w": np.zeros(2)}, steps=10**9, about=about)
     command = ["train", "sort", "grpo", "--out", str(tmp_path / "run"), "--quiet"]
-    assert "sft has another config" in refused(command, capsys)
+    assert "sft has another config" in refused(capsys, *command)
     assert payload.executed() is None
 
 
@@ -188,10 +179,10 @@ def test_trust_is_given_by_name(payload: Payload, tmp_path: Path) -> None:
 def test_trusted_code_is_executed(payload: Payload, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the option the run is built, and fails later, since it has no checkpoint. The next command trusts nobody."""
     run = hostile_run(tmp_path / "run", payload)
-    assert "has no checkpoint" in refused(["eval", str(run), "--trust-code"], capsys)
+    assert "has no checkpoint" in refused(capsys, "eval", str(run), "--trust-code")
     assert payload.executed() == "called"
     payload.marker.unlink()
-    assert "add --trust-code" in refused(["eval", str(run)], capsys)
+    assert "add --trust-code" in refused(capsys, "eval", str(run))
     assert payload.executed() is None
 
 
@@ -428,7 +419,7 @@ def test_a_task_name_that_leaves_the_directory_of_runs_is_refused(
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "deep" / "deeper")
     Path("x.toml").write_text(f'task = {json.dumps(name)}\nenvironment = "Catch-bsuite"\n', encoding="utf-8")
-    message = refused(["train", "x.toml", "a2c"], capsys)
+    message = refused(capsys, "train", "x.toml", "a2c")
     assert "The name of a task" in message
     assert printable(repr(name)) in message
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["x.toml"]
