@@ -88,7 +88,7 @@ def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_ag
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
     seeds, start = partial(jax.random.split, num=agents), advance.compile_init(learner)
-    specs = parallel.state_specs(jax.eval_shape(start, seeds(jax.random.key(0))), mesh)
+    specs = parallel.state_specs(advance.abstract_state(learner, agents), mesh)
 
     def run_chunk(state: advance.RunState, keys: jax.Array) -> Any:
         state, metrics = advance.advance_seeds(learner, keys, state, state.steps.min() + per_agent)

@@ -35,7 +35,7 @@ from jaxpg.training.checkpoint import Checkpoint
 from jaxpg.training.diagnosis import Rerun
 from jaxpg.training.health import Diverged, DivergenceMonitor
 from jaxpg.training.lock import locked
-from jaxpg.training.memory import check_memory
+from jaxpg.training.memory import check_memory, explain_exhaustion
 from jaxpg.training.metrics_writer import MetricsWriter, NullWriter, Row, WrittenRows
 from jaxpg.training.run_directory import ResumePoint
 from jaxpg.types import Key, Learner, Metrics, Tree
@@ -125,7 +125,7 @@ def train(
     if not processes.same_on_all(files.toml_dumps(config)):
         raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
-    with locked(run_dir):
+    with locked(run_dir), explain_exhaustion(config, len(seeds)):
         begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
         hooks.on_checked()
         state, resume_point = begin(_find_last(run_dir, config) if resume else None)

@@ -108,6 +108,23 @@ def _explain_overflow(largest: str) -> Iterator[None]:
             ) from error
 
 
+@contextlib.contextmanager
+def explain_exhaustion(config: Mapping[str, Any], num_seeds: int) -> Iterator[None]:
+    """Turn the error of a device without memory left into a UserError that names the largest sizes of a run.
+
+    `check_memory` refuses by a lower bound, so a run that passes it may still be too large.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            "A device has run out of memory. Make the largest sizes of this run smaller: "
+            f"{_largest_settings(config, num_seeds)}."
+        ) from error
+
+
 def least_bytes(jaxpr: core.Jaxpr, mesh: Mesh) -> int:
     """A lower bound of the bytes that a program takes on each device: the results of its largest loop.
 

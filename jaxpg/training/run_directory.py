@@ -166,7 +166,9 @@ def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
     last = checkpoint.find(run_dir / CHECKPOINTS)
     assert last is not None
     checkpoint.check(last)
-    check_records(run_dir, resume_point(last).rows)
+    point = resume_point(last)
+    refuse_other_config(f"The checkpoint {last.path}", point.config, config)
+    check_records(run_dir, point.rows)
     checkpoint.prune(run_dir / CHECKPOINTS)
 
 

@@ -62,6 +62,15 @@ def test_the_bound_is_below_what_xla_needs(task: str, algorithm: str) -> None:
     assert memory.memory_per_device(learner, 1, mesh, limit=1) < needed  # without compiling
 
 
+def test_a_device_without_memory_is_one_sentence() -> None:
+    """The bound is a lower one: what passes it may still be too much. Other errors of jax are not touched."""
+    named = pytest.raises(UserError, match=r"run out of memory.*num_envs = 4,000,000")
+    with named, memory.explain_exhaustion({"num_envs": 4_000_000}, 2):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 140737488355328 bytes.")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), memory.explain_exhaustion({}, 1):
+        raise jax.errors.JaxRuntimeError("INTERNAL: other")
+
+
 def test_a_text_run_that_is_refused_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", "sort", "grpo", "--set", "initial=none", "--set", "num_envs=102400000", "--quiet"]
     assert main([*command, "--out", str(tmp_path / "run")]) == 2
