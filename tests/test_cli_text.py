@@ -158,7 +158,7 @@ def test_mistakes_are_refused_with_a_sentence(
     run, out = str(trained), ["--out", str(tmp_path / "new")]
     assert "There is no token" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
     assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
-    assert "--temperature above 0" in refused(capsys, "sample", run, "--temperature", "0")
+    assert "--temperature must be at least" in refused(capsys, "sample", run, "--temperature", "0")
     assert "jaxpg sample" in refused(capsys, "play", run, "--gif", "x.gif")
     begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "3"]
     assert "has the seeds [0, 1], this run also [2]" in refused(capsys, *begin)

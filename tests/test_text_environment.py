@@ -352,7 +352,7 @@ def test_what_is_measured_under_dynamic_sampling_is_what_was_drawn_first():
 )
 def test_a_scratchpad_counts_if_something_is_in_it(text, used):
     env = envs.make("parity", length=8, think=True)
-    tokens = jnp.asarray(CHARACTERS.encode(text), jnp.int32)
+    tokens = jnp.asarray(CHARACTERS.encode(text, special_tokens=True), jnp.int32)
     state, _ = env.reset(jax.random.key(0))
     padded = jnp.full(env.time_limit, PAD, jnp.int32).at[: len(tokens)].set(tokens)
     outcome = env.outcome(TextState(state.problem, padded, jnp.int32(len(tokens))))

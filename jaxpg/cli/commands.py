@@ -23,7 +23,7 @@ from jaxpg.cli.runs import Session
 from jaxpg.cli.terminal import heading, make_console
 from jaxpg.experiments.build import KINDS
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
-from jaxpg.experiments.config import ALGORITHMS, Config, to_dict
+from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
@@ -95,7 +95,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     first = next(iter(resolved.values()))
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
-    if stages := _last_evaluations_of_stages(resolved, out):
+    if stages := _last_evaluations_of_stages(session):
         details["first stages, last evaluation"] = stages
     texts = {name: format_completions(load_completions(out / name)) for name in resolved}
     if texts := {name: text for name, text in texts.items() if text}:
@@ -106,14 +106,14 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
 
-def _last_evaluations_of_stages(resolved: Mapping[str, Config], out: Path) -> dict[str, str]:
-    """The last evaluation, with its interval, of every stage that the compared runs named."""
+def _last_evaluations_of_stages(session: Session) -> dict[str, str]:
+    """The last evaluation, with its interval, of every stage that was trained for the compared runs."""
     from jaxpg import report
     from jaxpg.report.comparison import format_estimate
 
-    named = [name for config in resolved.values() for name in (config.initial, config.reward)]
-    stages = dict.fromkeys(name for name in named if name is not None and name in ALGORITHMS)
-    finals = {name: runs.run_result(run_directory.load_metrics(out / name)).final for name in stages}
+    stages = stages_of(session.record, session.out)
+    names = [stage.name for stage in stages if stage.name not in session.record.algorithms]
+    finals = {name: runs.run_result(run_directory.load_metrics(session.out / name)).final for name in names}
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 
