@@ -32,7 +32,7 @@ from jaxpg.training.metrics_writer import Row
 from jaxpg.types import Learner
 
 STATUS = Path("/proc/self/status")
-WARM_UP, ROWS = 25, 50
+WARM_UP, ROWS = 10, 30
 SIZE = 100_000  # numbers in the state of one seed of the toy
 MIB = 2**20
 
@@ -99,7 +99,7 @@ def test_rows_and_checkpoints_leave_nothing_in_memory(tmp_path: Path) -> None:
     state_size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(state)) / MIB
     begin, end = samples[WARM_UP], samples[-1]
     assert end.arrays == begin.arrays
-    assert end.resident - begin.resident < 0.25 * state_size * (ROWS - WARM_UP)
+    assert end.resident - begin.resident < 0.5 * state_size * (ROWS - WARM_UP)
 
 
 def soak(kind: Kind, minutes: float) -> None:
