@@ -22,7 +22,7 @@ config that a run writes is such a file again, with every setting in it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -128,8 +128,16 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     Raises:
         UserError: an unknown task, algorithm or setting (the nearest valid one is named), or an invalid value.
     """
+    (config,) = resolve_configs(task, algorithm, [overrides or {}])
+    return config
+
+
+def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mapping[str, Any]]) -> list[Config]:
+    """`resolve_config` for each of several overrides; the file is read and checked once."""
     path = config_file.find_task(task)
-    return resolve_tables(config_file.read_toml(path), algorithm, overrides, source=path)
+    sections = config_file.read_toml(path)
+    _check_names(sections, path)
+    return [_resolve(sections, algorithm, each, path) for each in overrides]
 
 
 def resolve_tables(
@@ -146,10 +154,15 @@ def resolve_tables(
     Raises:
         UserError: as `resolve_config`.
     """
-    own = algorithm_options(algorithm)
     _check_names(sections, source)
+    return _resolve(sections, algorithm, overrides or {}, source)
+
+
+def _resolve(sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any], source: Path) -> Config:
+    """`resolve_tables` of sections whose names have been checked."""
+    own = algorithm_options(algorithm)
     top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
-    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides or {})
+    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides)
     if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpg.errors import UserError, excerpt
-from jaxpg.experiments.config import Config, resolve_config
+from jaxpg.experiments.config import Config, resolve_configs
 from jaxpg.experiments.config_file import parse_value
 
 Point = dict[str, Any]
 """A value for each setting that is swept."""
 MOST_POINTS = 10_000
 """More points than anybody trains: a mistake in typing."""
+MOST_PROGRAMS = 128
+"""More programs than anybody compiles, at seconds each, and than are checked within seconds."""
 FIXED = ("task", "algorithm", "seeds", "initial", "reward")
 """What all points of a grid share: the seeds that they are compared on, and the stages that are trained once."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
@@ -78,13 +80,13 @@ def plan_grid(
     the environment fix shapes or code, and take a program for each value.
 
     Raises:
-        UserError: as `resolve_config`, for any of the points.
+        UserError: as `resolve_config`, for any of the points; there are too many programs.
     """
     for name in grid:
         if name in overrides:
             raise UserError(f"{name} is in --grid and is also set to one value: take one of the two away.")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    resolved = [resolve_config(task, algorithm, {**overrides, **point}) for point in points]
+    resolved = resolve_configs(task, algorithm, [{**overrides, **point} for point in points])
     traced = tuple(n for n in grid if all(type(config.settings.get(n)) is float for config in resolved))
     groups: dict[str, CompiledGroup] = {}
     for place, (point, config) in enumerate(zip(points, resolved, strict=True)):
@@ -93,6 +95,12 @@ def plan_grid(
         group = groups.setdefault(static, CompiledGroup(config, traced, [], []))
         group.places.append(place)
         group.points.append(point)
+    if len(groups) > MOST_PROGRAMS:
+        untraced = " and ".join(name for name in grid if name not in traced)
+        raise UserError(
+            f"A grid takes at most {MOST_PROGRAMS} programs, and this one {len(groups):,}: one for each value of "
+            f"{untraced}. Give fewer of them; numbers of the algorithm such as learning_rate share a program."
+        )
     return list(groups.values())
 
 

@@ -46,6 +46,11 @@ def options(function: Callable[..., Any], parents: Sequence[Callable[..., Any]] 
         parents: the functions it passes settings on to, nearest first: a meaning that its own docstring does not
             state is that of the nearest parent that does.
     """
+    return dict(_options(function, tuple(parents)))
+
+
+@functools.lru_cache(maxsize=512)  # each point of a grid asks for all of them: 7 ms for one point without
+def _options(function: Callable[..., Any], parents: tuple[Callable[..., Any], ...]) -> dict[str, Option]:
     meanings: dict[str, str] = {}
     for documented in (*reversed(parents), function):
         meanings |= _meanings(inspect.getdoc(documented) or "")

@@ -392,6 +392,11 @@ COMMANDS: list[tuple[list[str], str]] = [
     ([*SWEEP, "clip=0.1:1:linear:1000", "gamma=0:1:linear:1000"], "points, and this one has"),
     ([*SWEEP, "clip=[]"], "clip must be"),
     ([*SWEEP, "clip=0.1", "clip=0.2"], "--grid has clip twice"),
+    (
+        [*SWEEP, "environment_settings.gravity=1:200:linear:200", "clip=0.1,0.2"],
+        "at most 128 programs, and this one 200",
+    ),
+    ([*SWEEP, "clip=0.1,nan", "learning_rate=1e-30:1:log:4900"], "clip must be"),  # thousands of points before it
     ([*SWEEP, "clip=0.1", "--set", "clip=0.2"], "clip is in --grid and is also set to one value"),
     ([*SWEEP, "total_steps=100,200", "--steps=300"], "total_steps is in --grid and is also set"),
     ([*SWEEP, "gama=0.1"], "Did you mean 'gamma'"),
