@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import NoneType
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from jaxpg.envs import gymnax_adapter, mdps, probes, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
+from jaxpg.envs.lunar_lander import lunar_lander
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
@@ -36,6 +38,14 @@ def _random_mdp(seed: int = 0, states: int = 5, actions: int = 3, time_limit: in
     return tabular.as_env(mdps.random_mdp(jax.random.key(seed), states, actions), time_limit, "random_mdp")
 
 
+def _with_settings(factory: Factory, **fixed: Any) -> Factory:
+    """A factory some of whose settings have a value for good."""
+    fixed_factory = partial(factory, **fixed)
+    parameters = [p for name, p in inspect.signature(factory, eval_str=True).parameters.items() if name not in fixed]
+    fixed_factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return fixed_factory
+
+
 def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
     """The factory of a task's environment: its settings are the task's and those of `text_env`."""
     env_parameters = dict(inspect.signature(text.text_env).parameters)
@@ -55,6 +65,8 @@ _TIME_LIMITS = {"grid_world": 200, "frozen_lake": 100, "cliff_walking": 200, "ta
 _factories: dict[str, Factory] = {
     **{name: _tabular_factory(name, limit) for name, limit in _TIME_LIMITS.items()},
     "random_mdp": _random_mdp,
+    "LunarLander-v3": _with_settings(lunar_lander, continuous=False),
+    "LunarLanderContinuous-v3": _with_settings(lunar_lander, continuous=True),
     "probe-value": probes.value,
     "probe-observation": probes.observation,
     "probe-discount": probes.discount,

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from jaxpg.envs.wrappers import unwrap
 from jaxpg.files import replace_file
-from jaxpg.report.episodes import boards, control
+from jaxpg.report.episodes import boards, control, lander
 from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Discrete, Env
@@ -25,6 +25,7 @@ SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
     "MountainCarContinuous-v0": control.mountain_car,
     "Acrobot-v1": control.acrobot,
     "Pendulum-v1": control.pendulum,
+    **dict.fromkeys(("LunarLander-v3", "LunarLanderContinuous-v3"), lander.lunar_lander_scene),
     **dict.fromkeys(boards.MINATAR, boards.minatar),
     "Catch-bsuite": boards.catch,
     "FourRooms-misc": boards.four_rooms,
