@@ -74,7 +74,7 @@ class Config:
     Args:
         task: name of the task.
         algorithm: name of the algorithm.
-        environment: name of the environment, or package.module:function of your own.
+        environment: name of the environment, suite:id of another library's, or package.module:function of your own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
         network: kind (mlp, cnn, recurrent or transformer) and its settings; empty for an algorithm that learns a table.
@@ -121,15 +121,16 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     """The config of an algorithm on a task.
 
     Args:
-        task: one of `config_file.tasks()`, or the path of a TOML file.
+        task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
+            "brax:ant".
         algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
     Raises:
         UserError: an unknown task, algorithm or setting (the nearest valid one is named), or an invalid value.
     """
-    path = config_file.find_task(task)
-    return resolve_tables(config_file.read_toml(path), algorithm, overrides, source=path)
+    tables, path = config_file.read_task(task)
+    return resolve_tables(tables, algorithm, overrides, source=path)
 
 
 def resolve_tables(
