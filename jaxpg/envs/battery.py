@@ -157,10 +157,11 @@ def _successors(first: np.ndarray, end: _Episode) -> Finding:
     """Whether the last observation jumps back to where episodes begin, as it does where an environment resets itself.
 
     Where every episode ends inside of the box that holds all first observations, and was outside of it one step before,
-    the last observation is that of a reset.
+    the last observation is that of a reset. The box is half as wide again as what was seen, for those to come.
     """
     ended = end.timestep.last & (end.t > 1)
-    low, high = first.min(0), first.max(0)
+    quarter = (first.max(0) - first.min(0)) / 4
+    low, high = first.min(0) - quarter, first.max(0) + quarter
 
     def at_the_start(obs: np.ndarray) -> np.ndarray:
         return ((obs >= low) & (obs <= high)).reshape(COLUMNS, -1).all(1)
@@ -223,18 +224,19 @@ def _walks(env: Env, keys: Array) -> Iterator[Finding]:
     alone, together = jax.jit(walk), jax.jit(jax.vmap(walk))
     one = jax.device_get(alone(keys[0]))
     again = [jax.device_get(program(keys[0])) for program in (alone, jax.jit(lambda key: walk(key)))]
-    yield (
-        Finding(True, "the same key gives the same steps")
-        if all(_same(one, other, 0.0, WALK_STEPS) for other in again)
-        else Finding(False, "the same key must give the same steps: draw random numbers from the key alone")
-    )
+    if not all(_same(one, other, 0.0, WALK_STEPS) for other in again):
+        yield Finding(False, "the same key must give the same steps: draw random numbers from the key alone")
+        return
+    yield Finding(True, "the same key gives the same steps")
     among = jax.tree.map(lambda x: np.asarray(x)[0], together(keys))
     yield (
         Finding(True, f"one environment alone and among {COLUMNS} (vmap) take the same steps")
         if _same(one, among, _ROUNDING, AGREEING_STEPS)
         else Finding(False, "one environment takes other steps among others (vmap) than alone")
     )
-    rates = [WALK_STEPS * n / _seconds(program, k) for program, k, n in ((alone, keys[0], 1), (together, keys, COLUMNS))]
+    rates = [
+        WALK_STEPS * n / _seconds(program, k) for program, k, n in ((alone, keys[0], 1), (together, keys, COLUMNS))
+    ]
     yield Finding(True, f"{rates[0]:,.0f} steps per second alone, {rates[1]:,.0f} with {COLUMNS} side by side")
 
 

@@ -16,7 +16,7 @@ from jaxpg.errors import UserError, excerpt, refuse_unknown
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
 DEEPEST = 20
 """No setting needs more tables or lists inside of each other; functions that call themselves rely on it."""
-_ENVIRONMENT = re.compile(r"[^\s:]+:[^\s:]+")
+_ENVIRONMENT = re.compile(r"[^\s:]+:\S+")
 TASKS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
 
 

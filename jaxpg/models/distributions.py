@@ -26,7 +26,6 @@ from jax import lax
 
 from jaxpg.types import Array, Key
 
-
 MASKED = -1e9
 """The logit of a category that is not allowed."""
 

@@ -15,6 +15,8 @@ import importlib.util
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.types import Env
 from jaxpg.user_code import SUITE_PREFIXES, explain_failure
@@ -91,7 +93,7 @@ def default_settings(name: str) -> dict[str, Any]:
     known = ids(prefix)
     if of_the_suite not in known:
         refuse_unknown(f"environment of {SUITES[prefix].library}", of_the_suite, known)
-    with explain_failure(f"{name} cannot be read: {SUITES[prefix].library}"):
+    with explain_failure(f"The settings of {name} cannot be read: {SUITES[prefix].library}"):
         return _adapter(prefix).default_settings(of_the_suite)
 
 
@@ -103,7 +105,7 @@ def make(name: str, settings: dict[str, Any]) -> Env:
     """
     prefix, _, of_the_suite = name.partition(":")
     adapter = _adapter(prefix)
-    with explain_failure(f"{name} cannot be made: {SUITES[prefix].library}"):
+    with explain_failure(f"{name} cannot be made: {SUITES[prefix].library}"), jax.numpy_rank_promotion("allow"):
         return adapter.make(of_the_suite, adapter.default_settings(of_the_suite) | settings)._replace(name=name)
 
 
@@ -112,5 +114,5 @@ def _adapter(prefix: str) -> ModuleType:
     suite = SUITES[prefix]
     if not is_installed(prefix):
         raise UserError(f"{prefix}: {suite.library} is not installed. Install it by: {install_command(prefix)}.")
-    with explain_failure(f"{suite.library} is installed and cannot be imported: it"):
+    with explain_failure(f"{suite.library} is installed and cannot be imported: it"), jax.numpy_rank_promotion("allow"):
         return importlib.import_module(f"jaxpg.envs.suites.{prefix}")
