@@ -25,29 +25,13 @@ def ours(seeds: int, steps: int) -> dict:
     """The last evaluation of every seed, by `jaxpg train`."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder) / "run")
-        few = ["--set", "evaluations=5", "--set", f"evaluation_episodes={EPISODES}", "--quiet"]
+        size = ["--seeds", str(seeds), "--steps", str(steps), "--set", f"evaluation_episodes={EPISODES}"]
         start = time.perf_counter()
-        assert (
-            jaxpg(
-                [
-                    "train",
-                    "brax_inverted_pendulum",
-                    "ppo",
-                    "--seeds",
-                    str(seeds),
-                    "--steps",
-                    str(steps),
-                    "--out",
-                    out,
-                    *few,
-                ]
-            )
-            == 0
-        )
+        command = ["train", "brax_inverted_pendulum", "ppo", *size, "--set", "evaluations=5", "--out", out, "--quiet"]
+        assert jaxpg(command) == 0
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    curve = [
-        {"steps": row["steps"][0], "return": row["evaluation_return"]} for row in rows if "evaluation_return" in row
-    ]
+    evaluated = [row for row in rows if "evaluation_return" in row]
+    curve = [{"steps": row["steps"][0], "return": row["evaluation_return"]} for row in evaluated]
     return {"steps": steps, "returns": curve[-1]["return"], "curve": curve, "seconds": time.perf_counter() - start}
 
 
@@ -72,12 +56,8 @@ def theirs(seeds: int, steps: int) -> dict:
         returns.append(curve[-1]["return"])
         curves.append(curve)
         print("Brax", seed, curve, flush=True)
-    return {
-        "steps": curves[0][-1]["steps"],
-        "returns": returns,
-        "curve": curves,
-        "seconds": time.perf_counter() - start,
-    }
+    done = curves[0][-1]["steps"]
+    return {"steps": done, "returns": returns, "curve": curves, "seconds": time.perf_counter() - start}
 
 
 def main() -> None:

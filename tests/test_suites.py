@@ -194,7 +194,7 @@ class Game(NamedTuple):
 
 def fake_pgx() -> dict[str, Any]:
     class Table:
-        """The agent's fifth move ends the game; the other may take action 1 alone, and pays the agent a point for it."""
+        """The agent's fifth move ends the game; the other may take action 1 alone, and pays the agent for it."""
 
         num_actions = 3
 
@@ -400,7 +400,6 @@ def test_a_real_environment_trains_and_its_limit_is_a_time_out(
     prefix, limit = name.partition(":")[0], list(REAL[name].values())[-1]
     if not suites.is_installed(prefix):
         pytest.skip(f"needs {suites.install_command(prefix)}")
-    monkeypatch.setattr(jax.config, "jax_disable_most_optimizations", False)
     short, long = (envs.make(name, **{**REAL[name], list(REAL[name])[-1]: steps}) for steps in (limit, 100))
     (_, cut), (_, whole) = play(short, limit), play(long, limit + 1)
     for a, b in zip(cut, whole[:limit], strict=True):

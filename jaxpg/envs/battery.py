@@ -163,7 +163,7 @@ def _successors(first: np.ndarray, end: _Episode) -> Finding:
     quarter = (first.max(0) - first.min(0)) / 4
     low, high = first.min(0) - quarter, first.max(0) + quarter
 
-    def at_the_start(obs: np.ndarray) -> np.ndarray:
+    def at_the_start(obs: Any) -> Any:
         return ((obs >= low) & (obs <= high)).reshape(COLUMNS, -1).all(1)
 
     jumps = at_the_start(end.timestep.obs) & ~at_the_start(end.obs_before)
@@ -177,7 +177,7 @@ def _successors(first: np.ndarray, end: _Episode) -> Finding:
 
 
 def _discounts(env: Env, end: _Episode) -> Finding:
-    """Whether a time-out is taken for a termination: 0 wherever the limit is reached, although episodes also end before.
+    """Whether time-outs are taken for terminations: 0 wherever the limit is reached, though episodes also end before it.
 
     Episodes of a fixed length end by themselves at the limit, and nothing is wrong there.
     """
@@ -204,14 +204,14 @@ def _truncations(env: Env, end: _Episode) -> Finding:
     if early.any():
         return Finding(
             False,
-            f"a time-out came after {end.t[early].min()} steps, before min_truncation_step = {env.min_truncation_step}: "
-            "its true successor would be lost; make it smaller",
+            f"a time-out came after {end.t[early].min()} steps, before min_truncation_step = "
+            f"{env.min_truncation_step}: its true successor would be lost; make it smaller",
         )
-    return Finding(True, f"no time-out comes before min_truncation_step = {min(env.min_truncation_step, 2**31 - 1):,}")
+    return Finding(True, f"no time-out comes before min_truncation_step = {env.min_truncation_step:,}")
 
 
 def _walks(env: Env, keys: Array) -> Iterator[Finding]:
-    """Determinism in the key, vmap, and speed: one environment alone and COLUMNS of them, each over WALK_STEPS steps."""
+    """Determinism in the key, vmap, and speed: one environment alone and COLUMNS of them, over WALK_STEPS steps."""
 
     def walk(key: Key) -> TimeStep:
         def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
@@ -234,9 +234,7 @@ def _walks(env: Env, keys: Array) -> Iterator[Finding]:
         if _same(one, among, _ROUNDING, AGREEING_STEPS)
         else Finding(False, "one environment takes other steps among others (vmap) than alone")
     )
-    rates = [
-        WALK_STEPS * n / _seconds(program, k) for program, k, n in ((alone, keys[0], 1), (together, keys, COLUMNS))
-    ]
+    rates = WALK_STEPS / _seconds(alone, keys[0]), WALK_STEPS * COLUMNS / _seconds(together, keys)
     yield Finding(True, f"{rates[0]:,.0f} steps per second alone, {rates[1]:,.0f} with {COLUMNS} side by side")
 
 

@@ -45,7 +45,7 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
         UserError: several agents act in it.
     """
     arguments = {name: value for name, value in settings.items() if name != "max_steps"}
-    limit = settings.get("time_limit", settings.get("max_steps"))
+    limit: int = settings["time_limit"] if "time_limit" in settings else settings["max_steps"]
     if "time_limit" in arguments:
         arguments["time_limit"] = limit + 1
     env = jumanji.make(env_id, **arguments)
