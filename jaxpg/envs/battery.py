@@ -23,7 +23,7 @@ from jaxpg.user_code import explain_failure
 
 COLUMNS = 64
 """Episodes side by side."""
-WALK_STEPS = 100
+WALK_STEPS = 50
 """Steps of a walk, by which speed is measured; it goes on after the end of an episode."""
 AGREEING_STEPS = 8
 """Steps over which one environment alone and one among others must agree; the rounding of chaotic ones drifts later."""
@@ -177,7 +177,7 @@ def _successors(first: np.ndarray, end: _Episode) -> Finding:
 
 
 def _discounts(env: Env, end: _Episode) -> Finding:
-    """Whether time-outs are taken for terminations: 0 wherever the limit is reached, though episodes also end before it.
+    """Whether time-outs are taken for terminations: 0 wherever the limit is reached, while others end before it.
 
     Episodes of a fixed length end by themselves at the limit, and nothing is wrong there.
     """
