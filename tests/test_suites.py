@@ -194,7 +194,7 @@ class Game(NamedTuple):
 
 def fake_pgx() -> dict[str, Any]:
     class Table:
-        """The agent's fifth move ends the game; the other may take action 1 alone, and pays the agent for it."""
+        """The agent's fifth move ends the game; the other may take action 1 alone; half a point to the agent each."""
 
         num_actions = 3
 
@@ -207,7 +207,7 @@ def fake_pgx() -> dict[str, Any]:
         def step(self, state: Game, action: Any, key: Any) -> Game:
             player = state.current_player
             moves = state.moves.at[player].add(1)
-            paid = jnp.where((player == 1) & (action == 1), 1.0, 0.0)
+            paid = jnp.where((player == 0) | (action == 1), 0.5, 0.0)
             over = moves[0] >= OVER
             return Game(1 - player, moves, jnp.stack([paid, -paid]), over, self.legal(1 - player))
 
