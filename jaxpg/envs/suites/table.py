@@ -50,7 +50,7 @@ SUITES: dict[str, Suite] = {
 }
 """Libraries of environments by prefix."""
 
-ABSENT = "Not there: Kinetix. kinetix-env 3.0.2 asks for other versions of libraries that jaxpg needs."
+ABSENT = "Not there: Kinetix. kinetix-env 3.0.2 cannot be installed beside the versions of libraries that jaxpg needs."
 """What has been tried and does not work beside jaxpg."""
 
 assert set(SUITES) == SUITE_PREFIXES
