@@ -140,12 +140,17 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
-        UserError: observations are to be normalised and are tokens or other integers.
+        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions.
     """
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
             f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
             f"from 0 to {env.observation_space.n - 1}, of which a mean says nothing. Set it to false."
+        )
+    if normalize_observations and env.action_mask:
+        raise UserError(
+            f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
+            "which must stay zeros and ones. Set it to false."
         )
     if algorithm.value_loss is None:
         critic = None

@@ -163,6 +163,9 @@ class Env(NamedTuple):
         rollout stores a final observation per time-out, and arrays need a fixed size, so a segment of T steps has
         1 + ceil((T - 1) / min_truncation_step) slots per column (`rollout.segments.final_obs_slots`). 1 is always
         correct; a larger value saves memory.
+    action_mask(obs): `[..., n]` bool, which of n discrete actions are allowed, read off an observation with any leading
+        axes. Policies give the others probability 0 (Huang and Ontañón 2022, "A Closer Look at Invalid Action Masking
+        in Policy Gradient Algorithms"). None where all actions are always allowed.
     """
 
     name: str
@@ -175,6 +178,7 @@ class Env(NamedTuple):
     outcome: Callable[[Tree], Outcome] | None = None
     measure: Callable[[Outcome, Array, int], Metrics] | None = None
     min_truncation_step: int = 1
+    action_mask: Callable[[Array], Array] | None = None
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

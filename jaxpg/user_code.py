@@ -23,6 +23,8 @@ from typing import Any
 from jaxpg.errors import UserError
 
 _NAME = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")
+SUITE_PREFIXES = frozenset({"brax", "craftax", "jaxtari", "jumanji", "navix", "pgx", "playground"})
+"""`brax:ant` is an environment of a suite (envs/suites) and never a function of a module, so it is no code of a run."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
 """Which names may be imported; None in a Python program that has not entered `trust`."""
 _NOT_THE_USERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
@@ -50,7 +52,11 @@ def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
 
 def code_names(settings: Any) -> list[str]:
     """The values of nested tables and lists that have the form of a name, "package.module:function"."""
-    return [text for text in strings_in(settings) if _NAME.fullmatch(text)]
+    return [text for text in strings_in(settings) if _NAME.fullmatch(text) and not _is_of_a_suite(text)]
+
+
+def _is_of_a_suite(name: str) -> bool:
+    return name.partition(":")[0] in SUITE_PREFIXES
 
 
 def strings_in(settings: Any) -> Iterator[str]:
@@ -70,9 +76,12 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
         what: what the function is used as, for the message of an error: "environment", "reward function".
 
     Raises:
-        UserError: the name is not trusted, it cannot be imported, or is not a function.
+        UserError: the name is not trusted, it cannot be imported, or is not a function; its module has the name of a
+            suite.
     """
     module, _, function = name.partition(":")
+    if _is_of_a_suite(name):
+        raise UserError(f"The {what} {name} cannot be imported: {module}: is the prefix of a suite of environments.")
     is_trusted = _is_trusted.get()
     if is_trusted is not None and not is_trusted(name):
         raise UserError(

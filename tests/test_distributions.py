@@ -343,3 +343,36 @@ def test_rounding_leaves_no_sample_outside_the_bounds() -> None:
     sample = SquashedGaussian(far_out, jnp.zeros_like(far_out), jnp.asarray(low), jnp.asarray(high)).sample(KEY)
     assert (sample == high).any()
     assert (sample <= high).all()
+
+
+@pytest.mark.parametrize("allowed", [[True, False, True, True, False], [False, False, False, True, False]])
+def test_a_mask_leaves_the_distribution_over_what_is_allowed(allowed: list[bool]) -> None:
+    """And no derivative reaches what is not, by whichever way."""
+    logits, other, chosen = normal(0, 5), normal(1, 5), np.flatnonzero(allowed)
+    mask = jnp.array(allowed)
+    few, p, q = Categorical(logits[chosen]), Categorical(logits).masked(mask), Categorical(other).masked(mask)
+    for number, category in enumerate(chosen):
+        np.testing.assert_allclose(p.log_prob(jnp.int32(category)), few.log_prob(jnp.int32(number)), rtol=1e-12)
+    np.testing.assert_allclose(p.entropy(), few.entropy(), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(p.kl(q), few.kl(Categorical(other[chosen])), rtol=1e-12, atol=1e-15)
+    assert set(np.unique(jax.vmap(p.sample)(jax.random.split(KEY, 1000)))) == set(chosen)
+    assert int(p.mode()) in chosen
+
+    def everything(logits: jax.Array) -> jax.Array:
+        p = Categorical(logits).masked(mask)
+        log_prob, entropy = p.log_prob_and_entropy(jnp.int32(chosen[0]))
+        return log_prob + 2 * entropy + 3 * p.kl(q) + 5 * q.kl(p)
+
+    def everything_of_few(logits: jax.Array) -> jax.Array:
+        p, q = Categorical(logits), Categorical(other[chosen])
+        return p.log_prob(jnp.int32(0)) + 2 * p.entropy() + 3 * p.kl(q) + 5 * q.kl(p)
+
+    gradient = np.zeros(5)
+    gradient[chosen] = jax.grad(everything_of_few)(logits[chosen])
+    np.testing.assert_allclose(jax.grad(everything)(logits), gradient, atol=1e-12)
+
+
+def test_where_nothing_is_allowed_all_is() -> None:
+    p = Categorical(normal(0, 5).astype(jnp.float32)).masked(jnp.zeros(5, bool))
+    np.testing.assert_allclose(p.entropy(), np.log(5), rtol=1e-6)
+    assert np.isfinite(jax.grad(lambda x: Categorical(x).masked(jnp.zeros(5, bool)).entropy())(p.logits)).all()

@@ -11,9 +11,10 @@ import pytest
 import scipy.signal
 import tiny
 
-from jaxpg import networks
+from jaxpg import envs, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
@@ -305,3 +306,52 @@ def test_activations_differ(activation):
 def test_invalid_settings_are_refused(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+def masked_counter():
+    """`counter` whose observations end in a mask: at time t all actions are allowed but t % 3."""
+    env = tiny.counter(longest=9, time_limit=6)
+
+    def with_mask(obs):
+        return jnp.concatenate([obs, (jnp.arange(3) != obs[1] % 3).astype(jnp.float32)])
+
+    def reset(key):
+        state, obs = env.reset(key)
+        return state, with_mask(obs)
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(obs=with_mask(timestep.obs))
+
+    space = Box(np.zeros(5, np.float32), np.full(5, 99, np.float32))
+    return env._replace(reset=reset, step=step, observation_space=space, action_mask=lambda obs: obs[..., 2:] > 0.5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("network", "wrap"),
+    [(networks.mlp, partial(envs.frame_stack, num=2)), (networks.recurrent, envs.flatten)],
+    ids=["mlp", "recurrent"],
+)
+def test_what_is_not_allowed_is_never_done_and_updates_see_the_same_probabilities(network, wrap):
+    env = wrap(masked_counter())
+    policy, critic = network(env, hidden=(8,))
+    learner = policy_gradient(env, policy, critic, ladder.ppo(num_envs=8, num_steps=16, num_minibatches=2))
+    state = learner.init(jax.random.key(0))
+    for i in range(2):
+        before, state = state, tiny.jit(learner.step)(state, jax.random.key(i))[0]
+    rollout, _ = tiny.jit(learner.experience.collect)(before, jax.random.key(1))
+    steps = rollout.steps
+    allowed = np.asarray(env.action_mask(steps.obs))
+    np.testing.assert_array_equal(allowed.sum(-1), 2)
+    assert np.take_along_axis(allowed, np.asarray(steps.action)[..., None], -1).all()
+    again = policy.evaluate(before.params.policy, rollout)
+    np.testing.assert_allclose(again.log_prob(steps.action), steps.log_prob, atol=1e-5)
+    assert (again.entropy() <= np.log(2) + 1e-6).all()
+    assert (again.entropy() > 0).all()
+
+
+def test_a_mask_inside_of_observations_cannot_be_normalised():
+    env = masked_counter()
+    with pytest.raises(UserError, match="hold the mask of allowed actions"):
+        policy_gradient(env, *networks.mlp(env), ladder.ppo(), normalize_observations=True)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return [text for named, text in fenced if named == language]
 
 
@@ -28,6 +28,21 @@ def commands(block: str) -> list[list[str]]:
 @pytest.mark.parametrize("block", blocks("python"))
 def test_code_runs_as_it_stands(block: str) -> None:
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.full
+def test_an_environment_of_ones_own_is_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/environments.md: its code as a module, under the commands that the page shows for it."""
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    (code,) = blocks("python", page)
+    assert len([line for line in code.split("def corridor")[1].splitlines() if line.strip()]) <= 20
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shown = [command for block in blocks("", page) for command in commands(block) if "mine:corridor" in command]
+    assert [command[1] for command in shown] == ["check", "train"]
+    for command in shown:
+        assert main([*command[1:], *(["--steps", "4000", "--quiet"] if command[1] == "train" else [])]) == 0
 
 
 @pytest.mark.full

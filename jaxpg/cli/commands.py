@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import devices, gridworld, inspection, listing, plan, runs
+from jaxpg.cli import checking, devices, gridworld, inspection, listing, plan, runs
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.progress import Interruption, interruptible
@@ -205,5 +205,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plot": inspection.run_plot,
     "plan": plan.run_plan,
     "gridworld": gridworld.run_gridworld,
+    "check": checking.run_check,
     "list": listing.run_list,
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from jaxpg import envs, preferences
 from jaxpg.cli.terminal import make_console
+from jaxpg.envs import suites
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
@@ -19,15 +22,15 @@ from jaxpg.printable import printable
 
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the tables that were named, or those of tasks and algorithms."""
-    if arguments.what == "options" and not arguments.algorithm:
+    if arguments.what == "options" and not arguments.of:
         raise UserError("list options needs an algorithm, such as: jaxpg list options ppo.")
-    if arguments.what != "options" and arguments.algorithm:
-        raise UserError(f"list {arguments.what} takes no algorithm; list options {arguments.algorithm} does.")
-    listings: dict[str, Callable[[], Table]] = {
+    if arguments.what not in ("options", "environments") and arguments.of:
+        raise UserError(f"list {arguments.what} takes no algorithm; list options {arguments.of} does.")
+    listings: dict[str, Callable[[], Any]] = {
         "tasks": _task_table,
         "algorithms": _algorithm_table,
-        "options": lambda: _option_table(arguments.algorithm),
-        "environments": _environment_table,
+        "options": lambda: _option_table(arguments.of),
+        "environments": lambda: _suite_table(arguments.of) if arguments.of else _all_environments(),
         "wrappers": _wrapper_table,
         "pairs": _pair_table,
     }
@@ -52,6 +55,26 @@ def _algorithm_table() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
     for name, algorithm in configs.ALGORITHMS.items():
         table.add_row(name, PARENTS.get(name, ""), _first_line(algorithm))
+    return table
+
+
+def _all_environments() -> Group:
+    return Group(_environment_table(), _suites_table(), suites.ABSENT)
+
+
+def _suites_table() -> Table:
+    """The suites of other libraries; nothing is imported."""
+    table = Table("environment", "library", "such as", "remark", "", title="other libraries", box=box.SIMPLE_HEAD)
+    for prefix, suite in suites.SUITES.items():
+        there = f"jaxpg list environments {prefix}" if suites.is_installed(prefix) else suites.install_command(prefix)
+        table.add_row(f"{prefix}:ID", suite.library, suite.examples, suite.remark, there)
+    return table
+
+
+def _suite_table(prefix: str) -> Table:
+    table = Table("environment", "its settings and their defaults", title=prefix, box=box.SIMPLE_HEAD)
+    for name in suites.ids(prefix):
+        table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}"))
     return table
 
 

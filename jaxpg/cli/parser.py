@@ -101,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
     training, trained = _training_arguments(), _trained_arguments()
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
-    train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list tasks) or a TOML file")
+    train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
     train.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
@@ -146,9 +146,16 @@ def make_parser() -> argparse.ArgumentParser:
     world.add_argument("--no-browser", dest="browser", action="store_false", help="print the address and open nothing")
     world.add_argument("--out", type=Path, metavar="FILE", help="write the page to a file instead of serving it")
 
+    check = commands.add_parser("check", help="look for mistakes in an environment")
+    check.add_argument("environment", type=name, metavar="ENV", help="module:function of your own, brax:ant, ...")
+    check.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the environment")
+    _add_trust_argument(check)
+
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))
-    listing.add_argument("algorithm", nargs="?", type=name, metavar="ALGO", help="the algorithm of list options")
+    listing.add_argument(
+        "of", nargs="?", type=name, metavar="ALGO", help="an algorithm for list options, a suite for list environments"
+    )
     return main
 
 

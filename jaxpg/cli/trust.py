@@ -13,7 +13,7 @@ from jaxpg.user_code import strings_in
 def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     """Whether a command may import a name "module:function", for `user_code.trust`.
 
-    The user names what stands in --set, in --grid and in the task's file, which the command line names; a run directory
+    The user names what stands in --set, in --grid, in the task's file and as the environment of check; a run directory
     that the command reads, also that of --resume, is somebody's record and names nothing in the user's place.
 
     Raises:
@@ -22,6 +22,11 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     given = vars(arguments)
     if given.get("trust_code"):
         return lambda name: True
-    tables = config_file.read_toml(config_file.find_task(given["task"])) if given.get("task") else {}
-    stated = [tables, config_file.parse_overrides(given.get("set", [])), parse_grid(given.get("grid") or [])]
+    tables, _ = config_file.read_task(given["task"]) if given.get("task") else ({}, None)
+    stated = [
+        tables,
+        given.get("environment"),
+        config_file.parse_overrides(given.get("set", [])),
+        parse_grid(given.get("grid") or []),
+    ]
     return frozenset(strings_in(stated)).__contains__

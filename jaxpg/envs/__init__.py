@@ -1,5 +1,6 @@
 """Environments: gymnax's, tabular ones whose P and R are known, probes, and wrappers."""
 
+from jaxpg.envs.battery import Finding, battery
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
 from jaxpg.envs.mdps import (
@@ -12,7 +13,7 @@ from jaxpg.envs.mdps import (
     sparse_grid_world,
     taxi,
 )
-from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
+from jaxpg.envs.registry import WRAPPERS, default_settings, make, make_unchecked, names, register, wrap
 from jaxpg.envs.tabular import (
     MDP,
     SparseMDP,
@@ -30,9 +31,11 @@ __all__ = [
     "MDP",
     "MDPS",
     "WRAPPERS",
+    "Finding",
     "SparseMDP",
     "action_values",
     "as_env",
+    "battery",
     "check_env",
     "cliff_walking",
     "clip_actions",
@@ -44,6 +47,7 @@ __all__ = [
     "frozen_lake",
     "grid_world",
     "make",
+    "make_unchecked",
     "names",
     "random_mdp",
     "random_walk",

@@ -18,6 +18,7 @@ from jax import lax
 from jax.tree_util import keystr
 
 from jaxpg.errors import UserError
+from jaxpg.models.distributions import MASKED
 from jaxpg.parallel.compiler import compiler_options
 from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree
 from jaxpg.user_code import explain_failure
@@ -50,13 +51,18 @@ def check_env(env: Any, name: str) -> Env:
     Raises:
         UserError: the first point that is not as it should be: which function, what it returned, what is expected.
     """
-    if not isinstance(env, Env):
-        raise UserError(f"{name} must return a jaxpg.types.Env, not {_short(env)}.")
-    _check_fields(env, name)
+    for _, check in CONTRACT:
+        check(env, name)
+    return env
+
+
+def _check_shapes(env: Env, name: str) -> None:
+    """What `reset` and `step` return when traced."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    action = jax.eval_shape(partial(_random_action, env.action_space), key)
     state, obs = _trace(env.reset, f"reset of {name}", _check_pair, key)
     _check_obs(env, obs, f"reset of {name}")
+    _check_mask(env, obs, name)
+    action = jax.eval_shape(partial(random_action, env), key, obs)
     for _ in range(2):  # one that changes something in Python would give other shapes the second time
         after, timestep = _trace(env.step, f"step of {name}", _check_timestep, key, state, action)
         _check_same_state(state, after, name)
@@ -64,12 +70,12 @@ def check_env(env: Any, name: str) -> Env:
         _check_scalars(timestep, name)
     if env.outcome is not None:
         _trace(env.outcome, f"outcome of {name}", _check_outcome, state)
-    _check_numbers(env, name)
-    return env
 
 
-def _check_fields(env: Env, name: str) -> None:
-    for field in ("reset", "step", "context", "outcome", "measure"):
+def _check_fields(env: Any, name: str) -> None:
+    if not isinstance(env, Env):
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {_short(env)}.")
+    for field in ("reset", "step", "context", "outcome", "measure", "action_mask"):
         function = getattr(env, field)
         if not callable(function) and (function is not None or field in ("reset", "step")):
             raise UserError(f"{name}: {field} must be a function, not {_short(function)}.")
@@ -137,6 +143,19 @@ def _check_obs(env: Env, obs: Any, what: str) -> None:
         )
 
 
+def _check_mask(env: Env, obs: Any, name: str) -> None:
+    """A mask has one boolean for each of the discrete actions."""
+    if env.action_mask is None:
+        return
+    if not isinstance(env.action_space, Discrete):
+        raise UserError(f"{name}: an action_mask allows discrete actions, and the action_space is a Box.")
+    expected = jax.ShapeDtypeStruct((env.action_space.n,), jnp.bool_)
+    with explain_failure(f"The action_mask of {name}"):
+        mask = jax.eval_shape(env.action_mask, obs)
+    if not _is_alike(mask, expected):
+        raise UserError(f"The action_mask of {name} must return {_describe(expected)}, not {_describe(mask)}.")
+
+
 def _check_scalars(timestep: TimeStep, name: str) -> None:
     for field, dtype in (("reward", jnp.float32), ("discount", jnp.float32), ("last", jnp.bool_)):
         expected, value = jax.ShapeDtypeStruct((), dtype), getattr(timestep, field)
@@ -185,12 +204,20 @@ def _check_numbers(env: Env, name: str) -> None:
     raise UserError(f"{name}: the discount {when} is 0, which means terminated, but `last` is false.")
 
 
+CONTRACT: tuple[tuple[str, Callable[[Any, str], None]], ...] = (
+    ("the record has its functions, spaces and limits", _check_fields),
+    ("reset and step can be compiled, and return the shapes and dtypes of the spaces", _check_shapes),
+    ("an episode of random actions has sound numbers and ends", _check_numbers),
+)
+"""What `check_env` checks, in order; a later check relies on those before it."""
+
+
 def _play(env: Env, key: Key) -> _Trial:
     """Random actions, to the end of the first episode or to the first step that is not sound."""
 
     def step(trial: _Trial) -> _Trial:
         step_key, action_key = jax.random.split(jax.random.fold_in(key, trial.t))
-        state, timestep = env.step(step_key, trial.state, _random_action(env.action_space, action_key))
+        state, timestep = env.step(step_key, trial.state, random_action(env, action_key, trial.timestep.obs))
         timestep = TimeStep(*map(jnp.asarray, timestep))
         return _Trial(trial.t + 1, state, timestep, _is_sound(env, timestep))
 
@@ -215,8 +242,11 @@ def _in_space(space: Space, obs: Array) -> Array:
     return (obs >= 0) & (obs < space.n)
 
 
-def _random_action(space: Space, key: Key) -> Array:
-    """An action drawn uniformly, from [-1, 1] where a Box has no bounds."""
+def random_action(env: Env, key: Key, obs: Tree) -> Array:
+    """An action drawn uniformly from those that are allowed, from [-1, 1] where a Box has no bounds."""
+    space = env.action_space
+    if env.action_mask is not None:
+        return jax.random.categorical(key, jnp.where(env.action_mask(obs), 0.0, MASKED)).astype(jnp.int32)
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
     bounded = np.isfinite(space.low) & np.isfinite(space.high)

@@ -31,6 +31,7 @@ import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 from gymnax.environments.environment import Environment
 
+from jaxpg.envs.adapting import state_cast
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
 from jaxpg.user_code import argument_defaults
@@ -142,8 +143,7 @@ def _state_cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], 
     action = jax.ShapeDtypeStruct(action_space.shape, dtype)
     _, after_reset = jax.eval_shape(lambda key: env.reset_env(key, params), key)
     _, after_step, *_ = jax.eval_shape(lambda *args: env.step_env(*args, params), key, after_reset, action)
-    dtypes = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), after_reset, after_step)
-    return lambda state: jax.tree.map(jax.lax.convert_element_type, state, dtypes)
+    return state_cast(after_reset, after_step)
 
 
 def _space(space: Any) -> Space:

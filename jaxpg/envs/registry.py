@@ -11,7 +11,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from jaxpg.envs import gymnax_adapter, mdps, probes, tabular, text, wrappers
+from jaxpg.envs import gymnax_adapter, mdps, probes, suites, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.lunar_lander import lunar_lander
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
@@ -106,7 +106,7 @@ def register(name: str, factory: Factory) -> None:
 
 
 def names() -> list[str]:
-    """Every name that `make` knows: jaxpg's own, those registered by a user, and gymnax's."""
+    """The names of jaxpg's environments, those registered by a user, and gymnax's; `suites.ids` has those of suites."""
     return [*_factories, *_user_factories, *gymnax_adapter.gymnax_names()]
 
 
@@ -114,10 +114,11 @@ def make(name: str, /, **settings: Any) -> Env:
     """Makes an environment.
 
     Args:
-        name: one of `names()`, such as "CartPole-v1" or "grid_world", or the name "package.module:function" of a
-            function that returns an Env.
+        name: one of `names()`, such as "CartPole-v1" or "grid_world"; an environment of a suite, "brax:ant" (`suites`);
+            or the name "package.module:function" of a function that returns an Env.
         **settings: for gymnax's environments the constructor's arguments and the fields of EnvParams, such as
-            `max_steps_in_episode` or `gravity`; for others the arguments of the factory.
+            `max_steps_in_episode` or `gravity`; for a suite's the arguments that its adapter names; for others the
+            arguments of the factory.
 
     Returns:
         An Env with float32 array observations. The state of gymnax's environments is their EnvState.
@@ -125,18 +126,30 @@ def make(name: str, /, **settings: Any) -> Env:
     Raises:
         UserError: an unknown name or setting (with the nearest valid one), a value of the wrong type, a missing value;
             a function of the user's that cannot be imported or called, or an environment of the user's that breaks the
-            contract (see `check_env`).
+            contract (see `check_env`); a suite whose library is not installed.
     """
+    with jax.ensure_compile_time_eval():
+        env = make_unchecked(name, **settings)
+        factory = _user_factory(name)
+        if factory is not None and (factory, repr(settings)) not in _checked:
+            check_env(env, name)
+            _checked.add((factory, repr(settings)))
+    return env
+
+
+def make_unchecked(name: str, /, **settings: Any) -> Env:
+    """`make`, but for the check of an environment of the user's (`check_env`), whose mistakes `battery` shows."""
     _check_settings(name, settings, default_settings(name))
     if name in _factories:
         _check_annotated(name, settings)
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
-        if name in _user_factories:
-            return _make_user_env(name, _user_factories[name], settings)
-        if ":" in name:
-            return _make_user_env(name, import_user_code(name, "environment"), settings)
+        if factory := _user_factory(name):
+            with explain_failure(f"The environment {name} cannot be made: its function"):
+                return factory(**settings)
+        if suites.is_suite_name(name):
+            return suites.make(name, settings)
         return gymnax_adapter.make_gymnax(name, settings)
 
 
@@ -144,14 +157,15 @@ def default_settings(name: str) -> dict[str, Any]:
     """The settings that `make` takes for an environment, with their defaults, `inspect.Parameter.empty` without one.
 
     Raises:
-        UserError: an unknown name, a function that cannot be imported, or MNISTBandit without its data.
+        UserError: an unknown name, a function that cannot be imported, a suite whose library is not installed, or
+            MNISTBandit without its data.
     """
-    if name in _factories or name in _user_factories:
-        return argument_defaults((_factories | _user_factories)[name])
+    if factory := _factories.get(name) or _user_factory(name):
+        return argument_defaults(factory)
     if name in gymnax_adapter.gymnax_names():
         return gymnax_adapter.gymnax_settings(name)
-    if ":" in name:
-        return argument_defaults(import_user_code(name, "environment"))
+    if suites.is_suite_name(name):
+        return suites.default_settings(name)
     refuse_unknown("environment", name, names())
 
 
@@ -169,15 +183,13 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     return WRAPPERS[name](env, **settings)
 
 
-def _make_user_env(name: str, factory: Factory, settings: dict[str, Any]) -> Env:
-    """The environment that a user's function returns, checked when it is made with new settings."""
-    with explain_failure(f"The environment {name} cannot be made: its function"):
-        env = factory(**settings)
-    made = factory, repr(settings)
-    if made not in _checked:
-        check_env(env, name)
-        _checked.add(made)
-    return env
+def _user_factory(name: str) -> Factory | None:
+    """The user's function behind a name: registered, or imported by a name "module:function" that is no suite's."""
+    if name in _user_factories:
+        return _user_factories[name]
+    if ":" in name and not suites.is_suite_name(name):
+        return import_user_code(name, "environment")
+    return None
 
 
 def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:

@@ -132,7 +132,9 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
         return Wrapped(inner, frames), timestep._replace(obs=frames)
 
     low, high = (np.concatenate([bound] * num, axis=-1) for bound in (space.low, space.high))
-    return env._replace(reset=reset, step=step, observation_space=Box(low, high))
+    mask = env.action_mask
+    newest = mask and (lambda obs: mask(obs[..., -channels:]))
+    return env._replace(reset=reset, step=step, observation_space=Box(low, high), action_mask=newest)
 
 
 def flatten(env: Env) -> Env:
@@ -151,7 +153,10 @@ def flatten(env: Env) -> Env:
         state, timestep = env.step(key, state, action)
         return state, timestep._replace(obs=timestep.obs.reshape(-1))
 
-    return env._replace(reset=reset, step=step, observation_space=Box(space.low.reshape(-1), space.high.reshape(-1)))
+    mask = env.action_mask
+    unflattened = mask and (lambda obs: mask(obs.reshape(*obs.shape[:-1], *space.shape)))
+    flat = Box(space.low.reshape(-1), space.high.reshape(-1))
+    return env._replace(reset=reset, step=step, observation_space=flat, action_mask=unflattened)
 
 
 def clip_actions(env: Env) -> Env:

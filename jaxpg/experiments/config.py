@@ -74,7 +74,7 @@ class Config:
     Args:
         task: name of the task.
         algorithm: name of the algorithm.
-        environment: name of the environment, or package.module:function of your own.
+        environment: name of the environment, suite:id of another library's, or package.module:function of your own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
         network: kind (mlp, cnn, recurrent or transformer) and its settings; empty for an algorithm that learns a table.
@@ -121,7 +121,8 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     """The config of an algorithm on a task.
 
     Args:
-        task: one of `config_file.tasks()`, or the path of a TOML file.
+        task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
+            "brax:ant".
         algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
@@ -134,10 +135,9 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
 
 def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mapping[str, Any]]) -> list[Config]:
     """`resolve_config` for each of several overrides; the file is read and checked once."""
-    path = config_file.find_task(task)
-    sections = config_file.read_toml(path)
-    _check_names(sections, path)
-    return [_resolve(sections, algorithm, each, path) for each in overrides]
+    tables, path = config_file.read_task(task)
+    _check_names(tables, path)
+    return [_resolve(tables, algorithm, each, path) for each in overrides]
 
 
 def resolve_tables(

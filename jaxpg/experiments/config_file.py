@@ -5,6 +5,7 @@ Nothing here knows which settings exist; config.py checks names and values.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,29 @@ from jaxpg.errors import UserError, excerpt, refuse_unknown
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
 DEEPEST = 20
 """No setting needs more tables or lists inside of each other; functions that call themselves rely on it."""
+_ENVIRONMENT = re.compile(r"[^\s:]+:\S+")
 TASKS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
 
 
 def tasks() -> list[str]:
     """The tasks that have a config."""
     return sorted(path.stem for path in TASKS.glob("*.toml"))
+
+
+def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
+    """The tables of a task, and what they were read from.
+
+    Args:
+        task: as in `find_task`, or the name of an environment with a colon, "brax:ant" or "module:function", which is a
+            task without further settings.
+
+    Raises:
+        UserError: there is no such file or task, or it is not valid TOML.
+    """
+    if _ENVIRONMENT.fullmatch(str(task)) and not str(task).endswith(".toml"):
+        return {"task": re.sub(r"[^\w.-]", "-", str(task)), "environment": str(task)}, Path(task)
+    path = find_task(task)
+    return read_toml(path), path
 
 
 def find_task(task: str | Path) -> Path:

@@ -26,6 +26,9 @@ from jax import lax
 
 from jaxpg.types import Array, Key
 
+MASKED = -1e9
+"""The logit of a category that is not allowed."""
+
 
 class Categorical(NamedTuple):
     """A distribution over `0 .. n-1` with probabilities softmax(logits).
@@ -92,6 +95,14 @@ class Categorical(NamedTuple):
         in_nucleus = (mass_before < top_p).at[..., 0].set(True)
         threshold = jnp.where(in_nucleus, descending, jnp.inf).min(-1, keepdims=True)
         return Categorical(jnp.where(logits >= threshold, logits, -jnp.inf))
+
+    def masked(self, allowed: Array) -> Categorical:
+        """Restricted to the categories where `allowed`, `[..., n]` bool; uniform over all where none is.
+
+        The other logits become a large negative number, whose probability is exactly 0 in floating point. Unlike -inf
+        it has derivatives everywhere, which are 0.
+        """
+        return Categorical(jnp.where(allowed, self.logits, MASKED))
 
     def mode(self) -> Array:
         return lax.argmax(self.logits, self.logits.ndim - 1, jnp.int32)

@@ -186,6 +186,11 @@ def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool
     return PolicyHead(space, squash, initial_log_std, state_std, gains.policy)
 
 
+def _masked(env: Env, distribution: Any, obs: Array) -> Any:
+    """The distribution over the actions that the environment allows."""
+    return distribution if env.action_mask is None else distribution.masked(env.action_mask(obs))
+
+
 def _zero_obs(env: Env) -> Array:
     return jnp.zeros(env.observation_space.shape)
 
@@ -202,7 +207,7 @@ def _feedforward(
     """Policy and critic without a memory; with `shared`, the critic's parameters are those of its head alone."""
 
     def distribution(params: Tree, obs: Array) -> Any:
-        return apply(policy_head, params["head"], apply(torso, params["torso"], obs))
+        return _masked(env, apply(policy_head, params["head"], apply(torso, params["torso"], obs)), obs)
 
     def critic_init(key: Key) -> Tree:
         params = _init_torso_and_head(torso, value_head, env, key)
@@ -245,7 +250,7 @@ def _recurrent(
 
     def act(params: Tree, memory: Array, obs: Array) -> tuple[Any, Array]:
         memory = apply(cell, params["cell"], memory, apply(encoder, params["encoder"], obs))
-        return apply(policy_head, params["head"], memory), memory
+        return _masked(env, apply(policy_head, params["head"], memory), obs), memory
 
     def memories(params: Tree, rollout: Rollout) -> Array:
         """The memory after each step's observation, `[T, B, width]`."""
@@ -266,11 +271,14 @@ def _recurrent(
         v_tm1 = value(memory)
         return v_tm1, successor_values(rollout, v_tm1, value_after_last_memory)
 
+    def evaluate(params: Tree, rollout: Rollout) -> Any:
+        return _masked(env, apply(policy_head, params["head"], memories(params, rollout)), rollout.steps.obs)
+
     policy = Policy(
         init=policy_init,
         start=lambda params, obs: initial_memory(),
         act=act,
-        evaluate=lambda params, rollout: apply(policy_head, params["head"], memories(params, rollout)),
+        evaluate=evaluate,
         needs_trajectories=True,
     )
     return policy, Critic(lambda key: {"head": value_head.init(key, initial_memory())}, values)

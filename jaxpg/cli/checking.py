@@ -1,0 +1,24 @@
+"""`jaxpg check`: the battery over an environment, a line for everything that was looked at."""
+
+from __future__ import annotations
+
+import argparse
+
+from jaxpg import envs
+from jaxpg.cli.terminal import make_console
+from jaxpg.experiments.config_file import parse_overrides
+from jaxpg.experiments.signatures import check_free_settings
+from jaxpg.printable import printable
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Print the findings; 0 if all have passed, else 2."""
+    settings = parse_overrides(arguments.set)
+    check_free_settings("environment_settings", settings)
+    env = envs.make_unchecked(arguments.environment, **settings)
+    console = make_console(soft_wrap=True)
+    passed = True
+    for finding in envs.battery(env, arguments.environment):
+        console.print(f"{'✓' if finding.passed else '✗'} {printable(finding.sentence)}", markup=False, highlight=False)
+        passed &= finding.passed
+    return 0 if passed else 2

@@ -1,0 +1,257 @@
+"""The battery of `jaxpg check`: what `check_env` refuses, and what many episodes of random actions show beyond that.
+
+`check_env` takes a third of a second and runs whenever an environment of a user is made. The battery compiles three
+more programs and plays up to 64,000 steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpg.envs.contract import CONTRACT, TRIAL_STEPS, random_action
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
+from jaxpg.user_code import explain_failure
+
+COLUMNS = 64
+"""Episodes side by side."""
+WALK_STEPS = 50
+"""Steps of a walk, by which speed is measured; it goes on after the end of an episode."""
+AGREEING_STEPS = 8
+"""Steps over which one environment alone and one among others must agree; the rounding of chaotic ones drifts later."""
+_ROUNDING = 1e-3
+
+
+class Finding(NamedTuple):
+    """One line of the battery.
+
+    passed: whether what was looked at is as it should be.
+    sentence: what was looked at, and what was seen.
+    """
+
+    passed: bool
+    sentence: str
+
+
+class _Episode(NamedTuple):
+    """An episode of random actions as far as it has come; of many, leaves `[COLUMNS, ...]`.
+
+    obs_before: the observation before the last step.
+    low, high: the least and the greatest of all observations so far.
+    always_allowed: whether an action was allowed wherever one was taken.
+    finite: whether all observations and rewards were.
+    """
+
+    t: Array
+    state: Tree
+    timestep: TimeStep
+    obs_before: Array
+    low: Array
+    high: Array
+    always_allowed: Array
+    finite: Array
+
+
+def battery(env: Any, name: str) -> Iterator[Finding]:
+    """Findings about an environment, one after the other; those of the contract end it where one has not passed.
+
+    Args:
+        env: what the user's function returned.
+        name: of the environment, for the sentences.
+    """
+    for title, check in CONTRACT:
+        try:
+            check(env, name)
+        except UserError as error:
+            yield Finding(False, str(error))
+            return
+        yield Finding(True, title)
+    with explain_failure(f"An episode of {name}"):
+        keys = jax.random.split(jax.random.key(0), COLUMNS)
+        first = jax.jit(jax.vmap(env.reset))(keys)[1]
+        end = jax.device_get(jax.jit(jax.vmap(partial(_play, env)))(keys))
+    yield _finite(end)
+    yield _bounds(env, end)
+    yield _ends(env, end)
+    yield _successors(np.asarray(first), end)
+    yield _discounts(env, end)
+    yield _truncations(env, end)
+    if env.action_mask is not None:
+        yield Finding(bool(end.always_allowed.all()), "an action is allowed wherever one is taken")
+    with explain_failure(f"A walk of {name}"):
+        yield from _walks(env, keys)
+
+
+def _play(env: Env, key: Key) -> _Episode:
+    """One episode of random actions, cut off after TRIAL_STEPS."""
+
+    def step(episode: _Episode) -> _Episode:
+        obs = episode.timestep.obs
+        step_key, action_key = jax.random.split(jax.random.fold_in(key, episode.t))
+        state, timestep = env.step(step_key, episode.state, random_action(env, action_key, obs))
+        allowed = True if env.action_mask is None else env.action_mask(obs).any()
+        return _Episode(
+            t=episode.t + 1,
+            state=state,
+            timestep=TimeStep(*map(jnp.asarray, timestep)),
+            obs_before=obs,
+            low=jnp.minimum(episode.low, timestep.obs),
+            high=jnp.maximum(episode.high, timestep.obs),
+            always_allowed=episode.always_allowed & allowed,
+            finite=episode.finite & jnp.isfinite(timestep.obs).all() & jnp.isfinite(timestep.reward),
+        )
+
+    def unfinished(episode: _Episode) -> Array:
+        return ~episode.timestep.last & (episode.t < min(env.time_limit, TRIAL_STEPS))
+
+    state, obs = env.reset(key)
+    begin = TimeStep(obs, jnp.zeros(()), jnp.ones(()), jnp.zeros((), bool))
+    yes = jnp.ones((), bool)
+    return lax.while_loop(unfinished, step, _Episode(jnp.zeros((), jnp.int32), state, begin, obs, obs, obs, yes, yes))
+
+
+def _finite(end: _Episode) -> Finding:
+    wrong = int((~end.finite).sum())
+    if wrong:
+        return Finding(False, f"observations and rewards must be finite, and are not in {wrong} of {COLUMNS} episodes")
+    return Finding(True, f"observations and rewards are finite in {COLUMNS} episodes of random actions")
+
+
+def _bounds(env: Env, end: _Episode) -> Finding:
+    space = env.observation_space
+    low, high = (np.asarray(x, np.float64) for x in (space if isinstance(space, Box) else (0, space.n - 1)))
+    lowest, highest = end.low.min(0), end.high.max(0)
+    margin = _ROUNDING * np.maximum(1, np.abs(highest - lowest))
+    outside = (lowest < low - margin) | (highest > high + margin)
+    if not outside.any():
+        return Finding(True, "observations stay within the bounds of the observation_space")
+    place = tuple(np.argwhere(outside)[0].tolist())
+    seen, stated = ([float(np.broadcast_to(x, outside.shape)[place]) for x in pair] for pair in
+                    ((lowest, highest), (low, high)))  # fmt: skip
+    return Finding(
+        False,
+        f"obs{list(place)} went from {seen[0]:g} to {seen[1]:g}, and the observation_space says {stated[0]:g} to "
+        f"{stated[1]:g}: widen it, or make it infinite",
+    )
+
+
+def _ends(env: Env, end: _Episode) -> Finding:
+    longest, ended = int(end.t.max()), end.timestep.last
+    if not ended.all() and env.time_limit <= TRIAL_STEPS:
+        return Finding(False, f"{(~ended).sum()} of {COLUMNS} episodes had no `last` at time_limit = {env.time_limit}")
+    if not ended.all():
+        return Finding(True, f"no episode passes time_limit = {env.time_limit:,} in the {TRIAL_STEPS:,} steps played")
+    reached = "it was reached" if longest == env.time_limit else f"the longest took {longest:,} steps"
+    return Finding(True, f"every episode ends by time_limit = {env.time_limit:,}; {reached}")
+
+
+def _successors(first: np.ndarray, end: _Episode) -> Finding:
+    """Whether the last observation jumps back to where episodes begin, as it does where an environment resets itself.
+
+    Where every episode ends inside of the box that holds all first observations, and was outside of it one step before,
+    the last observation is that of a reset. The box is half as wide again as what was seen, for those to come.
+    """
+    ended = end.timestep.last & (end.t > 1)
+    quarter = (first.max(0) - first.min(0)) / 4
+    low, high = first.min(0) - quarter, first.max(0) + quarter
+
+    def at_the_start(obs: Any) -> Any:
+        return ((obs >= low) & (obs <= high)).reshape(COLUMNS, -1).all(1)
+
+    jumps = at_the_start(end.timestep.obs) & ~at_the_start(end.obs_before)
+    if ended.any() and jumps[ended].all():
+        return Finding(
+            False,
+            "the last obs of every episode looks like that of a reset: step must return the true successor, also at a "
+            "time-out, and must not reset",
+        )
+    return Finding(True, "the last obs of an episode is no reset's")
+
+
+def _discounts(env: Env, end: _Episode) -> Finding:
+    """Whether time-outs are taken for terminations: 0 wherever the limit is reached, while others end before it.
+
+    Episodes of a fixed length end by themselves at the limit, and nothing is wrong there.
+    """
+    at_limit, terminated = end.t == env.time_limit, end.timestep.last & (end.timestep.discount == 0)
+    at_limit &= end.timestep.last
+    if at_limit.any() and terminated[at_limit].all() and not at_limit.all():
+        return Finding(
+            False,
+            f"the discount is 0 in all {at_limit.sum()} episodes that reached time_limit = {env.time_limit}: a "
+            "time-out is no termination, and its discount is 1",
+        )
+    if at_limit.all() and terminated.all():
+        return Finding(
+            True,
+            f"all episodes terminate at time_limit = {env.time_limit:,}: right only if the task itself is over then; a "
+            "time-out has discount 1",
+        )
+    timed_out = int((end.timestep.last & ~terminated).sum())
+    return Finding(True, f"discount 0 comes with terminations: {terminated.sum()} of them, and {timed_out} time-outs")
+
+
+def _truncations(env: Env, end: _Episode) -> Finding:
+    early = end.timestep.last & (end.timestep.discount > 0) & (end.t < env.min_truncation_step)
+    if early.any():
+        return Finding(
+            False,
+            f"a time-out came after {end.t[early].min()} steps, before min_truncation_step = "
+            f"{env.min_truncation_step}: its true successor would be lost; make it smaller",
+        )
+    return Finding(True, f"no time-out comes before min_truncation_step = {env.min_truncation_step:,}")
+
+
+def _walks(env: Env, keys: Array) -> Iterator[Finding]:
+    """Determinism in the key, vmap, and speed: one environment alone and COLUMNS of them, over WALK_STEPS steps."""
+
+    def walk(key: Key) -> TimeStep:
+        def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
+            step_key, action_key = jax.random.split(jax.random.fold_in(key, t))
+            state, timestep = env.step(step_key, carry[0], random_action(env, action_key, carry[1]))
+            return (state, timestep.obs), timestep
+
+        return lax.scan(step, env.reset(key), jnp.arange(WALK_STEPS))[1]
+
+    alone, together = jax.jit(walk), jax.jit(jax.vmap(walk))
+    one = jax.device_get(alone(keys[0]))
+    again = [jax.device_get(program(keys[0])) for program in (alone, jax.jit(lambda key: walk(key)))]
+    if not all(_same(one, other, 0.0, WALK_STEPS) for other in again):
+        yield Finding(False, "the same key must give the same steps: draw random numbers from the key alone")
+        return
+    yield Finding(True, "the same key gives the same steps")
+    among = jax.tree.map(lambda x: np.asarray(x)[0], together(keys))
+    yield (
+        Finding(True, f"one environment alone and among {COLUMNS} (vmap) take the same steps")
+        if _same(one, among, _ROUNDING, AGREEING_STEPS)
+        else Finding(False, "one environment takes other steps among others (vmap) than alone")
+    )
+    rates = WALK_STEPS / _seconds(alone, keys[0]), WALK_STEPS * COLUMNS / _seconds(together, keys)
+    yield Finding(True, f"{rates[0]:,.0f} steps per second alone, {rates[1]:,.0f} with {COLUMNS} side by side")
+
+
+def _same(a: TimeStep, b: TimeStep, rounding: float, steps: int) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(
+        np.allclose(x[:steps].astype(float), y[:steps].astype(float), rtol=rounding, atol=rounding, equal_nan=True)
+        for x, y in pairs
+    )
+
+
+def _seconds(program: Callable[[Array], Any], keys: Array) -> float:
+    """The median of three runs of a compiled program."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(program(keys))
+        return time.perf_counter() - start
+
+    return float(np.median([run() for _ in range(3)]))

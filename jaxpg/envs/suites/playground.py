@@ -1,0 +1,43 @@
+"""MuJoCo Playground's control suite: rigid bodies by MJX, continuous actions from -1 to 1.
+
+The raw environment is used; Playground's wrappers would add time limits and resets. Its locomotion and manipulation
+tasks would download their models and are left out. Physics are those of MJX in JAX (`impl = "jax"`): Playground's
+default, Warp, needs an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mujoco_playground import dm_control_suite
+
+from jaxpg.envs.adapting import as_env, unit_box
+from jaxpg.types import Array, Env, Tree
+
+
+def ids() -> list[str]:
+    """The names of the control suite."""
+    return list(dm_control_suite.ALL_ENVS)
+
+
+def default_settings(env_id: str) -> dict[str, Any]:
+    """The numbers, texts and flags of the environment's config."""
+    config = dm_control_suite.get_default_config(env_id).to_dict()
+    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    read_by_wrappers = ("action_repeat", "vision")
+    return {name: value for name, value in plain.items() if name not in read_by_wrappers} | {"impl": "jax"}
+
+
+def make(env_id: str, settings: dict[str, Any]) -> Env:
+    """The raw environment with our time limit."""
+    env = dm_control_suite.load(env_id, config_overrides=settings)
+
+    def reset(key: Array) -> tuple[Tree, Tree]:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: Array, state: Tree, action: Array) -> tuple[Tree, Tree, Array, Array]:
+        state = env.step(state, action)
+        return state, state.obs, state.reward, state.done
+
+    return as_env(env_id, reset, step, unit_box(env.action_size), settings["episode_length"])

@@ -1,0 +1,140 @@
+"""`jaxpg check`: environments with one mistake each, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpg import envs
+from jaxpg.cli.main import main
+from jaxpg.types import Box, Discrete, Env, TimeStep
+
+LIMIT = 12
+
+
+def line(**changes: Any) -> Env:
+    """Walks up a line from a place below 1, by the action and a little noise; over above 6, and cut off at LIMIT."""
+
+    def observe(place: Any) -> Any:
+        return jnp.stack([place, -place])
+
+    def reset(key: Any) -> Any:
+        place = jax.random.uniform(key)
+        return (place, jnp.int32(0)), observe(place)
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        place, time = state[0] + action + 0.1 * jax.random.uniform(key), state[1] + 1
+        over = place > 6
+        timestep = TimeStep(observe(place), place, 1.0 - over.astype(jnp.float32), over | (time >= LIMIT))
+        return (place, time), timestep
+
+    box = Box(np.array([0.0, -9.0], np.float32), np.array([9.0, 0.0], np.float32))
+    env = Env("line", reset, step, box, Discrete(2), LIMIT, min_truncation_step=LIMIT)
+    return env._replace(**changes)
+
+
+def changed(change: Any) -> Env:
+    """`line` whose every step is changed by `change(env, key, state, timestep) -> state, timestep`."""
+    env = line()
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        return change(env, key, *env.step(key, state, action))
+
+    return env._replace(step=step)
+
+
+def resets_itself(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    fresh, obs = env.reset(key)
+    state = jax.tree.map(lambda x, y: jnp.where(timestep.last, x, y), fresh, state)
+    return state, timestep._replace(obs=jnp.where(timestep.last, obs, timestep.obs))
+
+
+def takes_a_time_out_for_an_end(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(discount=1.0 - timestep.last.astype(jnp.float32))
+
+
+def is_seldom_nan(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(reward=jnp.where(jax.random.uniform(key) < 0.02, jnp.nan, timestep.reward))
+
+
+def ends_early(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(last=timestep.last | (jax.random.uniform(key) < 0.1))
+
+
+def hides_its_randomness(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(reward=timestep.reward + np.float32(np.random.default_rng().uniform()))
+
+
+@jax.custom_batching.custom_vmap
+def doubled_in_company(x: Any) -> Any:
+    return x
+
+
+@doubled_in_company.def_vmap
+def _(axis_size: int, in_batched: Any, x: Any) -> Any:
+    return 2 * x, True
+
+
+def behaves_otherwise_in_company(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(reward=doubled_in_company(timestep.reward))
+
+
+def findings(env: Env) -> tuple[list[str], list[str]]:
+    """What has passed and what has not."""
+    found = list(envs.battery(env, "line"))
+    return [x.sentence for x in found if x.passed], [x.sentence for x in found if not x.passed]
+
+
+@pytest.mark.full
+def test_a_sound_environment_passes() -> None:
+    passed, wrong = findings(line())
+    assert wrong == []
+    assert len(passed) == 12
+    assert passed[5].endswith("it was reached")
+    assert "0 of them" not in passed[7]  # there are terminations
+    assert not passed[7].endswith(", and 0 time-outs")
+
+
+MISTAKES: dict[str, tuple[Env, str]] = {
+    "reset": (changed(resets_itself), "looks like that of a reset"),
+    "time-out": (changed(takes_a_time_out_for_an_end), "a time-out is no termination"),
+    "nan": (changed(is_seldom_nan), "finite"),
+    "early": (changed(ends_early), "before min_truncation_step = 12"),
+    "hidden": (changed(hides_its_randomness), "draw random numbers from the key alone"),
+    "company": (changed(behaves_otherwise_in_company), "other steps among others (vmap) than alone"),
+    "bounds": (line(observation_space=Box(np.full(2, -9, np.float32), np.full(2, 3, np.float32))), "obs[0] went from"),
+    "endless": (line(time_limit=5), "although time_limit = 5"),
+    "record": (line(time_limit=0), "an int from 1"),
+    "mask": (line(action_mask=lambda obs: obs > 3), "an action is allowed wherever one is taken"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_the_one_thing_that_is_found(mistake: str) -> None:
+    env, sentence = MISTAKES[mistake]
+    _, wrong = findings(env)
+    assert len(wrong) == 1, wrong
+    assert sentence in wrong[0]
+
+
+@pytest.mark.full
+def test_the_command_prints_a_line_each_and_says_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What passes is in test_readme.py."""
+    (tmp_path / "mine_checked.py").write_text(
+        "from jaxpg import envs\n\ndef short(*, steps: int = 9):\n"
+        "    env = envs.make('CartPole-v1', max_steps_in_episode=9)\n    return env._replace(time_limit=steps)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", "mine_checked:short", "--set", "steps=3"]) == 2
+    *passed, wrong = capsys.readouterr().out.splitlines()
+    assert len(passed) == 2
+    assert all(x.startswith("✓ ") for x in passed)
+    assert wrong.startswith("✗ mine_checked:short: no `last`")

@@ -1,0 +1,415 @@
+"""Adapters of other libraries: each on a fake of its library, and on the real one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+import tomllib
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusals import refused
+
+from jaxpg import envs, user_code
+from jaxpg.cli.main import main
+from jaxpg.envs import suites
+from jaxpg.errors import UserError
+from jaxpg.types import Discrete
+
+OVER = 5
+"""The task of every fake is over after so many steps; its observation is the time."""
+
+
+class Record(NamedTuple):
+    """A state of a library, whose names differ."""
+
+    time: Any
+    obs: Any
+    reward: Any
+    done: Any
+
+
+def begin() -> Record:
+    return Record(jnp.int32(0), jnp.zeros(1), jnp.float32(0), jnp.float32(0))
+
+
+def after(time: Any, over: Any) -> Record:
+    return Record(time, jnp.full(1, time, jnp.float32), jnp.float32(1), over.astype(jnp.float32))
+
+
+class Bodies:
+    """Brax's and Playground's environment: no limit, no reset."""
+
+    action_size = 2
+
+    def __init__(self, backend: str = "generalized", **settings: Any) -> None: ...
+
+    def reset(self, key: Any) -> Record:
+        assert key.dtype == jnp.uint32
+        return begin()
+
+    def step(self, state: Record, action: Any) -> Record:
+        return after(state.time + 1, state.time + 1 >= OVER)
+
+
+def fake_brax() -> dict[str, Any]:
+    return {"brax.envs": {"_envs": {"count": Bodies}, "get_environment": lambda env_id, **settings: Bodies(**settings)}}
+
+
+class _Config:
+    def to_dict(self) -> dict[str, Any]:
+        return {"episode_length": 1000, "impl": "warp", "action_repeat": 1, "vision": False}
+
+
+def fake_mujoco_playground() -> dict[str, Any]:
+    def load(env_id: str, config_overrides: dict[str, Any]) -> Bodies:
+        assert config_overrides["impl"] == "jax"
+        return Bodies()
+
+    suite = {"ALL_ENVS": ["count"], "get_default_config": lambda env_id: _Config(), "load": load}
+    return {"mujoco_playground": {"dm_control_suite": types.SimpleNamespace(**suite)}}
+
+
+def fake_navix() -> dict[str, Any]:
+    class Timestep(NamedTuple):
+        state: Any
+        observation: Any
+        reward: Any
+
+    class Grid:
+        action_set = (1, 2, 3)
+
+        def reset(self, key: Any) -> Timestep:
+            return Timestep(*begin()[:3])
+
+        def step(self, timestep: Timestep, action: Any) -> Timestep:
+            raise AssertionError("it resets by itself")
+
+        def _step(self, timestep: Timestep, action: Any) -> Timestep:
+            return Timestep(*after(timestep.state + 1, jnp.bool_(True))[:3])
+
+        def termination_fn(self, before: Any, action: Any, state: Any) -> Any:
+            return state >= OVER
+
+    return {
+        "navix": {
+            "registry": lambda: {"count": Grid},
+            "make": lambda env_id, **settings: Grid(),
+            "observations": types.SimpleNamespace(symbolic=None),
+        }
+    }
+
+
+def fake_craftax() -> dict[str, Any]:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Params:
+        max_timesteps: int = 10_000
+        angles: tuple = (None,)
+
+    class Game:
+        default_params = Params()
+        num_actions = 3
+
+        def reset_env(self, key: Any, params: Params) -> tuple:
+            return begin().obs, begin()
+
+        def step_env(self, key: Any, state: Record, action: Any, params: Params) -> tuple:
+            time = state.time + 1
+            state = after(time, (time >= OVER) | (time >= params.max_timesteps))
+            return state.obs, state, state.reward, state.done, {}
+
+    def make(name: str, auto_reset: bool) -> Game:
+        assert not auto_reset
+        return Game()
+
+    return {"craftax.craftax_env": {"make_craftax_env_from_name": make}}
+
+
+class DiscreteArray(NamedTuple):
+    num_values: int
+
+
+class MultiDiscreteArray(NamedTuple):
+    num_values: Any
+
+
+def fake_jumanji() -> dict[str, Any]:
+    class Observation(NamedTuple):
+        time: Any
+        action_mask: Any
+
+    class Board:
+        """Two rows of three cells; only cell (1, step % 3) is allowed."""
+
+        action_spec = MultiDiscreteArray(np.array([2, 3]))
+        reward_spec = np.zeros(())
+        observation_spec = types.SimpleNamespace(_specs={"action_mask": np.zeros((2, 3)), "time": None})
+
+        def __init__(self, time_limit: int = 100, viewer: Any = None) -> None:
+            self.time_limit = time_limit
+
+        def observe(self, time: Any) -> Observation:
+            return Observation(jnp.full(1, time, jnp.int8), jnp.arange(6).reshape(2, 3) == 3 + time % 3)
+
+        def reset(self, key: Any) -> tuple:
+            return jnp.int32(0), types.SimpleNamespace(observation=self.observe(jnp.int32(0)))
+
+        def step(self, time: Any, action: Any) -> tuple:
+            legal = (action[0] == 1) & (action[1] == time % 3)
+            time = time + 1
+            last = (time >= OVER) | (time >= self.time_limit)
+            reward = jnp.where(legal, 1.0, -1.0)
+            return time, types.SimpleNamespace(observation=self.observe(time), reward=reward, last=lambda: last)
+
+    spec = types.SimpleNamespace(entry_point="board", kwargs={})
+    registration = types.SimpleNamespace(_REGISTRY={"count": spec}, load=lambda entry_point: Board)
+    return {
+        "jumanji": {
+            "registered_environments": lambda: {"count"},
+            "make": lambda env_id, **settings: Board(**settings),
+            "registration": registration,
+            "specs": types.SimpleNamespace(DiscreteArray=DiscreteArray, MultiDiscreteArray=MultiDiscreteArray),
+        }
+    }
+
+
+class Game(NamedTuple):
+    """PGX's state of a game in which players move by turns, and each counts its own moves."""
+
+    current_player: Any
+    moves: Any
+    rewards: Any
+    terminated: Any
+    legal_action_mask: Any
+
+
+def fake_pgx() -> dict[str, Any]:
+    class Table:
+        """The agent's fifth move ends the game; the other may take action 1 alone; half a point to the agent each."""
+
+        num_actions = 3
+
+        def init(self, key: Any) -> Game:
+            return Game(jnp.int32(1), jnp.zeros(2, jnp.int32), jnp.zeros(2), jnp.bool_(False), self.legal(1))
+
+        def legal(self, player: Any) -> Any:
+            return jnp.where(jnp.equal(player, 1), jnp.arange(3) == 1, jnp.ones(3, bool))
+
+        def step(self, state: Game, action: Any, key: Any) -> Game:
+            player = state.current_player
+            moves = state.moves.at[player].add(1)
+            paid = jnp.where((player == 0) | (action == 1), 0.5, 0.0)
+            over = moves[0] >= OVER
+            return Game(1 - player, moves, jnp.stack([paid, -paid]), over, self.legal(1 - player))
+
+        def _observe(self, state: Game, player: Any) -> Any:
+            return jnp.full(1, state.moves[player], jnp.int8)
+
+    return {"pgx": {"available_envs": lambda: ("count",), "make": lambda env_id: Table()}}
+
+
+def fake_jaxtari() -> dict[str, Any]:
+    class Screen:
+        def action_space(self) -> Any:
+            return types.SimpleNamespace(n=3)
+
+        def reset(self, key: Any) -> tuple:
+            return {"ball": begin().obs}, begin()
+
+        def step(self, state: Record, action: Any) -> tuple:
+            state = after(state.time + 1, state.time + 1 >= OVER)
+            return {"ball": state.obs}, state, state.reward, state.done, {}
+
+    return {
+        "jaxtari": {
+            "list_available_games": lambda: ["count"],
+            "make": lambda env_id, mode, difficulty: Screen(),
+            "ownership_or_alt_markers_present": lambda: True,
+        }
+    }
+
+
+FAKES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "brax:count": (fake_brax, "episode_length"),
+    "craftax:Craftax-Symbolic-v1": (fake_craftax, "max_timesteps"),
+    "jaxtari:count": (fake_jaxtari, "max_steps"),
+    "jumanji:count": (fake_jumanji, "time_limit"),
+    "navix:count": (fake_navix, "max_steps"),
+    "pgx:count": (fake_pgx, "max_steps"),
+    "playground:count": (fake_mujoco_playground, "episode_length"),
+}
+"""The fake library of each suite, and what its time limit is called."""
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Put the fake library in the place of the real one."""
+    prefix = name.partition(":")[0]
+    monkeypatch.delitem(sys.modules, f"jaxpg.envs.suites.{prefix}", raising=False)
+    for module, contents in FAKES[name][0]().items():
+        for part in dict.fromkeys([module.partition(".")[0], module]):
+            fake = types.ModuleType(part)
+            fake.__spec__ = importlib.machinery.ModuleSpec(part, None)
+            fake.__path__ = []
+            monkeypatch.setitem(sys.modules, part, fake)
+        vars(sys.modules[module]).update(contents)
+        outer, _, inner = module.partition(".")
+        if inner:
+            setattr(sys.modules[outer], inner, sys.modules[module])
+    monkeypatch.setattr(suites.table, "is_installed", lambda prefix: True)
+
+
+@pytest.fixture(params=FAKES)
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    install(monkeypatch, request.param)
+    yield request.param
+    sys.modules.pop(f"jaxpg.envs.suites.{request.param.partition(':')[0]}", None)  # it holds on to the fake
+
+
+def play(env: Any, steps: int) -> tuple[Any, list[Any]]:
+    """The first observation, and what steps of an allowed action (or the last one) return."""
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    state, obs = reset(jax.random.key(0))
+    first, seen = obs, []
+    for i in range(steps):
+        action = jnp.ones(env.action_space.shape) if not isinstance(env.action_space, Discrete) else jnp.int32(1)
+        if env.action_mask is not None:
+            action = jnp.argmax(env.action_mask(obs)).astype(jnp.int32)
+        state, timestep = step(jax.random.key(i), state, action)
+        obs = timestep.obs
+        seen.append(timestep)
+    return first, seen
+
+
+def test_a_time_out_and_a_termination_are_told_apart(fake: str) -> None:
+    limit = FAKES[fake][1]
+    assert envs.default_settings(fake)[limit] >= 100
+    short = envs.make(fake, **{limit: 3})
+    assert short.name == fake
+    assert (short.time_limit, short.min_truncation_step) == (3, 3)
+    first, seen = play(short, 3)
+    assert first[0] == 0
+    assert [float(x.obs[0]) for x in seen] == [1, 2, 3]  # the last is the true successor
+    assert [bool(x.last) for x in seen] == [False, False, True]
+    assert [float(x.discount) for x in seen] == [1, 1, 1]
+    assert [float(x.reward) for x in seen] == [1, 1, 1]
+
+    for steps in (OVER, 9):  # also where both fall on one step
+        _, seen = play(envs.make(fake, **{limit: steps}), OVER)
+        assert [bool(x.last) for x in seen] == [False] * 4 + [True]
+        assert [float(x.discount) for x in seen] == [1] * 4 + [0]
+
+
+@pytest.mark.full
+def test_every_adapter_keeps_the_contract(fake: str) -> None:
+    envs.check_env(envs.make(fake, **{FAKES[fake][1]: 3}), fake)
+
+
+def test_a_name_or_a_setting_that_is_not_there_is_one_sentence(fake: str) -> None:
+    prefix = fake.partition(":")[0]
+    with pytest.raises(UserError, match=f"There is no environment of {suites.SUITES[prefix].library} 'coumt'"):
+        envs.make(f"{prefix}:coumt")
+    with pytest.raises(UserError, match=f"{fake} has no setting 'gravity'"):
+        envs.make(fake, gravity=1.0)
+
+
+def test_a_board_of_jumanji_is_masked_and_its_cells_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "jumanji:count")
+    env = envs.make("jumanji:count")
+    assert env.action_space == Discrete(6)
+    state, obs = env.reset(jax.random.key(0))
+    for time in range(3):
+        assert env.action_mask is not None
+        np.testing.assert_array_equal(env.action_mask(obs), np.arange(6) == 3 + time)
+        assert obs.shape == (7,)
+        state, timestep = env.step(jax.random.key(0), state, jnp.int32(3 + time))
+        assert timestep.reward == 1
+        obs = timestep.obs
+    sys.modules.pop("jaxpg.envs.suites.jumanji")
+
+
+def test_missing_sprites_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "jaxtari:count")
+    monkeypatch.setattr(sys.modules["jaxtari"], "ownership_or_alt_markers_present", lambda: False)
+    with pytest.raises(UserError, match=r"python -m jaxtari\.install_sprites"):
+        envs.make("jaxtari:count")
+    sys.modules.pop("jaxpg.envs.suites.jaxtari")
+
+
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    out = tmp_path / "run"
+    message = refused(capsys, "train", "brax:ant", "ppo", "--out", str(out))
+    assert "Brax is not installed" in message
+    assert "pip install 'jaxpg[brax]'" in message
+    assert not out.exists()
+
+
+@pytest.mark.full
+def test_the_list_says_what_there_is_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "environments"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{prefix}:ID" in listed for prefix in suites.SUITES)
+    assert "kinetix-env 3.0.2" in listed
+    assert "There is no suite 'braxx'. Did you mean 'brax'?" in refused(capsys, "list", "environments", "braxx")
+
+
+def test_every_suite_is_an_extra_and_a_reserved_prefix() -> None:
+    page = Path(__file__).parent.parent / "pyproject.toml"
+    extras = tomllib.loads(page.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert suites.SUITES.keys() == user_code.SUITE_PREFIXES
+    assert suites.SUITES.keys() <= extras.keys()
+    for prefix, suite in suites.SUITES.items():
+        assert extras[prefix][0].startswith(f"{prefix}>=")
+        assert (Path(suites.__file__).parent / f"{prefix}.py").exists(), suite
+
+
+def test_a_suites_name_is_no_code_of_a_run() -> None:
+    settings = {"environment": "brax:ant", "environment_settings": {"match": "mine:check"}}
+    assert user_code.code_names(settings) == ["mine:check"]
+    with pytest.raises(UserError, match="prefix of a suite"):
+        user_code.import_user_code("brax:ant", "reward function")
+
+
+REAL = {
+    "brax:inverted_pendulum": {"backend": "spring", "episode_length": 3},
+    "craftax:Craftax-Classic-Symbolic-v1": {"max_timesteps": 3},
+    "jumanji:Snake-v1": {"time_limit": 3},
+    "navix:Navix-Empty-5x5-v0": {"max_steps": 3},
+    "pgx:tic_tac_toe": {"max_steps": 2},
+    "playground:CartpoleBalance": {"episode_length": 3},
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_environment_trains_and_its_limit_is_a_time_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, limit = name.partition(":")[0], list(REAL[name].values())[-1]
+    if not suites.is_installed(prefix):
+        pytest.skip(f"needs {suites.install_command(prefix)}")
+    short, long = (envs.make(name, **{**REAL[name], list(REAL[name])[-1]: steps}) for steps in (limit, 100))
+    (_, cut), (_, whole) = play(short, limit), play(long, limit + 1)
+    for a, b in zip(cut, whole[:limit], strict=True):
+        np.testing.assert_array_equal(a.obs, b.obs)
+        assert a.discount == b.discount == 1
+    assert [bool(x.last) for x in cut] == [False] * (limit - 1) + [True]
+    assert not any(bool(x.last) for x in whole[:limit])
+
+    settings = [f"--set=environment_settings.{key}={value}" for key, value in REAL[name].items()]
+    few = ["--set=num_envs=4", "--set=num_steps=8", "--set=evaluation_episodes=2", "--set=evaluations=1", "--quiet"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", name, "ppo", "--steps", "64", "--out", "run", *few, *settings]) == 0
+    assert main(["eval", "run", "--episodes", "2"]) == 0
