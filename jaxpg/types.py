@@ -147,6 +147,19 @@ class Rollout(NamedTuple):
         return Rollout(steps, loss_mask, final_obs, episodes)
 
 
+class HostParts(NamedTuple):
+    """What an environment has that lives on the host, outside of the compiled program, where a reset is not a copy.
+
+    restart(key, wanted, state) -> state, obs: as `Env.reset(key)`, of the environment in this state; the result means
+        something only where `wanted` ([] bool) is true, and only there anything is reset.
+    frames(seed, actions [T, ...]) -> T + 1 pictures `[H, W, 3]` of an episode, and its T rewards; None if it cannot be
+        drawn.
+    """
+
+    restart: Callable[[Key, Array, Tree], tuple[Tree, Tree]]
+    frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
+
+
 class Env(NamedTuple):
     """One environment, without batch axes and without automatic resets.
 
@@ -163,6 +176,7 @@ class Env(NamedTuple):
         rollout stores a final observation per time-out, and arrays need a fixed size, so a segment of T steps has
         1 + ceil((T - 1) / min_truncation_step) slots per column (`rollout.segments.final_obs_slots`). 1 is always
         correct; a larger value saves memory.
+    host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
     """
 
     name: str
@@ -175,6 +189,7 @@ class Env(NamedTuple):
     outcome: Callable[[Tree], Outcome] | None = None
     measure: Callable[[Outcome, Array, int], Metrics] | None = None
     min_truncation_step: int = 1
+    host: HostParts | None = None
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

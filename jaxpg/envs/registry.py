@@ -10,7 +10,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from jaxpg.envs import gymnax_adapter, mdps, probes, tabular, text, wrappers
+from jaxpg.envs import gymnax_adapter, host, mdps, probes, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
@@ -123,6 +123,8 @@ def make(name: str, /, **settings: Any) -> Env:
             return _factories[name](**settings)
         if name in _user_factories:
             return _make_user_env(name, _user_factories[name], settings)
+        if host.comes_in(name):
+            return host.make(name, settings)
         if ":" in name:
             return _make_user_env(name, import_user_code(name, "environment"), settings)
         return gymnax_adapter.make_gymnax(name, settings)
@@ -138,6 +140,8 @@ def default_settings(name: str) -> dict[str, Any]:
         return argument_defaults((_factories | _user_factories)[name])
     if name in gymnax_adapter.gymnax_names():
         return gymnax_adapter.gymnax_settings(name)
+    if host.comes_in(name):
+        return host.default_settings(name)
     if ":" in name:
         return argument_defaults(import_user_code(name, "environment"))
     refuse_unknown("environment", name, names())
