@@ -14,7 +14,7 @@ from jaxpg.cli.options import RunOptions
 from jaxpg.cli.record import RECORD, CommandRecord, Sweep, read
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.config_file import find_task, read_toml
+from jaxpg.experiments.config_file import read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
 from jaxpg.experiments.stages import INHERITED, ROLES, Stage, check_plan, plan_stages
 from jaxpg.training import run_directory
@@ -71,8 +71,8 @@ def groups_of(record: CommandRecord, out: Path) -> list[CompiledGroup]:
 def task_name(options: RunOptions) -> str:
     """The name of the task that a command line names."""
     assert options.task is not None
-    path = find_task(options.task)
-    return configs.check_name(read_toml(path).get("task", path.stem))
+    tables, path = read_task(options.task)
+    return configs.check_name(tables.get("task", path.stem))
 
 
 def config_of_run(options: RunOptions, algorithm: str, directory: Path) -> configs.Config:

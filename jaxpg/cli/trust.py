@@ -22,6 +22,6 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     given = vars(arguments)
     if given.get("trust_code"):
         return lambda name: True
-    tables = config_file.read_toml(config_file.find_task(given["task"])) if given.get("task") else {}
+    tables = config_file.read_task(given["task"])[0] if given.get("task") else {}
     stated = [tables, config_file.parse_overrides(given.get("set", [])), parse_grid(given.get("grid") or [])]
     return frozenset(strings_in(stated)).__contains__

@@ -2,6 +2,7 @@
 
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
+from jaxpg.envs.host import comes_in as lives_on_host
 from jaxpg.envs.mdps import (
     MDPS,
     cliff_walking,
@@ -43,6 +44,7 @@ __all__ = [
     "from_gymnax",
     "frozen_lake",
     "grid_world",
+    "lives_on_host",
     "make",
     "names",
     "random_mdp",

@@ -121,15 +121,28 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     """The config of an algorithm on a task.
 
     Args:
-        task: one of `config_file.tasks()`, or the path of a TOML file.
+        task: one of `config_file.tasks()`, the path of a TOML file, or the name of an environment with a colon in it,
+            such as "gymnasium:CartPole-v1", which is trained with the defaults.
         algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
     Raises:
         UserError: an unknown task, algorithm or setting (the nearest valid one is named), or an invalid value.
     """
-    path = config_file.find_task(task)
-    return resolve_tables(config_file.read_toml(path), algorithm, overrides, source=path)
+    tables, path = config_file.read_task(task)
+    if config_file.names_environment(task) and NETWORKS_OF.get(algorithm):
+        tables |= _network_for(str(task), _nested_overrides(overrides or {}).get("environment_settings", {}))
+    return resolve_tables(tables, algorithm, overrides, source=path)
+
+
+def _network_for(environment: str, settings: Any) -> dict[str, Any]:
+    """The table `network` for an environment without a config: a cnn for images, of Mnih et al. 2015 for large ones."""
+    shape = envs.make(environment, **check(options(Config)["environment_settings"], settings)).observation_space.shape
+    if len(shape) != 3:
+        return {}
+    large = min(shape[:2]) >= 36
+    atari = {"channels": [32, 64, 64], "kernels": [8, 4, 3], "strides": [4, 2, 1], "hidden": [512]}
+    return {"network": {"kind": "cnn", **(atari if large else {})}}
 
 
 def resolve_tables(

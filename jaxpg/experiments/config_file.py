@@ -5,6 +5,7 @@ Nothing here knows which settings exist; config.py checks names and values.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,24 @@ def find_task(task: str | Path) -> Path:
     if task not in tasks():
         refuse_unknown("task", str(task), tasks())
     return TASKS / f"{task}.toml"
+
+
+def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
+    """The tables of a task, and its file. The name of an environment, with a colon in it, is a task without a file.
+
+    Raises:
+        UserError: as `find_task` and `read_toml`.
+        OSError: the file cannot be read.
+    """
+    if names_environment(task):
+        return {"environment": str(task)}, Path(re.sub(r"[:/]", "-", str(task)))
+    path = find_task(task)
+    return read_toml(path), path
+
+
+def names_environment(task: str | Path) -> bool:
+    """Whether a task is the name of an environment, such as `gymnasium:CartPole-v1` or `module:function`."""
+    return ":" in str(task) and not str(task).endswith(".toml")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

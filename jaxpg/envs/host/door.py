@@ -3,6 +3,7 @@
 The state of such an environment, as the program sees it, is the seed of its episode and the actions since. The host
 keeps the environment itself, as it is after these. So a state that the host does not have, because the process is a
 new one or the program has gone back to an earlier state, is made again: reset with that seed, and the same actions.
+That is exact for an environment that a seed and actions determine; Gymnasium's say so (`EnvSpec.nondeterministic`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Box, Env, HostParts, Key, TimeStep
 from jaxpg.user_code import describe_failure
 
+LONGEST_HISTORY = 4000
+"""Steps of an episode up to which its actions are kept; longer ones begin anew where they would be made again."""
 _LOST = (EOFError, ConnectionError, BrokenPipeError)
 
 
@@ -33,8 +36,8 @@ class HostState(NamedTuple):
     place: [3] int32, where the host keeps it: its group, its number in there, and the steps that the group had taken.
     seed: [] uint32, of the episode.
     t: [] int32, steps of the episode.
-    history: [T, ...], the actions since the reset, the first `t` of which count; T is the time limit, or 0 for an
-        environment that does not repeat itself.
+    history: [T, ...], the actions since the reset, the first `t` of which count; T is the time limit, or 0 where an
+        episode cannot be made again: its environment does not repeat itself, or it may have too many steps.
     """
 
     place: Array
@@ -53,7 +56,7 @@ def host_env(source: Source) -> Env:
     groups = _Groups(source)
     atexit.register(groups.close)
     shape, dtype = source.action_space.shape, np.float32 if isinstance(source.action_space, Box) else np.int32
-    length = source.time_limit if source.repeatable else 0
+    length = source.time_limit if source.repeatable and source.time_limit <= LONGEST_HISTORY else 0
     place_like = jax.ShapeDtypeStruct((3,), jnp.int32)
     obs_like = jax.ShapeDtypeStruct(source.observation_space.shape, jnp.float32)
     begun = place_like, obs_like
@@ -139,9 +142,9 @@ class _Group:
         return obs, numbers
 
     def replay(self, seeds: np.ndarray, t: np.ndarray, history: np.ndarray) -> None:
-        """Bring each environment to where its seed and its first `t` actions lead."""
+        """Bring each environment to where its seed and its first `t` actions lead; to a new episode without actions."""
         self.begin(np.ones(self.size, bool), seeds)
-        if not self._source.repeatable:
+        if not history.shape[1]:
             return
         for i in range(int(t.max(initial=0))):
             self._rest((t <= i) & ~self._resting)

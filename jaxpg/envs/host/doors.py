@@ -77,18 +77,25 @@ def _package(package: str) -> Any:
 
 
 def _gymnasium_spec(env_id: str) -> Any:
+    """Gymnasium's record of an environment; `MODULE:ID` imports the module first, which registers it."""
     gymnasium = _package("gymnasium")
-    if ":" in env_id:
+    module, colon, registered = env_id.rpartition(":")
+    if colon:
         check_trusted(f"gymnasium:{env_id}", "environment")
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"The module of the environment gymnasium:{env_id} cannot be imported: {describe_failure(error)}. Install "
+                "it, or add the folder that contains it to PYTHONPATH."
+            ) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return gymnasium.spec(env_id)
-    except gymnasium.error.Error:
-        module = "".join(env_id.rpartition(":")[:2])
-        refuse_unknown("environment", f"gymnasium:{env_id}", [f"gymnasium:{module}{x}" for x in gymnasium.registry])
-    except Exception as error:  # of the user's module, or of Gymnasium where the name has no form
-        raise UserError(f"The environment gymnasium:{env_id} cannot be found: {describe_failure(error)}.") from error
+            return gymnasium.spec(registered)
+    except (gymnasium.error.Error, ValueError):
+        known = [f"gymnasium:{module}{colon}{x}" for x in gymnasium.registry]
+        refuse_unknown("environment", f"gymnasium:{env_id}", known)
 
 
 def _gymnasium_settings(env_id: str) -> dict[str, Any]:
