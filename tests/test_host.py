@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from jaxpg.rollout.segments import continuing
 from jaxpg.training import checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
 
-WALK = "gymnasium:tiny_gym:TinyWalk-v0"
+WALK, LANDER, POLE = "gymnasium:tiny_gym:TinyWalk-v0", "gymnasium:LunarLander-v3", "gymnasium:CartPole-v1"
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +46,9 @@ def seed_of(key: jax.Array) -> int:
     [
         pytest.param(WALK, {}, "sync", marks=pytest.mark.full),
         pytest.param(WALK, {}, "async", marks=pytest.mark.full),
-        pytest.param("gymnasium:CartPole-v1", {"max_episode_steps": 15}, "sync", marks=pytest.mark.full),
+        pytest.param(POLE, {"max_episode_steps": 15}, "sync", marks=pytest.mark.full),
         pytest.param("gymnasium:Pendulum-v1", {"max_episode_steps": 9}, "sync", marks=pytest.mark.full),
-        pytest.param("gymnasium:LunarLander-v3", {"continuous": True, "max_episode_steps": 70}, "sync", marks=pytest.mark.full),
+        pytest.param(LANDER, {"continuous": True, "max_episode_steps": 70}, "sync", marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_a_rollout_is_what_a_plain_loop_sees(name: str, settings: dict[str, Any], vectorization: str) -> None:
@@ -124,7 +126,9 @@ def test_a_step_after_the_end_changes_nothing() -> None:
 
 
 def random_actor(env: Env) -> Actor:
-    return Actor(lambda obs: (), lambda memory, obs, key, greedy: (jax.random.randint(key, (), 0, env.action_space.n), ()))
+    return Actor(
+        lambda obs: (), lambda memory, obs, key, greedy: (jax.random.randint(key, (), 0, env.action_space.n), ())
+    )
 
 
 @pytest.mark.full
@@ -176,17 +180,17 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
     env = envs.make(WALK, fault=fault)
     with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    state, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
+    _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
     assert np.isnan(obs).all()
 
 
 def test_what_cannot_be_made_is_refused() -> None:
     for name, settings, sentence in (
-        ("gymnasium:CartPole-v7", {}, "There is no environment 'gymnasium:CartPole-v7'. Did you mean 'gymnasium:CartPole-v"),
+        ("gymnasium:CartPole-v7", {}, "no environment 'gymnasium:CartPole-v7'. Did you mean 'gymnasium:CartPole-v"),
         ("gymnasium:no_module:X-v0", {}, "cannot be imported: ModuleNotFoundError: No module named 'no_module'"),
-        ("gymnasium:CartPole-v1", {"sutton_reward": True}, "no setting 'sutton_reward'. Did you mean 'sutton_barto_reward'"),
-        ("gymnasium:CartPole-v1", {"vectorization": "asink"}, "no vectorization 'asink' of gymnasium:CartPole-v1. Did you"),
-        ("gymnasium:CartPole-v1", {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
+        (POLE, {"sutton_reward": True}, "no setting 'sutton_reward'. Did you mean 'sutton_barto_reward'"),
+        (POLE, {"vectorization": "asink"}, "no vectorization 'asink' of gymnasium:CartPole-v1. Did you"),
+        (POLE, {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
         ("gymnasium:tiny_gym:TinyEndless-v0", {}, "needs a value for max_episode_steps"),
         ("gymnasium:Blackjack-v9", {}, "Did you mean 'gymnasium:Blackjack-v1'"),
     ):  # fmt: skip
@@ -230,13 +234,24 @@ def test_the_name_of_an_environment_is_a_task() -> None:
         resolve_config("gymnasium:Pendulum-v2", "ppo")
 
 
-SMALL = ["--set", "num_envs=2", "num_steps=8", "num_minibatches=1", "epochs=1", "network.hidden=[4]"]
+def settings(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+SMALL = settings("num_envs=2", "num_steps=8", "num_minibatches=1", "epochs=1", "network.hidden=[4]")
 
 
 @pytest.mark.full
 def test_a_run_goes_on_with_the_same_bits_and_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As long as the host's environments repeat themselves, resuming is exact for them too."""
-    train = ["train", "gymnasium:CartPole-v1", "ppo", *SMALL, "evaluation_episodes=2", "evaluations=2", "--quiet"]
+    train = [
+        "train",
+        "gymnasium:CartPole-v1",
+        "ppo",
+        *SMALL,
+        *settings("evaluation_episodes=2", "evaluations=2"),
+        "--quiet",
+    ]
     for name, lengths in (("whole", [640]), ("two", [330, 640])):
         for steps in lengths:
             again = ["--resume"] if steps != lengths[0] else []
@@ -260,10 +275,10 @@ def test_a_fault_ends_a_run_and_its_processes(
     fault: str, vectorization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, one sentence, the last checkpoint as it was, no process left."""
-    of_env = [f"environment_settings.vectorization={vectorization}", "environment_settings.at=3", "evaluation_episodes=2"]
+    of_env = [f"environment_settings.{x}" for x in (f"vectorization={vectorization}", f"fault={fault}", "at=3")]
     out = str(tmp_path / "run")
-    train = ["train", WALK, "ppo", *SMALL, *of_env]
-    assert main([*train, f"environment_settings.fault={fault}", "--steps", "600", "--out", out, "--quiet"]) == 2
+    train = ["train", WALK, "ppo", *SMALL, *settings(*of_env, "evaluation_episodes=2")]
+    assert main([*train, "--steps", "600", "--out", out, "--quiet"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("jaxpg: ")
     assert WALK in error
@@ -287,3 +302,24 @@ def test_ppo_learns_through_the_door() -> None:
     returns = jax.jit(lambda keys: jax.lax.map(train, keys))(jax.random.split(jax.random.key(0), 3))
     host_callback.raise_failure()
     assert np.nanmax(np.asarray(returns)[:, -5:], 1).mean() > 400  # in 41,000 steps; about 20 by chance
+
+
+@pytest.mark.full
+def test_the_page_about_gymnasium_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The blocks of docs/gymnasium.md in order, with fewer steps; all but the commands that need other packages."""
+    page = (Path(__file__).parent.parent / "docs" / "gymnasium.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "python" and block.startswith("# my_module.py"):
+            (tmp_path / "my_module.py").write_text(block, encoding="utf-8")
+        elif language == "python":
+            exec(compile(block, "docs/gymnasium.md", "exec"), {"__name__": "__main__"})
+            assert float(capsys.readouterr().out.split()[-1]) >= 8  # steps that a pole stands, whatever is done
+        else:
+            for line in block.splitlines():
+                words = shlex.split(line)
+                if words[0] == "jaxpg" and "envpool:" not in line and "Lunar" not in line:
+                    fewer = ["--steps", "2048", *settings("evaluation_episodes=2")] if words[1] == "train" else []
+                    assert main([*words[1:], *fewer]) == 0, line
+    assert (tmp_path / "cartpole.gif").read_bytes()[:4] == b"GIF8"

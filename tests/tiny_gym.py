@@ -51,7 +51,9 @@ class Walk(gymnasium.Env):
 class Dictionary(Walk):
     """The same, with a dictionary for an observation."""
 
-    observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-10.0, 10.0), "t": gymnasium.spaces.Discrete(7)})
+    observation_space = gymnasium.spaces.Dict(
+        {"x": gymnasium.spaces.Box(-10.0, 10.0), "t": gymnasium.spaces.Discrete(7)}
+    )
 
     def _obs(self) -> Any:
         return {"x": np.array([self._x], np.float32), "t": self._t}

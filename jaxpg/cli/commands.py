@@ -158,7 +158,7 @@ def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruptio
         groups,
         session.out,
         # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config: devices.mesh_for(options, config, 0),
+        mesh_for=lambda config: runs.mesh_for(options, config, 0),
         memory_of=lambda mesh: memory_limit(mesh, sweep.memory),
         hooks_for=partial(runs.training_hooks, session.options, interruption),
         sizes=sweep.waves,

@@ -13,7 +13,7 @@ from jaxpg.envs.mdps import (
     sparse_grid_world,
     taxi,
 )
-from jaxpg.envs.registry import WRAPPERS, default_settings, make, names, register, wrap
+from jaxpg.envs.registry import NOTES, WRAPPERS, default_settings, make, names, register, wrap
 from jaxpg.envs.tabular import (
     MDP,
     SparseMDP,
@@ -30,6 +30,7 @@ from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actio
 __all__ = [
     "MDP",
     "MDPS",
+    "NOTES",
     "WRAPPERS",
     "SparseMDP",
     "action_values",

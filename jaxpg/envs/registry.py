@@ -63,6 +63,17 @@ _factories: dict[str, Factory] = {
     **{name: _text_factory(task) for name, task in text.TASKS.items()},
     "json_lines": _text_factory(text.json_lines),
 }
+NOTES: dict[str, str] = {
+    "CartPole-v1": "as Gymnasium's, in float32",
+    "Acrobot-v1": "as Gymnasium's, in float32",
+    "Pendulum-v1": "as Gymnasium's, in float32",
+    "MountainCar-v0": "as Gymnasium's, in float32",
+    "MountainCarContinuous-v0": "as Gymnasium's, in float32: the wall on the left stops the car, unlike in gymnax",
+    "frozen_lake": "as Gymnasium's FrozenLake-v1; for its 8x8 map set size = 8 and time_limit = 200",
+    "cliff_walking": "as Gymnasium's CliffWalking-v1, which has no time limit; here it is 200",
+    "taxi": "as Gymnasium's Taxi-v4",
+}
+"""How environments of Gymnasium that are computed in the program compare with its own (tests/test_classics.py)."""
 _user_factories: dict[str, Factory] = {}
 _checked: set[tuple[Factory, str]] = set()
 """Which environments of users have passed `check_env`: function and settings."""

@@ -101,7 +101,7 @@ def time_limit(env: Env, *, steps: int) -> Env:
     if type(steps) is not int or steps < 1:
         raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
     if env.host:
-        raise UserError(f"time_limit: {env.name} lives on the host and keeps its own time; set max_episode_steps of it.")
+        raise UserError(f"time_limit: {env.name} lives on the host and keeps its own time; set max_episode_steps.")
 
     def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
         return Wrapped(state, jnp.zeros((), jnp.int32)), obs

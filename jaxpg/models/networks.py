@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.models.layers import (
     ACTIVATIONS,
     FLAX_GAINS,

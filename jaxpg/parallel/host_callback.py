@@ -1,8 +1,9 @@
 """Python functions called from inside a compiled program, on every platform, and how their failures are reported.
 
-`call` replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for each
-other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call that
-fails returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
+`call` replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for
+each other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call
+that fails returns NaN or -1, its exception is stored, and the code that started the program raises it
+(`raise_failure`).
 """
 
 from __future__ import annotations

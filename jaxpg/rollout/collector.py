@@ -102,7 +102,9 @@ def reset_env(env: Env, policy: Policy, params: Tree, key: Key) -> CollectorStat
     return _started(env, policy, params, *env.reset(key))
 
 
-def restart_env(env: Env, policy: Policy, params: Tree, key: Key, wanted: Array, moved: CollectorState) -> CollectorState:
+def restart_env(
+    env: Env, policy: Policy, params: Tree, key: Key, wanted: Array, moved: CollectorState
+) -> CollectorState:
     """`reset_env` of an environment on the host, which is reset only where `wanted`."""
     assert env.host is not None
     return _started(env, policy, params, *env.host.restart(key, wanted, moved.env_state))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,6 +99,8 @@ class _Group:
         self._source, self._vector = source, vector
         self._over, self._resting = np.zeros((2, size), bool)
         self._t = np.zeros(size, np.int64)
+        numbers = np.arange(size)
+        self._places = np.stack([np.full_like(numbers, number), numbers, np.zeros_like(numbers)], -1)
         self.close = vector.close
 
     def is_free(self) -> bool:
@@ -106,12 +109,12 @@ class _Group:
 
     def is_at(self, place: np.ndarray) -> bool:
         """Whether states with these places, `[n, 3]`, are what its environments are in."""
-        return len(place) == self.size and bool((place[:, 2] == self.calls).all())
+        return np.array_equal(place, self.places())
 
     def places(self) -> np.ndarray:
-        """`HostState.place` of its environments as they are now."""
-        numbers = np.arange(self.size)
-        return np.stack([np.full_like(numbers, self.number), numbers, np.full_like(numbers, self.calls)], -1)
+        """`HostState.place` of its environments as they are now; the array is used again."""
+        self._places[:, 2] = self.calls
+        return self._places
 
     def begin(self, wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         """New episodes where `wanted`; the observations there, `[n, ...]`."""
@@ -126,19 +129,16 @@ class _Group:
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One step: observations `[n, ...]`, and reward, discount and last, `[n, 3]`."""
         self._rest(self._over & ~self._resting)
+        running = ~(self._over | self._resting)
         obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions))
         self.calls += 1
-        running = ~self._over & ~self._resting
         self._t += running
         obs = self._source.convert(obs)
         self._check(obs, reward, running)
-        if (self._t > self._source.time_limit).any():
-            raise UserError(
-                f"The environment {self._source.name} did not end an episode after {self._source.time_limit} steps, "
-                "its time limit. Let it end there, or set max_episode_steps."
-            )
-        self._over |= running & (terminated | truncated)
-        numbers = np.stack([np.where(running, reward, 0.0), 1.0 - (running & terminated), self._over], -1)
+        ended = running & (terminated | truncated)
+        self._over |= ended
+        numbers = np.empty((self.size, 3), np.float32)
+        numbers[:, 0], numbers[:, 1], numbers[:, 2] = reward * running, ~(ended & terminated), self._over
         return obs, numbers
 
     def replay(self, seeds: np.ndarray, t: np.ndarray, history: np.ndarray) -> None:
@@ -160,7 +160,7 @@ class _Group:
 
     def _check(self, obs: np.ndarray, reward: np.ndarray, which: np.ndarray) -> None:
         """Raise a UserError if one of `which` has a number that is not finite; one sum finds that out cheaply."""
-        if np.isfinite(obs.sum()) and np.isfinite(reward.sum()):
+        if math.isfinite(obs.sum()) and math.isfinite(reward.sum()):
             return
         for i in np.flatnonzero(which):
             when = f"at step {self._t[i]} of an episode" if self._t[i] else "at the reset of an episode"
@@ -191,9 +191,9 @@ class _Groups:
         """Places after a step, observations, and reward, discount and last of each."""
         with self._explained():
             actions = actions.reshape(seeds.size, *self._source.action_space.shape)
-            parts = [(group, *group.step(actions[of])) for group, of in self._find(seeds, t, place, history)]
-            joined = [np.concatenate(x) for x in zip(*((g.places(), obs, numbers) for g, obs, numbers in parts), strict=True)]
-            return tuple(_like(seeds, x) for x in joined)  # type: ignore[return-value]
+            parts = [(*group.step(actions[of]), group.places()) for group, of in self._find(seeds, t, place, history)]
+            obs, numbers, places = _joined(parts)
+            return _like(seeds, places), _like(seeds, obs), _like(seeds, numbers)
 
     def restart(
         self,
@@ -209,7 +209,7 @@ class _Groups:
             wanted, new_seeds = wanted.ravel(), new_seeds.ravel()
             found = self._find(seeds, t, place, history)
             parts = [(group.places(), group.begin(wanted[of], new_seeds[of])) for group, of in found]
-            places, obs = (np.concatenate(x) for x in zip(*parts, strict=True))
+            places, obs = _joined(parts)
             return _like(seeds, places), _like(seeds, obs)
 
     def close(self) -> None:
@@ -223,6 +223,10 @@ class _Groups:
         """The groups that a batch of states consists of, in these states, and the part of each."""
         history = history.reshape(seeds.size, *history.shape[seeds.ndim :])
         place, seeds, t = place.reshape(-1, 3), seeds.ravel(), t.ravel()
+        first = self._groups.get(int(place[0, 0]))
+        if first is not None and first.is_at(place):
+            yield first, slice(None)
+            return
         cuts = np.flatnonzero(np.diff(place[:, 0])) + 1
         for start, stop in itertools.pairwise((0, *cuts.tolist(), len(place))):
             of = slice(start, stop)
@@ -260,6 +264,11 @@ class _Groups:
         except Exception as error:
             self.close()
             raise UserError(f"The environment {self._source.name} raised {describe_failure(error)}.") from error
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> Sequence[np.ndarray]:
+    """The arrays of several groups, one after the other."""
+    return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
 
 
 def _like(batch: np.ndarray, rows: np.ndarray) -> np.ndarray:

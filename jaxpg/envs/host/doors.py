@@ -6,10 +6,11 @@ asked for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults, check_trusted, describe_failure
 
-VECTORIZATIONS = ("sync", "async")
+VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
 _NOT_SETTINGS = ("self", "render_mode")
 _OF_THE_POOL = (
     "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed",
@@ -76,6 +77,14 @@ def _package(package: str) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _deprecations_ignored() -> Iterator[None]:
+    """Without the warnings of packages about themselves; where they are errors, Box2D's crash Python on import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def _gymnasium_spec(env_id: str) -> Any:
     """Gymnasium's record of an environment; `MODULE:ID` imports the module first, which registers it."""
     gymnasium = _package("gymnasium")
@@ -86,12 +95,11 @@ def _gymnasium_spec(env_id: str) -> Any:
             importlib.import_module(module)
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"The module of the environment gymnasium:{env_id} cannot be imported: {describe_failure(error)}. Install "
-                "it, or add the folder that contains it to PYTHONPATH."
+                f"The module of the environment gymnasium:{env_id} cannot be imported: {describe_failure(error)}. "
+                "Install it, or add the folder that contains it to PYTHONPATH."
             ) from error
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with _deprecations_ignored():
             return gymnasium.spec(registered)
     except (gymnasium.error.Error, ValueError):
         known = [f"gymnasium:{module}{colon}{x}" for x in gymnasium.registry]
@@ -103,7 +111,8 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
 
     spec = _gymnasium_spec(env_id)
     try:
-        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+        with _deprecations_ignored():
+            creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     except Exception as error:
         raise UserError(f"The environment gymnasium:{env_id} cannot be made: {describe_failure(error)}.") from error
     of_the_class = {name: x for name, x in argument_defaults(creator).items() if name not in _NOT_SETTINGS}
@@ -114,8 +123,6 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
 def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     import gymnasium
 
-    from jaxpg.envs.host.lanes import Lane
-
     name, spec = f"gymnasium:{env_id}", _gymnasium_spec(env_id)
     settings = dict(settings)
     vectorization, limit = settings.pop("vectorization"), settings["max_episode_steps"]
@@ -125,10 +132,10 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
     try:
-        env = make_one()
-        wrappers = [] if _is_plain(env.observation_space) else [gymnasium.wrappers.FlattenObservation]
-        for wrap in (*wrappers, partial(Lane, name=name)):
-            env = wrap(env)
+        with _deprecations_ignored():
+            flatten = not _is_plain(make_one().observation_space)
+            make_lane = partial(_make_lane, make_one, name, flatten)
+            env = make_lane()
         convert, observation_space = vectors.observation_converter(_plain(env.observation_space, "observations", name))
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
         env.reset(seed=0)
@@ -137,26 +144,12 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise
     except Exception as error:
         raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
-
-    def make_vec(n: int) -> Any:
-        mode = gymnasium.vector.AutoresetMode.DISABLED
-        in_processes = {"context": "spawn"} if vectorization == "async" else {}  # a fork of jax's threads may hang
-        return gymnasium.make_vec(
-            spec,
-            n,
-            vectorization_mode=vectorization,
-            vector_kwargs={"autoreset_mode": mode, "copy": False, **in_processes},
-            wrappers=[*wrappers, partial(Lane, name=name)],
-            disable_env_checker=True,
-            **settings,
-        )
-
     # Gymnasium's own environments are truncated by its time limit alone.
     own = isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
     drawable = "rgb_array" in (env.metadata.get("render_modes") or ())
     return vectors.Source(
         name=name,
-        make=partial(vectors.gymnasium_vector, make_vec),
+        make=partial(VECTORIZATIONS[vectorization], make_lane),
         observation_space=observation_space,
         action_space=action_space,
         time_limit=limit,
@@ -166,6 +159,16 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         repeatable=not spec.nondeterministic,
         frames=partial(_frames, make_one, to_action) if drawable else None,
     )
+
+
+def _make_lane(make_one: Callable[..., Any], name: str, flatten: bool) -> Any:
+    """One environment for a vector."""
+    import gymnasium
+
+    from jaxpg.envs.host.lanes import Lane
+
+    env = make_one()
+    return Lane(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
 
 
 def _frames(

@@ -1,8 +1,7 @@
-"""One environment of a Gymnasium vector environment, also inside of a worker process; this file imports no jax.
+"""One environment of several side by side, also inside of a worker process; this file imports no jax.
 
-The vector environment resets nothing by itself (`AutoresetMode.DISABLED`). What jaxpg needs beside `reset` and `step`
-goes through the options of `reset`, which Gymnasium passes on to single environments: `REST` lets an environment whose
-episode is over answer without being stepped, and `WAKE` ends that.
+An environment whose episode is over rests: it answers without being stepped. `REST` and `WAKE` say so to one in another
+process, as options of `reset`, which Gymnasium's vector environment passes on.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Lane(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if options in (REST, WAKE):
-            self._resting = options == REST
+            self.rest(options == REST)
             return self._obs, {}
         self._resting, self._steps = False, 0
         try:
@@ -46,6 +45,10 @@ class Lane(gymnasium.Wrapper):
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         return self._obs, {}
+
+    def rest(self, resting: bool) -> None:
+        """Answer without being stepped from now on, or be stepped again."""
+        self._resting = resting
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._resting:

@@ -1,6 +1,6 @@
 """Environments side by side on the host, as one record of functions: Gymnasium's vector API, and EnvPool.
 
-Neither resets anything by itself, as the contract of `Env` wants it. Gymnasium's are made with
+None resets anything by itself, as the contract of `Env` wants it. Gymnasium's vector environments are made with
 `AutoresetMode.DISABLED` and reset by `options["reset_mask"]`. EnvPool's reset a finished environment at its next step
 (Gymnasium calls that NEXT_STEP), but begin a new episode at once if they are told to, `reset(env_id)`, and then owe no
 reset. So there is no step without an action in it, and the last observation of an episode is never lost.
@@ -65,9 +65,42 @@ class Source(NamedTuple):
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
 
-def gymnasium_vector(make_vec: Callable[[int], Any], n: int, seed: int) -> Vector:
-    """`make_vec(n)`, a vector environment of `lanes.Lane`s without resets of its own; each episode has its own seed."""
-    from gymnasium import logger
+def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
+    """`n` environments (`lanes.Lane`) of this process, one after the other.
+
+    As Gymnasium's `SyncVectorEnv` without resets of its own, and without its copies and its `infos`, which took more
+    time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
+    """
+    lanes = [make_lane() for _ in range(n)]
+    obs: list[Any] = [None] * n
+
+    def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        for i in np.flatnonzero(wanted):
+            obs[i] = lanes[i].reset(seed=int(seeds[i]))[0]
+        return np.array(obs)
+
+    def step(actions: np.ndarray) -> Results:
+        rows = [lane.step(action) for lane, action in zip(lanes, actions, strict=True)]
+        obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
+        return Results(np.array(obs), np.array(rewards), np.array(terminated), np.array(truncated))
+
+    def rest(where: np.ndarray, resting: bool) -> None:
+        for i in np.flatnonzero(where):
+            lanes[i].rest(resting)
+
+    def close() -> None:
+        for lane in lanes:
+            lane.close()
+
+    return Vector(begin, step, rest, close)
+
+
+def async_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
+    """`n` environments in a process each: Gymnasium's `AsyncVectorEnv` without resets of its own.
+
+    What is not `reset` or `step` goes through the options of `reset`, which Gymnasium hands to a single environment.
+    """
+    from gymnasium import logger, vector
 
     from jaxpg.envs.host.lanes import REST, WAKE
 
@@ -78,7 +111,12 @@ def gymnasium_vector(make_vec: Callable[[int], Any], n: int, seed: int) -> Vecto
         finally:
             logger.min_level = level
 
-    env = call(make_vec, n)
+    env = vector.AsyncVectorEnv(
+        [make_lane] * n,
+        copy=False,
+        context="spawn",  # a fork of a process with jax's threads may hang
+        autoreset_mode=vector.AutoresetMode.DISABLED,
+    )
 
     def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         return call(env.reset, seed=[int(x) for x in seeds], options={"reset_mask": wanted})[0]
@@ -87,13 +125,13 @@ def gymnasium_vector(make_vec: Callable[[int], Any], n: int, seed: int) -> Vecto
         call(env.reset, options={"reset_mask": where, **(REST if resting else WAKE)})
 
     def close() -> None:
-        processes = getattr(env, "processes", ())
         try:
-            if all(process.is_alive() for process in processes):
+            if all(process.is_alive() for process in env.processes):
                 call(env.close)
         finally:
-            for process in processes:
+            for process in env.processes:
                 process.terminate()
+                process.join()
             env.closed = True
 
     return Vector(begin, lambda actions: Results(*call(env.step, actions)[:4]), rest, close)
@@ -151,4 +189,3 @@ def _box(low: Any, high: Any) -> Box:
     most = np.finfo(np.float32).max
     low, high = (np.clip(np.asarray(x, np.float64), -most, most).astype(np.float32) for x in (low, high))
     return Box(np.where(low <= -most, -np.inf, low), np.where(high >= most, np.inf, high))
-

@@ -75,7 +75,7 @@ def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
     """
     if env.host is None or env.host.frames is None:
         return None
-    pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), episode.actions)
+    pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
     if not np.allclose(rewards, episode.rewards, atol=1e-4):
         return None
     height, width = pictures[0].shape[:2]
