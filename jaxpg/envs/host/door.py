@@ -31,6 +31,17 @@ LONGEST_HISTORY = 4000
 _LOST = (EOFError, ConnectionError, BrokenPipeError)
 
 
+_every_groups: list[_Groups] = []
+"""Of all environments of this process, for what has to end them all."""
+
+
+@atexit.register
+def close_all() -> None:
+    """End all environments on the host, and their processes."""
+    for groups in _every_groups:
+        groups.close()
+
+
 class HostState(NamedTuple):
     """An environment on the host.
 
@@ -55,7 +66,7 @@ def host_env(source: Source) -> Env:
     step changes nothing; its reward is 0 and `last` is true.
     """
     groups = _Groups(source)
-    atexit.register(groups.close)
+    _every_groups.append(groups)
     shape, dtype = source.action_space.shape, np.float32 if isinstance(source.action_space, Box) else np.int32
     length = source.time_limit if source.repeatable and source.time_limit <= LONGEST_HISTORY else 0
     place_like = jax.ShapeDtypeStruct((3,), jnp.int32)
@@ -252,17 +263,17 @@ class _Groups:
         try:
             yield
         except UserError:
-            self.close()
+            close_all()
             raise
         except _LOST as error:
             steps = max((group.calls for group in self._groups.values()), default=0)
-            self.close()
+            close_all()
             raise UserError(
                 f"A worker process of the environment {self._source.name} has died at step {steps + 1} of its group, "
                 "and the others have been ended. Start it again: jaxpg resume."
             ) from error
         except Exception as error:
-            self.close()
+            close_all()
             raise UserError(f"The environment {self._source.name} raised {describe_failure(error)}.") from error
 
 
