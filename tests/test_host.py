@@ -48,7 +48,7 @@ def seed_of(key: jax.Array) -> int:
         pytest.param(WALK, {}, "async", marks=pytest.mark.full),
         pytest.param(POLE, {"max_episode_steps": 15}, "sync", marks=pytest.mark.full),
         pytest.param("gymnasium:Pendulum-v1", {"max_episode_steps": 9}, "sync", marks=pytest.mark.full),
-        pytest.param(LANDER, {"continuous": True, "max_episode_steps": 70}, "sync", marks=pytest.mark.full),
+        pytest.param(LANDER, {"continuous": True, "max_episode_steps": 95}, "sync", marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_a_rollout_is_what_a_plain_loop_sees(name: str, settings: dict[str, Any], vectorization: str) -> None:
@@ -86,8 +86,8 @@ def test_a_rollout_is_what_a_plain_loop_sees(name: str, settings: dict[str, Any]
                 if terminated or truncated:
                     ends["terminated" if terminated else "truncated"] += 1
                     obs[b], _ = one.reset(seed=seed_of(reset_keys[t, b]))
-    assert ends["truncated"] > 2
-    assert ends["terminated"] > 2 or name == "gymnasium:Pendulum-v1"
+    assert ends["truncated"] > 0
+    assert ends["terminated"] > 0 or name == "gymnasium:Pendulum-v1"
 
 
 def run(env: Env, actions: Any, state: Any) -> Any:
