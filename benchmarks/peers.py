@@ -90,10 +90,6 @@ def purejaxrl(env_name: str, num_envs: int, agents: int, devices: int, steps: in
     return compiled(init=lambda key: key, run=run, work=agents * per_agent)
 
 
-GYMNASIUM = {"CartPole-v1": "CartPole-v1", "Pendulum-v1": "Pendulum-v1"}
-"""gymnax's environments that gymnasium has too, by name."""
-
-
 def _baseline(
     algorithm: Callable[..., Any], env_name: str, num_envs: int, num_steps: int, steps: int, *, compiles: bool = False
 ) -> Workload:
@@ -102,18 +98,18 @@ def _baseline(
     One that compiles does so when it first learns, so `build` then takes a first iteration too.
     """
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import state_values
+    from stable_baselines3.common.evaluation import evaluate_policy
 
     work = whole_iterations(steps, num_envs, 1, num_steps)
     seeds = itertools.count()
-    make_envs = partial(make_vec_env, GYMNASIUM[env_name])
+    make_envs = partial(make_vec_env, env_name)
 
     def build() -> Program:
         envs, seed = make_envs(num_envs), next(seeds)
         model = algorithm("MlpPolicy", envs, n_steps=num_steps, seed=seed, device="cpu")
         if compiles:
             model.learn(num_envs * num_steps)
-        score = partial(state_values, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
+        score = partial(evaluate_policy, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
         return Program(lambda: model.learn(work, reset_num_timesteps=False) and None, lambda: score()[0])
 
     return Workload(build, work)

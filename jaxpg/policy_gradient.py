@@ -167,7 +167,8 @@ def policy_gradient(
         return state._replace(params=state.params._replace(policy=params), reference=reference)
 
     init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
-    return Learner(init, partial(_step, parts), actor, with_policy, Experience(env, partial(_experience, parts)))
+    experience = None if env.host else Experience(env, partial(_experience, parts))  # the host checks its numbers
+    return Learner(init, partial(_step, parts), actor, with_policy, experience)
 
 
 def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:

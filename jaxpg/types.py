@@ -147,6 +147,19 @@ class Rollout(NamedTuple):
         return Rollout(steps, loss_mask, final_obs, episodes)
 
 
+class HostParts(NamedTuple):
+    """What an environment has that lives on the host, outside of the compiled program, where a reset is not a copy.
+
+    restart(key, wanted, state) -> state, obs: as `Env.reset(key)`, of the environment in this state; the result means
+        something only where `wanted` ([] bool) is true, and only there anything is reset.
+    frames(seed, actions [T, ...]) -> T + 1 pictures `[H, W, 3]` of an episode, and its T rewards; None if it cannot be
+        drawn.
+    """
+
+    restart: Callable[[Key, Array, Tree], tuple[Tree, Tree]]
+    frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
+
+
 class Env(NamedTuple):
     """One environment, without batch axes and without automatic resets.
 
@@ -166,6 +179,7 @@ class Env(NamedTuple):
     action_mask(obs): `[..., n]` bool, which of n discrete actions are allowed, read off an observation with any leading
         axes. Policies give the others probability 0 (Huang and Ontañón 2022, "A Closer Look at Invalid Action Masking
         in Policy Gradient Algorithms"). None where all actions are always allowed.
+    host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
     """
 
     name: str
@@ -179,6 +193,7 @@ class Env(NamedTuple):
     measure: Callable[[Outcome, Array, int], Metrics] | None = None
     min_truncation_step: int = 1
     action_mask: Callable[[Array], Array] | None = None
+    host: HostParts | None = None
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

@@ -22,7 +22,8 @@ from typing import Any
 
 from jaxpg.errors import UserError
 
-_NAME = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")
+_NAME = re.compile(r"(?!(gymnasium|envpool):)[^\s/\\:]+:[^\s/\\:]+|gymnasium:[^\s/\\:]+:[^\s\\:]+")
+"""What names code: "module:function", and "gymnasium:module:id"; an environment of an installed package does not."""
 SUITE_PREFIXES = frozenset({"brax", "craftax", "jaxtari", "jumanji", "navix", "pgx", "playground"})
 """`brax:ant` is an environment of a suite (envs/suites) and never a function of a module, so it is no code of a run."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
@@ -82,12 +83,7 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if _is_of_a_suite(name):
         raise UserError(f"The {what} {name} cannot be imported: {module}: is the prefix of a suite of environments.")
-    is_trusted = _is_trusted.get()
-    if is_trusted is not None and not is_trusted(name):
-        raise UserError(
-            f"The {what} {name} is named by a run and not on this command line: {_would_run(name)}. If you trust the "
-            "code and the run, add --trust-code."
-        )
+    check_trusted(name, what)
     try:
         found = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:
@@ -100,8 +96,18 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     return found
 
 
+def check_trusted(name: str, what: str) -> None:
+    """Raise a UserError unless the code that `name` stands for may be imported; see `import_user_code`."""
+    is_trusted = _is_trusted.get()
+    if is_trusted is not None and not is_trusted(name):
+        raise UserError(
+            f"The {what} {name} is named by a run and not on this command line: {_would_run(name)}. If you trust the "
+            "code and the run, add --trust-code."
+        )
+
+
 def _would_run(*names: str) -> str:
-    parts = [name.partition(":") for name in names]
+    parts = [name.removeprefix("gymnasium:").partition(":") for name in names]
     return "this would " + ", and ".join(f"import {module} and call {function}" for module, _, function in parts)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import checking, devices, gridworld, inspection, listing, plan, runs
+from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.progress import Interruption, interruptible
@@ -158,7 +158,7 @@ def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruptio
         groups,
         session.out,
         # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config: devices.make_run_mesh(options, 0, config.batch_size),
+        mesh_for=lambda config: runs.mesh_for(options, config, 0),
         memory_of=lambda mesh: memory_limit(mesh, sweep.memory),
         hooks_for=partial(runs.training_hooks, session.options, interruption),
         sizes=sweep.waves,

@@ -139,6 +139,7 @@ def run_play(arguments: argparse.Namespace) -> int:
     actor = experiment.learner.actor(of_seed)
     record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
     episode = jax.device_get(record(jax.random.key(arguments.seed)))
+    host_callback.raise_failure()
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.text import Text
 
-from jaxpg import files, parallel, user_code
+from jaxpg import envs, files, parallel, user_code
 from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
 from jaxpg.cli.planning import plan_command, stages_of
@@ -110,7 +110,7 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     """Train one run; return whether it reached its end."""
     config, out, options = stage.config, stage.directory, session.options
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
-    mesh = devices.make_run_mesh(options.devices, len(config.seeds), config.batch_size)
+    mesh = mesh_for(options.devices, config, len(config.seeds))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
@@ -130,6 +130,24 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
             hooks=hooks._replace(on_checked=partial(save_vocabulary, config, out), on_evaluation=on_evaluation),
         )
     return int(jax.device_get(state.steps).min()) >= config.total_steps
+
+
+def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> Mesh:
+    """The devices of a config; an environment on the host has one.
+
+    Raises:
+        UserError: as `devices.make_run_mesh`; several devices were asked for, and the environment is on the host.
+    """
+    on_host = envs.lives_on_host(config.environment)
+    if on_host and (options.devices, options.mesh, options.distributed) == (None, None, False):
+        num_seeds = 1  # the default would split the seeds
+    mesh = devices.make_run_mesh(options, num_seeds, config.batch_size)
+    if on_host and mesh.size > 1:
+        raise UserError(
+            f"{config.environment} is stepped by the host for one device, not for {mesh.size}: leave --devices, --mesh "
+            "and --distributed out, or train each seed by a command of its own."
+        )
+    return mesh
 
 
 def _evaluation_hook(config: Config, experiment: Experiment, out: Path, console: Console) -> Callable[[Any], None]:

@@ -22,7 +22,7 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     given = vars(arguments)
     if given.get("trust_code"):
         return lambda name: True
-    tables, _ = config_file.read_task(given["task"]) if given.get("task") else ({}, None)
+    tables = config_file.read_task(given["task"])[0] if given.get("task") else {}
     stated = [
         tables,
         given.get("environment"),

@@ -3,6 +3,7 @@
 from jaxpg.envs.battery import Finding, battery
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
+from jaxpg.envs.host import comes_in as lives_on_host
 from jaxpg.envs.mdps import (
     MDPS,
     cliff_walking,
@@ -13,7 +14,7 @@ from jaxpg.envs.mdps import (
     sparse_grid_world,
     taxi,
 )
-from jaxpg.envs.registry import WRAPPERS, default_settings, make, make_unchecked, names, register, wrap
+from jaxpg.envs.registry import NOTES, WRAPPERS, default_settings, make, make_unchecked, names, register, wrap
 from jaxpg.envs.tabular import (
     MDP,
     SparseMDP,
@@ -30,6 +31,7 @@ from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actio
 __all__ = [
     "MDP",
     "MDPS",
+    "NOTES",
     "WRAPPERS",
     "Finding",
     "SparseMDP",
@@ -46,6 +48,7 @@ __all__ = [
     "from_gymnax",
     "frozen_lake",
     "grid_world",
+    "lives_on_host",
     "make",
     "make_unchecked",
     "names",

@@ -14,6 +14,7 @@ What gymnax 1.0.1 does, checked for each environment it registers:
   it terminates when the random cell happens to be the goal, and otherwise continues.
 - SimpleBandit shuffles its arms at every reset and its episodes last one step, so no arm is better than another.
 - MinAtar has no sticky actions (see `wrappers.sticky_actions`) and cuts episodes after 1,000 steps (Freeway 2,500).
+- MountainCarContinuous: the car keeps its speed at the wall on the left, where Gymnasium's stops: it stops here, too.
 - CartPole's `total_mass` and `polemass_length` are independent fields, not derived from `masscart` and `masspole`.
 """
 
@@ -47,6 +48,15 @@ _FIXED_LENGTHS: dict[str, Callable[[Any, Any], int]] = {
     "MNISTBandit-bsuite": lambda env, params: 1,
 }
 
+
+def _stop_at_the_wall(state: Any, params: Any) -> Any:
+    """`position == min_position and velocity < 0: velocity = 0`, as in Gymnasium's continuous_mountain_car.py."""
+    at_the_wall = state.position <= params.min_position
+    return state.replace(velocity=jnp.where(at_the_wall, jnp.maximum(state.velocity, 0.0), state.velocity))
+
+
+_MENDED: dict[str, Callable[[Any, Any], Any]] = {"MountainCarContinuous-v0": _stop_at_the_wall}
+"""(state after gymnax's step, params) -> the state after Gymnasium's."""
 
 # gymnax downloads these to this directory when MNISTBandit is constructed.
 _MNIST_DIRECTORY = Path("/tmp/mnist")
@@ -115,6 +125,9 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
     def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
         with jax.numpy_rank_promotion("allow"):
             obs, state, reward, terminated, _ = env.step_env(key, state, action, params)
+            if name in _MENDED:
+                state = _MENDED[name](state, params)
+                obs = env.get_obs(state)
         terminated = jnp.asarray(terminated, bool)
         return cast(state), TimeStep(
             obs=encode(obs),

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from jaxpg.envs import gymnax_adapter, mdps, probes, suites, tabular, text, wrappers
+from jaxpg.envs import gymnax_adapter, host, mdps, probes, suites, tabular, text, wrappers
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.lunar_lander import lunar_lander
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
@@ -75,6 +75,17 @@ _factories: dict[str, Factory] = {
     **{name: _text_factory(task) for name, task in text.TASKS.items()},
     "json_lines": _text_factory(text.json_lines),
 }
+NOTES: dict[str, str] = {
+    "CartPole-v1": "as Gymnasium's, in float32",
+    "Acrobot-v1": "as Gymnasium's, in float32",
+    "Pendulum-v1": "as Gymnasium's, in float32",
+    "MountainCar-v0": "as Gymnasium's, in float32",
+    "MountainCarContinuous-v0": "as Gymnasium's, in float32: the wall on the left stops the car, unlike in gymnax",
+    "frozen_lake": "as Gymnasium's FrozenLake-v1; for its 8x8 map set size = 8 and time_limit = 200",
+    "cliff_walking": "as Gymnasium's CliffWalking-v1, which has no time limit; here it is 200",
+    "taxi": "as Gymnasium's Taxi-v4",
+}
+"""How environments of Gymnasium that are computed in the program compare with its own (tests/test_classics.py)."""
 _user_factories: dict[str, Factory] = {}
 _checked: set[tuple[Factory, str]] = set()
 """Which environments of users have passed `check_env`: function and settings."""
@@ -150,6 +161,8 @@ def make_unchecked(name: str, /, **settings: Any) -> Env:
                 return factory(**settings)
         if suites.is_suite_name(name):
             return suites.make(name, settings)
+        if host.comes_in(name):
+            return host.make(name, settings)
         return gymnax_adapter.make_gymnax(name, settings)
 
 
@@ -166,6 +179,8 @@ def default_settings(name: str) -> dict[str, Any]:
         return gymnax_adapter.gymnax_settings(name)
     if suites.is_suite_name(name):
         return suites.default_settings(name)
+    if host.comes_in(name):
+        return host.default_settings(name)
     refuse_unknown("environment", name, names())
 
 
@@ -187,7 +202,7 @@ def _user_factory(name: str) -> Factory | None:
     """The user's function behind a name: registered, or imported by a name "module:function" that is no suite's."""
     if name in _user_factories:
         return _user_factories[name]
-    if ":" in name and not suites.is_suite_name(name):
+    if ":" in name and not suites.is_suite_name(name) and not host.comes_in(name):
         return import_user_code(name, "environment")
     return None
 

@@ -7,7 +7,8 @@ here: they are shared by all environments and devices, and belong to the learner
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,25 @@ def unwrap(state: Tree) -> Tree:
     return state
 
 
+def _begins(
+    env: Env,
+    begin: Callable[[Tree, Tree], tuple[Tree, Tree]],
+    inner: Callable[[Tree], Tree] = lambda state: state.inner,
+    **changes: Any,
+) -> Env:
+    """`env` with these changes, whose episodes begin with `begin(state, obs)` of those inside.
+
+    So it is at a reset, and at the restart of an environment on the host. `inner` is the way back to the state inside.
+    """
+
+    def restart(key: Key, wanted: Array, state: Tree) -> tuple[Tree, Tree]:
+        assert env.host is not None
+        return begin(*env.host.restart(key, wanted, inner(state)))
+
+    host = env.host and env.host._replace(restart=restart)
+    return env._replace(reset=lambda key: begin(*env.reset(key)), host=host, **changes)
+
+
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
     """With this probability the environment repeats the previously executed action instead of the agent's.
 
@@ -55,8 +75,7 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         raise UserError(f"sticky_actions: probability must be in [0, 1], not {probability!r}.")
     dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
 
-    def reset(key: Key) -> tuple[Wrapped, Tree]:
-        state, obs = env.reset(key)
+    def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
         return Wrapped(state, jnp.zeros(env.action_space.shape, dtype)), obs
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
@@ -66,7 +85,7 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         inner, timestep = env.step(step_key, state.inner, executed)
         return Wrapped(inner, executed), timestep
 
-    return env._replace(reset=reset, step=step)
+    return _begins(env, begin, step=step)
 
 
 def time_limit(env: Env, *, steps: int) -> Env:
@@ -77,13 +96,14 @@ def time_limit(env: Env, *, steps: int) -> Env:
         steps: the maximal length of an episode, at least 1.
 
     Raises:
-        UserError: fewer than one step.
+        UserError: fewer than one step, or an environment on the host.
     """
     if type(steps) is not int or steps < 1:
         raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
+    if env.host:
+        raise UserError(f"time_limit: {env.name} lives on the host and keeps its own time; set max_episode_steps.")
 
-    def reset(key: Key) -> tuple[Wrapped, Tree]:
-        state, obs = env.reset(key)
+    def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
         return Wrapped(state, jnp.zeros((), jnp.int32)), obs
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
@@ -91,8 +111,9 @@ def time_limit(env: Env, *, steps: int) -> Env:
         time = state.memory + 1
         return Wrapped(inner, time), timestep._replace(last=timestep.last | (time >= steps))
 
-    return env._replace(
-        reset=reset,
+    return _begins(
+        env,
+        begin,
         step=step,
         time_limit=min(env.time_limit, steps),
         min_truncation_step=min(env.min_truncation_step, steps),
@@ -122,8 +143,7 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
     def repeated(x: Array) -> Array:
         return jnp.concatenate([x] * num, axis=-1)
 
-    def reset(key: Key) -> tuple[Wrapped, Array]:
-        state, obs = env.reset(key)
+    def begin(state: Tree, obs: Array) -> tuple[Wrapped, Array]:
         return Wrapped(state, repeated(obs)), repeated(obs)
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
@@ -134,7 +154,7 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
     low, high = (np.concatenate([bound] * num, axis=-1) for bound in (space.low, space.high))
     mask = env.action_mask
     newest = mask and (lambda obs: mask(obs[..., -channels:]))
-    return env._replace(reset=reset, step=step, observation_space=Box(low, high), action_mask=newest)
+    return _begins(env, begin, step=step, observation_space=Box(low, high), action_mask=newest)
 
 
 def flatten(env: Env) -> Env:
@@ -145,8 +165,7 @@ def flatten(env: Env) -> Env:
     """
     space = _box_observations(env, "flatten")
 
-    def reset(key: Key) -> tuple[Tree, Array]:
-        state, obs = env.reset(key)
+    def begin(state: Tree, obs: Array) -> tuple[Tree, Array]:
         return state, obs.reshape(-1)
 
     def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
@@ -156,7 +175,8 @@ def flatten(env: Env) -> Env:
     mask = env.action_mask
     unflattened = mask and (lambda obs: mask(obs.reshape(*obs.shape[:-1], *space.shape)))
     flat = Box(space.low.reshape(-1), space.high.reshape(-1))
-    return env._replace(reset=reset, step=step, observation_space=flat, action_mask=unflattened)
+    changed = {"step": step, "observation_space": flat, "action_mask": unflattened}
+    return _begins(env, begin, inner=lambda state: state, **changed)
 
 
 def clip_actions(env: Env) -> Env:

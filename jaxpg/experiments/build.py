@@ -32,7 +32,7 @@ class Experiment(NamedTuple):
     held_out: the environment that it is evaluated on: the same, but with the held-out problems of a text task.
     evaluate(state, key): metrics of the learner's state; checkpoints are ranked by `return`.
     record(state, key): the episodes `[E, ...]` of the same evaluation, recorded; None where rewards are those of whole
-        episodes.
+        episodes, and where the environment is on the host, which checks its numbers itself.
     """
 
     learner: Learner
@@ -81,7 +81,8 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
     def record(state: Any, key: Key) -> RecordedEpisode:
         return record_episodes(held_out, learner.actor(state), key, **_evaluation_settings(config))
 
-    return Experiment(learner, env, held_out, evaluate, None if held_out.outcome else record)
+    looks_again = held_out.outcome is None and held_out.host is None
+    return Experiment(learner, env, held_out, evaluate, record if looks_again else None)
 
 
 def writes_text(config: Config, env: Env) -> bool:
@@ -138,6 +139,8 @@ def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learn
 
 def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
+    if env.host:
+        raise UserError(f"{config.algorithm} learns a table inside of one program, and {env.name} is on the host.")
     _check_division(config, env.time_limit, False, shards)
     learner = values.tabular_control(env, values.TABULAR_ALGORITHMS[config.algorithm](**config.settings))
     return learner, _episode_metrics(config, held_out, learner)

@@ -122,7 +122,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
 
     Args:
         task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
-            "brax:ant".
+            "brax:ant" or "gymnasium:CartPole-v1", which is trained with the defaults.
         algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
@@ -137,7 +137,24 @@ def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mappin
     """`resolve_config` for each of several overrides; the file is read and checked once."""
     tables, path = config_file.read_task(task)
     _check_names(tables, path)
-    return [_resolve(tables, algorithm, each, path) for each in overrides]
+    has_file = not config_file.names_environment(task)
+    return [
+        _resolve(tables if has_file else tables | _network_for(str(task), algorithm, each), algorithm, each, path)
+        for each in overrides
+    ]
+
+
+def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The table `network` for an environment without a config: a cnn for images, of Mnih et al. 2015 for large ones."""
+    if not NETWORKS_OF.get(algorithm):
+        return {}
+    settings = _nested_overrides(overrides).get("environment_settings", {})
+    shape = envs.make(environment, **check(options(Config)["environment_settings"], settings)).observation_space.shape
+    if len(shape) != 3:
+        return {}
+    large = min(shape[:2]) >= 36
+    atari = {"channels": [32, 64, 64], "kernels": [8, 4, 3], "strides": [4, 2, 1], "hidden": [512]}
+    return {"network": {"kind": "cnn", **(atari if large else {})}}
 
 
 def resolve_tables(

@@ -35,7 +35,7 @@ def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
     Raises:
         UserError: there is no such file or task, or it is not valid TOML.
     """
-    if _ENVIRONMENT.fullmatch(str(task)) and not str(task).endswith(".toml"):
+    if names_environment(task):
         return {"task": re.sub(r"[^\w.-]", "-", str(task)), "environment": str(task)}, Path(task)
     path = find_task(task)
     return read_toml(path), path
@@ -54,6 +54,11 @@ def find_task(task: str | Path) -> Path:
     if task not in tasks():
         refuse_unknown("task", str(task), tasks())
     return TASKS / f"{task}.toml"
+
+
+def names_environment(task: str | Path) -> bool:
+    """Whether a task is the name of an environment, such as `gymnasium:CartPole-v1` or `module:function`."""
+    return _ENVIRONMENT.fullmatch(str(task)) is not None and not str(task).endswith(".toml")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

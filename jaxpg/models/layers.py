@@ -126,7 +126,7 @@ class MLPTorso(nn.Module):
 
 
 class CNNTorso(nn.Module):
-    """`[..., H, W, C] -> [..., hidden[-1]]`: one 3x3 convolution per entry of `channels`, then dense layers.
+    """`[..., H, W, C] -> [..., hidden[-1]]`: one convolution per entry of `channels`, then dense layers.
 
     MinAtar's boards of ten by ten cells need only one (Young and Tian 2019, section 4). With `layer_norm`, each layer
     is normalised before its activation, a convolution over the channels of each cell.
@@ -137,25 +137,30 @@ class CNNTorso(nn.Module):
     activation: str
     gain: float | None
     layer_norm: bool = False
+    kernels: Sequence[int] = (3,)
+    strides: Sequence[int] = (1,)
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        x = obs
-        for channels in self.channels:
-            x = dense(channels, self.gain)(patches(x))
+        x, layers = obs, len(self.channels)
+        sizes = (each * layers if len(each) == 1 else each for each in map(tuple, (self.kernels, self.strides)))
+        for channels, kernel, stride in zip(self.channels, *sizes, strict=True):
+            x = dense(channels, self.gain)(patches(x, kernel, stride))
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)
         return MLPTorso(3, self.hidden, self.activation, self.gain, self.layer_norm)(x)
 
 
-def patches(x: Array) -> Array:
-    """`[..., H, W, C] -> [..., H-2, W-2, 9C]`: the 3x3 neighbourhood of every inner cell, row by row.
+def patches(x: Array, size: int = 3, stride: int = 1) -> Array:
+    """`[..., H, W, C] -> [..., (H - size) // stride + 1, ..., size^2 C]`: neighbourhoods within the picture, by rows.
 
     With a dense layer on top it replaces a convolution without padding, on every platform. The gain is on a CPU: XLA's
     convolution, differentiated inside a compiled loop, takes 15 times as long as this matrix product
     (benchmarks/LOG.md, "MinAtar's convolution and step size").
     """
-    height, width = x.shape[-3] - 2, x.shape[-2] - 2
-    return jnp.concatenate([x[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3)], -1)
+    ends = [(n - size) // stride * stride + 1 for n in x.shape[-3:-1]]  # of the corners of the neighbourhoods
+    step = stride if stride > 1 else None
+    rows, columns = ([slice(i, i + end, step) for i in range(size)] for end in ends)
+    return jnp.concatenate([x[..., row, column, :] for row in rows for column in columns], -1)
 
 
 class PolicyHead(nn.Module):

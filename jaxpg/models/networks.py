@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.models.layers import (
     ACTIVATIONS,
     FLAX_GAINS,
@@ -80,11 +80,13 @@ def cnn(
     state_std: bool = False,
     orthogonal: bool = True,
     layer_norm: bool = False,
+    kernels: Sequence[int] = (3,),
+    strides: Sequence[int] = (1,),
 ) -> tuple[Policy, Critic]:
     """Convolutions over `[H, W, C]` observations, then dense layers.
 
     Args:
-        channels: output channels of the 3x3 convolutions.
+        channels: output channels of the convolutions, which are not padded.
         hidden: widths of the dense layers after them.
         activation: one of tanh, relu, silu, gelu.
         shared: the critic uses the policy's torso and adds only a head.
@@ -94,12 +96,15 @@ def cnn(
         orthogonal: orthogonal initial weights with the gains of PPO, so that the first policy is nearly uniform; flax's
             default if false.
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
+        kernels: height and width of each convolution, or one number for all.
+        strides: steps between its places, or one number for all.
 
     Raises:
-        UserError: the observations are not images, an unknown activation, or `squash` with unbounded actions.
+        UserError: the observations are not images, an unknown activation, `squash` with unbounded actions, or
+            `kernels` and `strides` that are not as many as `channels`.
     """
     gains = _gains(orthogonal)
-    torso = cnn_torso(env, channels, hidden, activation, gains, layer_norm)
+    torso = cnn_torso(env, channels, hidden, activation, gains, layer_norm, kernels, strides)
     policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
     return _feedforward(env, torso, policy_head, ValueHead(gains.value), shared)
 
@@ -163,7 +168,14 @@ def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, la
 
 
 def cnn_torso(
-    env: Env, channels: Sequence[int], hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool
+    env: Env,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    activation: str,
+    gains: Gains,
+    layer_norm: bool,
+    kernels: Sequence[int] = (3,),
+    strides: Sequence[int] = (1,),
 ) -> CNNTorso:
     """The torso of `cnn`; see there."""
     shape = env.observation_space.shape
@@ -173,7 +185,14 @@ def cnn_torso(
             "Use an mlp."
         )
     _check_activation(activation)
-    return CNNTorso(tuple(channels), tuple(hidden), activation, gains.hidden, layer_norm)
+    for name, sizes in (("kernels", kernels), ("strides", strides)):
+        if len(sizes) not in (1, len(channels)) or min(sizes) < 1:
+            raise UserError(
+                f"{name} has a number for each of the {len(channels)} channels, or one for all, not {excerpt(sizes)}."
+            )
+    return CNNTorso(
+        tuple(channels), tuple(hidden), activation, gains.hidden, layer_norm, tuple(kernels), tuple(strides)
+    )
 
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:

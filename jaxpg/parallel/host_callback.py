@@ -1,17 +1,19 @@
 """Python functions called from inside a compiled program, on every platform, and how their failures are reported.
 
-Replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for each
-other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call that
-fails returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
+`call` replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for
+each other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call
+that fails returns NaN or -1, its exception is stored, and the code that started the program raises it
+(`raise_failure`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 
 from jaxpg.types import Array, Tree
 
@@ -47,6 +49,56 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
 
     pieces = [rows[i : i + PIECE_COLUMNS] for i in range(0, len(rows), PIECE_COLUMNS)]
     return jax.pure_callback(call_on_host, results, pieces, *scalars, vmap_method="broadcast_all")
+
+
+def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, *arguments: Array) -> Tree:
+    """Call a Python function that changes something on the host, at every step of a loop; under `vmap` once for all.
+
+    The function reads the buffers of the program and its results are written into them. On a CPU that replaces
+    `jax.pure_callback`, whose copies take 15 to 20 times as long: 6 to 9 us of CPU time a call instead of 140 to 190
+    (benchmarks/LOG.md, 2026-11-22, "an environment on the host"). Elsewhere it is `jax.pure_callback`. Calls happen in
+    the order of their data: what one must see done has to read a result of the other.
+
+    Args:
+        function: numpy arrays with equal leading axes -> a tuple of arrays with these leading axes. It must not keep
+            its arguments.
+        results: shapes and dtypes of what it returns, without the leading axes.
+        *arguments: arrays.
+
+    Returns:
+        Arrays as in `results`. Where the function raised, and in every call after it: NaN, and -1 for integers;
+        `raise_failure` raises the reason.
+    """
+
+    def call_on_host(buffers: Sequence[Any], *arguments: Any) -> None:
+        out = [np.asarray(x) for x in buffers]
+        try:
+            if not _failures:
+                for buffer, value in zip(out, function(*map(np.asarray, arguments)), strict=True):
+                    buffer[...] = value
+                return
+        except Exception as error:
+            _failures.append(error)
+        for buffer in out:
+            buffer[...] = _failure_value(buffer.dtype)
+
+    if jax.default_backend() == "cpu":
+        in_place = buffer_callback(
+            lambda context, out, *arguments: call_on_host(jax.tree.leaves(out), *arguments),
+            results,
+            has_side_effect=True,
+            vmap_method="broadcast_all",
+        )
+        return in_place(*arguments)
+    rank = arguments[0].ndim  # axes beyond these are those of `vmap`
+
+    def call_with_copies(*arguments: Any) -> Tree:
+        batch = np.shape(arguments[0])[: np.ndim(arguments[0]) - rank]
+        out = jax.tree.map(lambda x: np.empty((*batch, *x.shape), x.dtype), results)
+        call_on_host(jax.tree.leaves(out), *arguments)
+        return out
+
+    return jax.pure_callback(call_with_copies, results, *arguments, vmap_method="broadcast_all")
 
 
 def _failure_value(dtype: np.dtype) -> float:

@@ -99,7 +99,18 @@ def step_keys(key: Key, num_columns: int, num_steps: int, *, with_reset: bool) -
 
 def reset_env(env: Env, policy: Policy, params: Tree, key: Key) -> CollectorState:
     """One environment at the start of an episode."""
-    env_state, obs = env.reset(key)
+    return _started(env, policy, params, *env.reset(key))
+
+
+def restart_env(
+    env: Env, policy: Policy, params: Tree, key: Key, wanted: Array, moved: CollectorState
+) -> CollectorState:
+    """`reset_env` of an environment on the host, which is reset only where `wanted`."""
+    assert env.host is not None
+    return _started(env, policy, params, *env.host.restart(key, wanted, moved.env_state))
+
+
+def _started(env: Env, policy: Policy, params: Tree, env_state: Tree, obs: Tree) -> CollectorState:
     memory = policy.start(params, env.initial_input(env_state, obs))
     return CollectorState(env_state, obs, memory)
 

@@ -19,6 +19,7 @@ from jaxpg.rollout.collector import (
     action_noise,
     env_keys,
     reset_env,
+    restart_env,
     step_env,
     step_keys,
     total_stats,
@@ -27,8 +28,9 @@ from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
 
-NextStarts = Callable[[Tree, Array], CollectorState]
-"""(reset keys, episodes that each column has ended in this segment), `[B]` each -> start states of all columns."""
+NextStarts = Callable[[Tree, Array, Array, CollectorState], CollectorState]
+"""(reset keys, episodes that each column has ended in this segment, where one ends now, the states it ends in),
+`[B]` each -> start states of all columns."""
 
 
 class _SegmentState(NamedTuple):
@@ -91,6 +93,8 @@ def _collect_segment(
     before = jax.tree.map(collectives.shard_columns, runner)
     reset = partial(reset_env, env, policy, params)
     next_starts: NextStarts = partial(_fresh_starts, reset)
+    if env.host:
+        next_starts = _host_starts(partial(restart_env, env, policy, params), reset_pool)
     if reset_pool:
         key, pool_key = jax.random.split(key)
         pool = jax.vmap(jax.vmap(reset))(env_keys(pool_key, num_columns, shape=(reset_pool,)))
@@ -120,11 +124,26 @@ def final_obs_slots(env: Env, num_steps: int) -> int:
     return 1 + -(-(num_steps - 1) // env.min_truncation_step)
 
 
-def _fresh_starts(reset: Callable[[Key], CollectorState], reset_key: Array, episodes: Array) -> CollectorState:
+def _fresh_starts(
+    reset: Callable[[Key], CollectorState], reset_key: Array, episodes: Array, last: Array, moved: CollectorState
+) -> CollectorState:
     return jax.vmap(reset)(reset_key)
 
 
-def _pooled_starts(pool: CollectorState, size: int, reset_key: tuple[()], episodes: Array) -> CollectorState:
+def _host_starts(restart: Callable[..., CollectorState], reset_pool: int) -> NextStarts:
+    """Fresh starts of environments on the host, of those alone whose episode has ended.
+
+    Raises:
+        UserError: start states are to be taken from a pool.
+    """
+    if reset_pool:
+        raise UserError("reset_pool copies start states, and those of an environment on the host cannot be copied.")
+    return lambda reset_key, episodes, last, moved: jax.vmap(restart)(reset_key, last, moved)
+
+
+def _pooled_starts(
+    pool: CollectorState, size: int, reset_key: tuple[()], episodes: Array, last: Array, moved: CollectorState
+) -> CollectorState:
     """The next state in turn of each column's pool, leaves `[B, size, ...]`."""
     return jax.vmap(lambda states, number: jax.tree.map(lambda x: x[number % size], states))(pool, episodes)
 
@@ -146,7 +165,7 @@ def _next_state(
     moved: CollectorState,
     last: Array,
     bootstraps: Array,
-    next_starts: Callable[[Array], CollectorState],
+    next_starts: Callable[[Array, Array, CollectorState], CollectorState],
 ) -> _SegmentState:
     """The state after a step to `moved`: final observations stored, ended episodes replaced by new ones."""
 
@@ -154,7 +173,7 @@ def _next_state(
         return _store_final_obs(final_obs, moved.obs, bootstraps, state.num_final)
 
     def restart(moved: CollectorState) -> CollectorState:
-        return jax.vmap(tree_where)(last, next_starts(state.episodes), moved)
+        return jax.vmap(tree_where)(last, next_starts(state.episodes, last, moved), moved)
 
     return _SegmentState(
         final_obs=_update_where_any(bootstraps, store, state.final_obs),

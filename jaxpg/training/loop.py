@@ -128,7 +128,10 @@ def train(
     with locked(run_dir), explain_exhaustion(config, len(seeds)):
         begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
         hooks.on_checked()
+        host_callback.clear_failures()
         state, resume_point = begin(_find_last(run_dir, config) if resume else None)
+        jax.block_until_ready(state.iteration)
+        host_callback.raise_failure()
         processes.on_main_process(partial(_open_run, run_dir, config, resume_point, resume=resume))
         monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
         monitor.check_restored(state.learner)
@@ -222,7 +225,6 @@ def _train_chunks(
 ) -> RunState:
     """Train to the end, or until it is stopped; `steps` [S] are those of the state."""
     began, saved = time.monotonic() - resume_point.seconds, time.monotonic()
-    host_callback.clear_failures()
     if run.min_steps(steps) < run.schedule.total_steps:
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
     with _open_writer(run.run_dir, keep=resume_point.rows.size, steps=int(steps.min())) as writer:

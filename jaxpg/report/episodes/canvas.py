@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 PAPER, INK, QUIET, FAINT = "#fcfbf8", "#2b2f36", "#7d8590", "#e4e2dc"
@@ -38,6 +39,10 @@ class Canvas:
 
     def _pixel(self, point: Point) -> Point:
         return (float(point[0]) - self._left) * self._scale, (self._top - float(point[1])) * self._scale
+
+    def picture_of(self, pixels: np.ndarray) -> None:
+        """Fill all of it with a picture, `[H, W, 3]` bytes."""
+        self._image.paste(Image.fromarray(pixels).resize(self._image.size))
 
     def line(self, points: Sequence[Point], color: str, width: float) -> None:
         """Connect points, with round joints and ends."""

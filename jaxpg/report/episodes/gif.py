@@ -39,7 +39,7 @@ HOLD = 1500  # duration of the last frame in milliseconds
 def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
     """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
 
-    Environments without a scene are drawn by their observations.
+    Environments on the host draw themselves. Others without a scene are drawn by their observations.
 
     Args:
         env: the environment of the episode; its name selects the scene.
@@ -50,7 +50,7 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     """
     episode = trimmed(episode)
     length = len(episode.rewards)
-    scene = SCENES.get(env.name, boards.observations)(env, episode)
+    scene = _own_scene(env, episode) or SCENES.get(env.name, boards.observations)(env, episode)
     palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
     frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in range(length + 1))
     frame_duration = 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
@@ -67,6 +67,25 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
         disposal=1,
     )
     replace_file(Path(path), buffer.getvalue())
+
+
+def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
+    """The pictures of an environment on the host, of the same episode played once more; None if it has none.
+
+    It also has none if the rewards are not those that were recorded: the pictures would be of another episode.
+    """
+    if env.host is None or env.host.frames is None:
+        return None
+    pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
+    if not np.allclose(rewards, episode.rewards, atol=1e-4):
+        return None
+    height, width = pictures[0].shape[:2]
+    return Scene(
+        (0.0, float(width), 0.0, float(height)),
+        lambda canvas, t, state, action: canvas.picture_of(np.asarray(pictures[t], np.uint8)),
+        fps=30,
+        width=min(width, 480),
+    )
 
 
 def trimmed(episode: RecordedEpisode) -> RecordedEpisode:

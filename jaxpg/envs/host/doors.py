@@ -1,0 +1,247 @@
+"""The doors by which environments on the host come in: `gymnasium:ID` and `envpool:ID`, with their settings.
+
+Each needs a package that jaxpg does not install by itself, and which is imported when the first of its environments is
+asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpg.envs.host import vectors
+from jaxpg.envs.host.door import host_env
+from jaxpg.errors import UserError, excerpt, refuse_unknown
+from jaxpg.types import Env
+from jaxpg.user_code import argument_defaults, check_trusted, describe_failure
+
+VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
+_NOT_SETTINGS = ("self", "render_mode")
+_OF_THE_POOL = (
+    "num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path", "seed",
+    "env_seed", "gym_reset_return_info", "task",
+)  # fmt: skip
+"""What EnvPool calls settings and jaxpg sets itself."""
+
+
+class Door(NamedTuple):
+    """A package of environments.
+
+    settings(id): what `make` takes for the environment, with defaults.
+    source(id, settings): the environment.
+    """
+
+    settings: Callable[[str], dict[str, Any]]
+    source: Callable[[str, dict[str, Any]], vectors.Source]
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """The settings of `prefix:id`, with their defaults.
+
+    Raises:
+        UserError: the package is not installed, or has no such environment; the nearest is named.
+    """
+    prefix, _, env_id = name.partition(":")
+    return DOORS[prefix].settings(env_id)
+
+
+def make(name: str, settings: dict[str, Any]) -> Env:
+    """The environment `prefix:id` with these settings, which are among `default_settings` and have their types.
+
+    Raises:
+        UserError: it cannot be made, has spaces that jaxpg cannot use, or no time limit.
+    """
+    prefix, _, env_id = name.partition(":")
+    return host_env(DOORS[prefix].source(env_id, default_settings(name) | settings))
+
+
+def comes_in(name: str) -> bool:
+    """Whether an environment of this name comes in by one of the doors."""
+    return name.partition(":")[0] in DOORS and ":" in name
+
+
+def _package(package: str) -> Any:
+    """A package that is an extra of jaxpg's."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{package}: environments need the package {package}. Install it with: pip install 'jaxpg[{package}]'."
+        ) from error
+
+
+@contextlib.contextmanager
+def _deprecations_ignored() -> Iterator[None]:
+    """Without the warnings of packages about themselves; where they are errors, Box2D's crash Python on import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _gymnasium_spec(env_id: str) -> Any:
+    """Gymnasium's record of an environment; `MODULE:ID` imports the module first, which registers it."""
+    gymnasium = _package("gymnasium")
+    module, colon, registered = env_id.rpartition(":")
+    if colon:
+        check_trusted(f"gymnasium:{env_id}", "environment")
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"The module of the environment gymnasium:{env_id} cannot be imported: {describe_failure(error)}. "
+                "Install it, or add the folder that contains it to PYTHONPATH."
+            ) from error
+    try:
+        with _deprecations_ignored():
+            return gymnasium.spec(registered)
+    except (gymnasium.error.Error, ValueError):
+        known = [f"gymnasium:{module}{colon}{x}" for x in gymnasium.registry]
+        refuse_unknown("environment", f"gymnasium:{env_id}", known)
+
+
+def _gymnasium_settings(env_id: str) -> dict[str, Any]:
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = _gymnasium_spec(env_id)
+    try:
+        with _deprecations_ignored():
+            creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+    except Exception as error:
+        raise UserError(f"The environment gymnasium:{env_id} cannot be made: {describe_failure(error)}.") from error
+    of_the_class = {name: x for name, x in argument_defaults(creator).items() if name not in _NOT_SETTINGS}
+    limit = inspect.Parameter.empty if spec.max_episode_steps is None else spec.max_episode_steps
+    return of_the_class | spec.kwargs | {"max_episode_steps": limit, "vectorization": "sync"}
+
+
+def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
+    import gymnasium
+
+    name, spec = f"gymnasium:{env_id}", _gymnasium_spec(env_id)
+    settings = dict(settings)
+    vectorization, limit = settings.pop("vectorization"), settings["max_episode_steps"]
+    if vectorization not in VECTORIZATIONS:
+        refuse_unknown("vectorization", str(vectorization), VECTORIZATIONS, f" of {name}")
+    if type(limit) is not int or limit < 1:
+        raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
+    make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
+    try:
+        with _deprecations_ignored():
+            flatten = not _is_plain(make_one().observation_space)
+            make_lane = partial(_make_lane, make_one, name, flatten)
+            env = make_lane()
+        convert, observation_space = vectors.observation_converter(_plain(env.observation_space, "observations", name))
+        to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
+        env.reset(seed=0)
+        env.close()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
+    # Gymnasium's own environments are truncated by its time limit alone.
+    own = isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
+    drawable = "rgb_array" in (env.metadata.get("render_modes") or ())
+    return vectors.Source(
+        name=name,
+        make=partial(VECTORIZATIONS[vectorization], make_lane),
+        observation_space=observation_space,
+        action_space=action_space,
+        time_limit=limit,
+        min_truncation_step=limit if own else 1,
+        convert=convert,
+        to_action=to_action,
+        repeatable=not spec.nondeterministic,
+        frames=partial(_frames, make_one, to_action) if drawable else None,
+    )
+
+
+def _make_lane(make_one: Callable[..., Any], name: str, flatten: bool) -> Any:
+    """One environment for a vector."""
+    import gymnasium
+
+    from jaxpg.envs.host.lanes import Lane
+
+    env = make_one()
+    return Lane(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
+
+
+def _frames(
+    make_one: Callable[..., Any], to_action: Callable[[np.ndarray], np.ndarray], seed: int, actions: np.ndarray
+) -> tuple[list[np.ndarray], list[float]]:
+    """The pictures and the rewards of an episode, which is played once more."""
+    env = make_one(render_mode="rgb_array")
+    env.reset(seed=seed)
+    pictures, rewards = [env.render()], []
+    for action in to_action(actions):
+        rewards.append(float(env.step(action)[1]))
+        pictures.append(env.render())
+    env.close()
+    return pictures, rewards
+
+
+def _is_plain(space: Any) -> bool:
+    return type(space).__name__ in ("Box", "Discrete")
+
+
+def _plain(space: Any, what: str, name: str) -> Any:
+    if not _is_plain(space):
+        raise UserError(
+            f"{name}: the {what} are {excerpt(space)}, and jaxpg knows Box and Discrete. Wrap the environment where "
+            "you register it."
+        )
+    return space
+
+
+def _envpool_config(env_id: str) -> dict[str, Any]:
+    """EnvPool's settings of an environment."""
+    envpool = _package("envpool")
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        refuse_unknown("environment", f"envpool:{env_id}", [f"envpool:{x}" for x in known])
+    return envpool.make_spec(env_id).config._asdict()
+
+
+def _envpool_settings(env_id: str) -> dict[str, Any]:
+    config = _envpool_config(env_id)
+    return {name: x for name, x in config.items() if name not in _OF_THE_POOL}
+
+
+def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
+    import envpool
+
+    name = f"envpool:{env_id}"
+    try:
+        spec = envpool.make_spec(env_id, **settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
+    limit = int(settings.get("max_episode_steps", 0))
+    if limit < 1:
+        raise UserError(f"{name} states no time limit, and jaxpg needs one: set max_episode_steps to at least 1.")
+    space = _plain(spec.observation_space, "observations", name)
+    convert, observation_space = vectors.observation_converter(space, channels_first=True)
+    to_action, action_space = vectors.action_converter(_plain(spec.action_space, "actions", name))
+    make_pool = partial(envpool.make, env_id, env_type="gymnasium", **settings)
+    return vectors.Source(
+        name=name,
+        make=partial(vectors.envpool_vector, make_pool),
+        observation_space=observation_space,
+        action_space=action_space,
+        time_limit=limit,
+        min_truncation_step=1,
+        convert=convert,
+        to_action=to_action,
+        repeatable=False,
+    )
+
+
+DOORS: dict[str, Door] = {
+    "gymnasium": Door(_gymnasium_settings, _gymnasium_source),
+    "envpool": Door(_envpool_settings, _envpool_source),
+}
+"""By prefix."""

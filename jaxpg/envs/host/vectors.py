@@ -1,0 +1,191 @@
+"""Environments side by side on the host, as one record of functions: Gymnasium's vector API, and EnvPool.
+
+None resets anything by itself, as the contract of `Env` wants it. Gymnasium's vector environments are made with
+`AutoresetMode.DISABLED` and reset by `options["reset_mask"]`. EnvPool's reset a finished environment at its next step
+(Gymnasium calls that NEXT_STEP), but begin a new episode at once if they are told to, `reset(env_id)`, and then owe no
+reset. So there is no step without an action in it, and the last observation of an episode is never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpg.types import Box, Discrete, Space
+
+
+class Results(NamedTuple):
+    """What a step returns, `[n, ...]` each; observations are as the environment makes them."""
+
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class Vector(NamedTuple):
+    """`n` environments.
+
+    begin(wanted, seeds) -> obs: new episodes where `wanted` [n]; other rows of `obs` mean nothing.
+    step(actions) -> Results: one step of all that do not rest.
+    rest(where, resting): let environments rest, or wake them; None if they cannot rest, and are stepped for nothing.
+    close(): end them, and their processes.
+    """
+
+    begin: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    step: Callable[[np.ndarray], Results]
+    rest: Callable[[np.ndarray, bool], None] | None
+    close: Callable[[], None]
+
+
+class Source(NamedTuple):
+    """Where vectors come from.
+
+    name: of the environment, with the prefix of its door.
+    make(n, seed) -> Vector. `seed` is for environments that take none for an episode.
+    observation_space, action_space, time_limit, min_truncation_step: as in `Env`.
+    convert(obs): observations `[n, ...]` of the environment as the float32 arrays that agents see.
+    to_action(actions): actions `[n, ...]` of agents as the environment takes them.
+    repeatable: whether an episode is determined by its seed and its actions.
+    frames(seed, actions) -> the pictures of an episode with its rewards; None if it cannot be drawn.
+    """
+
+    name: str
+    make: Callable[[int, int], Vector]
+    observation_space: Box
+    action_space: Space
+    time_limit: int
+    min_truncation_step: int
+    convert: Callable[[np.ndarray], np.ndarray]
+    to_action: Callable[[np.ndarray], np.ndarray]
+    repeatable: bool
+    frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
+
+
+def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
+    """`n` environments (`lanes.Lane`) of this process, one after the other.
+
+    As Gymnasium's `SyncVectorEnv` without resets of its own, and without its copies and its `infos`, which took more
+    time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
+    """
+    lanes = [make_lane() for _ in range(n)]
+    obs: list[Any] = [None] * n
+
+    def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        for i in np.flatnonzero(wanted):
+            obs[i] = lanes[i].reset(seed=int(seeds[i]))[0]
+        return np.array(obs)
+
+    def step(actions: np.ndarray) -> Results:
+        rows = [lane.step(action) for lane, action in zip(lanes, actions, strict=True)]
+        obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
+        return Results(np.array(obs), np.array(rewards), np.array(terminated), np.array(truncated))
+
+    def rest(where: np.ndarray, resting: bool) -> None:
+        for i in np.flatnonzero(where):
+            lanes[i].rest(resting)
+
+    def close() -> None:
+        for lane in lanes:
+            lane.close()
+
+    return Vector(begin, step, rest, close)
+
+
+def async_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
+    """`n` environments in a process each: Gymnasium's `AsyncVectorEnv` without resets of its own.
+
+    What is not `reset` or `step` goes through the options of `reset`, which Gymnasium hands to a single environment.
+    """
+    from gymnasium import logger, vector
+
+    from jaxpg.envs.host.lanes import REST, WAKE
+
+    def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        level, logger.min_level = logger.min_level, logger.ERROR + 1  # it prints what workers raise; so do we
+        try:
+            return function(*arguments, **settings)
+        finally:
+            logger.min_level = level
+
+    env = vector.AsyncVectorEnv(
+        [make_lane] * n,
+        copy=False,
+        context="spawn",  # a fork of a process with jax's threads may hang
+        autoreset_mode=vector.AutoresetMode.DISABLED,
+    )
+
+    def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        return call(env.reset, seed=[int(x) for x in seeds], options={"reset_mask": wanted})[0]
+
+    def rest(where: np.ndarray, resting: bool) -> None:
+        call(env.reset, options={"reset_mask": where, **(REST if resting else WAKE)})
+
+    def close() -> None:
+        try:
+            if all(process.is_alive() for process in env.processes):
+                call(env.close)
+        finally:
+            for process in env.processes:
+                process.terminate()
+                process.join()
+            env.closed = True
+
+    return Vector(begin, lambda actions: Results(*call(env.step, actions)[:4]), rest, close)
+
+
+def envpool_vector(make_pool: Callable[..., Any], n: int, seed: int) -> Vector:
+    """`make_pool(num_envs=n, seed=seed)`, whose episodes take their randomness from the one seed."""
+    pool = make_pool(num_envs=n, seed=seed)
+
+    def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        which = np.flatnonzero(wanted).astype(np.int32)
+        first = pool.reset(env_id=which)[0]
+        obs = np.zeros((n, *first.shape[1:]), first.dtype)
+        obs[which] = first
+        return obs
+
+    return Vector(begin, lambda actions: Results(*pool.step(actions)[:4]), None, lambda: None)
+
+
+def observation_converter(space: Any, *, channels_first: bool = False) -> tuple[Callable[..., np.ndarray], Box]:
+    """How observations `[n, ...]` of a Box or Discrete space become float32 arrays, and the space of these.
+
+    Integers of a Discrete space become one-hot vectors. Images (bytes with three axes) are divided by 255, and with
+    `channels_first` their channels become the last axis.
+    """
+    if not hasattr(space, "low"):
+        n, start = int(space.n), int(getattr(space, "start", 0))
+        return lambda obs: np.eye(n, dtype=np.float32)[np.asarray(obs) - start], _box(np.zeros(n), np.ones(n))
+    if space.dtype != np.uint8 or len(space.shape) != 3:
+        return partial(np.asarray, dtype=np.float32), _box(space.low, space.high)
+    scale = np.float32(1 / 255)
+
+    def convert(obs: np.ndarray) -> np.ndarray:
+        obs = np.asarray(obs)
+        return (obs.transpose(0, 2, 3, 1) if channels_first else obs).astype(np.float32) * scale
+
+    shape = convert(np.zeros((1, *space.shape), np.uint8)).shape[1:]
+    return convert, _box(np.zeros(shape), np.ones(shape))
+
+
+def action_converter(space: Any) -> tuple[Callable[[np.ndarray], np.ndarray], Space]:
+    """How actions `[n, ...]` of agents become those of a Box or Discrete space, and the space that agents see.
+
+    Actions beyond the bounds of a Box are clipped, as the agent's Gaussian knows no bounds.
+    """
+    if hasattr(space, "low"):
+        low, high, dtype = space.low, space.high, space.dtype
+        return lambda actions: np.clip(actions, low, high).astype(dtype), _box(low, high)
+    start, dtype = int(getattr(space, "start", 0)), space.dtype
+    return lambda actions: actions.astype(dtype) + dtype.type(start), Discrete(int(space.n))
+
+
+def _box(low: Any, high: Any) -> Box:
+    """Bounds as float32, infinite where they are at the limits of what a number can be."""
+    most = np.finfo(np.float32).max
+    low, high = (np.clip(np.asarray(x, np.float64), -most, most).astype(np.float32) for x in (low, high))
+    return Box(np.where(low <= -most, -np.inf, low), np.where(high >= most, np.inf, high))

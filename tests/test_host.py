@@ -1,0 +1,326 @@
+"""Environments on the host: Gymnasium's own and a user's, through the door and in a plain Gymnasium loop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpg import envs, ladder, networks, user_code
+from jaxpg.cli.main import main
+from jaxpg.errors import UserError
+from jaxpg.experiments.config import resolve_config
+from jaxpg.parallel import host_callback
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.rollout.collector import env_keys, step_keys
+from jaxpg.rollout.evaluation import evaluate, record_episode
+from jaxpg.rollout.segments import continuing
+from jaxpg.training import array_files, checkpoint
+from jaxpg.types import Actor, Box, Discrete, Env
+
+WALK, LANDER, POLE = "gymnasium:tiny_gym:TinyWalk-v0", "gymnasium:LunarLander-v3", "gymnasium:CartPole-v1"
+
+
+@pytest.fixture(autouse=True)
+def _no_failures() -> Any:
+    host_callback.clear_failures()
+    yield
+    host_callback.clear_failures()
+
+
+def seed_of(key: jax.Array) -> int:
+    return int(jax.random.bits(key))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "vectorization"),
+    [
+        pytest.param(WALK, {}, "sync", marks=pytest.mark.full),
+        pytest.param(WALK, {}, "async", marks=pytest.mark.full),
+        pytest.param(POLE, {"max_episode_steps": 15}, "sync", marks=pytest.mark.full),
+        pytest.param("gymnasium:Pendulum-v1", {"max_episode_steps": 9}, "sync", marks=pytest.mark.full),
+        pytest.param(LANDER, {"continuous": True, "max_episode_steps": 95}, "sync", marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_a_rollout_is_what_a_plain_loop_sees(name: str, settings: dict[str, Any], vectorization: str) -> None:
+    """Two segments of three environments: every observation, reward, ending and final observation."""
+    env = envs.make(name, vectorization=vectorization, **settings)
+    policy, _ = networks.mlp(env, hidden=(4,))
+    columns, length = 3, 40 if name == WALK else 100
+    collector = continuing(num_envs=columns, num_steps=length)
+    params, first_key, keys = policy.init(jax.random.key(0)), jax.random.key(1), jax.random.split(jax.random.key(2))
+    runner = collector.init(env, policy, params, first_key)
+    collect = jax.jit(partial(collector.collect, env, policy))
+    plain = [gymnasium.make(name.partition(":")[2], **settings) for _ in range(columns)]
+    obs = [one.reset(seed=seed_of(key))[0] for one, key in zip(plain, env_keys(first_key, columns), strict=True)]
+    ends = {"terminated": 0, "truncated": 0}
+    for key in keys:
+        runner, rollout, _ = jax.device_get(collect(params, runner, key))
+        host_callback.raise_failure()
+        steps, reset_keys = rollout.steps, step_keys(key, columns, length, with_reset=True).reset
+        for b, one in enumerate(plain):
+            finals = 0
+            for t in range(length):
+                np.testing.assert_array_equal(steps.obs[t, b], np.float32(obs[b]))
+                action = steps.action[t, b]
+                if isinstance(env.action_space, Box):
+                    action = np.clip(action, env.action_space.low, env.action_space.high)
+                else:
+                    action = action + one.action_space.start
+                obs[b], reward, terminated, truncated, _ = one.step(action)
+                assert steps.reward[t, b] == np.float32(reward)
+                assert steps.discount[t, b] == 1 - terminated
+                assert steps.last[t, b] == (terminated or truncated)
+                if (truncated and not terminated) or t == length - 1:
+                    np.testing.assert_array_equal(rollout.final_obs[finals, b], np.float32(obs[b]))
+                    finals += 1
+                if terminated or truncated:
+                    ends["terminated" if terminated else "truncated"] += 1
+                    obs[b], _ = one.reset(seed=seed_of(reset_keys[t, b]))
+    assert ends["truncated"] > 0
+    assert ends["terminated"] > 0 or name == "gymnasium:Pendulum-v1"
+
+
+def run(env: Env, actions: Any, state: Any) -> Any:
+    """States and time steps of these actions, one environment, step by step."""
+    rows = []
+    for action in actions:
+        state, timestep = env.step(jax.random.key(0), state, jnp.asarray(action))
+        rows.append((state, timestep))
+    host_callback.raise_failure()
+    return rows
+
+
+def test_a_state_that_the_host_has_lost_is_made_again() -> None:
+    """In a new process, and after the program has gone back, the next step is what it was."""
+    env, actions = envs.make(WALK), [1, 0, 1, 0, 1]
+    rows = run(env, actions, env.reset(jax.random.key(3))[0])
+    elsewhere = envs.make(WALK)  # it keeps environments of its own, as another process does
+    for other in (env, elsewhere):
+        for before, after in ((2, 3), (1, 2)):
+            ((_, again),) = run(other, actions[after : after + 1], rows[before][0])
+            jax.tree.map(np.testing.assert_array_equal, again, rows[after][1])
+    changed = run(env, [0, 0], rows[1][0])  # another branch, and back
+    assert not np.array_equal(changed[1][1].obs, rows[3][1].obs)
+    jax.tree.map(np.testing.assert_array_equal, run(env, actions[4:], rows[3][0])[0][1], rows[4][1])
+
+
+def test_a_step_after_the_end_changes_nothing() -> None:
+    env = envs.make(WALK)
+    rows = run(env, [1] * 9, env.reset(jax.random.key(0))[0])
+    length = 1 + next(i for i, (_, timestep) in enumerate(rows) if timestep.last)
+    assert length <= 6
+    for _, timestep in rows[length:]:
+        assert timestep.last
+        assert timestep.reward == 0
+        np.testing.assert_array_equal(timestep.obs, rows[length - 1][1].obs)
+
+
+def random_actor(env: Env) -> Actor:
+    return Actor(
+        lambda obs: (), lambda memory, obs, key, greedy: (jax.random.randint(key, (), 0, env.action_space.n), ())
+    )
+
+
+@pytest.mark.full
+def test_evaluation_ends_and_its_environments_are_used_again() -> None:
+    env = envs.make(WALK)
+    measure = jax.jit(lambda key: evaluate(env, random_actor(env), key, episodes=5, greedy=False))
+    first, second, again = (measure(jax.random.key(k)) for k in (0, 1, 0))
+    host_callback.raise_failure()
+    assert (first.lengths >= 1).all()
+    assert (first.lengths <= 6).all()
+    assert not np.array_equal(first.returns, second.returns)
+    np.testing.assert_array_equal(first.returns, again.returns)
+    key = jax.random.split(jax.random.key(0), 5)[3]
+    recorded = jax.jit(lambda key: record_episode(env, random_actor(env), key, greedy=False))(key)
+    assert recorded.length == first.lengths[3]
+    np.testing.assert_allclose(recorded.rewards[: recorded.length].sum(), first.returns[3], rtol=1e-6)
+
+
+@pytest.mark.full
+def test_wrappers_restart_what_is_inside() -> None:
+    """A stack of frames begins anew where an episode does, and only there."""
+    env = envs.flatten(envs.frame_stack(envs.make(WALK), num=3))
+    policy, _ = networks.mlp(env, hidden=(4,))
+    collector, params = continuing(num_envs=3, num_steps=30), policy.init(jax.random.key(0))
+    runner = collector.init(env, policy, params, jax.random.key(1))
+    _, rollout, _ = jax.jit(partial(collector.collect, env, policy))(params, runner, jax.random.key(2))
+    host_callback.raise_failure()
+    obs, last = np.asarray(rollout.steps.obs).reshape(30, 3, 3, 2), np.asarray(rollout.steps.last)
+    assert last.sum() > 5
+    for t, b in np.ndindex(29, 3):
+        if last[t, b]:
+            np.testing.assert_array_equal(obs[t + 1, b], np.repeat(obs[t + 1, b, -1:], 3, 0))
+            assert obs[t + 1, b, -1, 1] == 0
+        else:
+            np.testing.assert_array_equal(obs[t + 1, b, :-1], obs[t, b, 1:])
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("raise", r"raised RuntimeError: the motor is broken \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
+        ("exit", r"raised SystemExit: 3 \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
+        ("nan", r"returned an observation that is not finite at step 3 of an episode\."),
+        ("reward", r"returned a reward of nan at step 3 of an episode\."),
+        ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
+    ],
+)
+def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
+    env = envs.make(WALK, fault=fault)
+    with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
+        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
+    _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
+    assert np.isnan(obs).all()
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    for name, settings, sentence in (
+        ("gymnasium:CartPole-v7", {}, "no environment 'gymnasium:CartPole-v7'. Did you mean 'gymnasium:CartPole-v"),
+        ("gymnasium:no_module:X-v0", {}, "cannot be imported: ModuleNotFoundError: No module named 'no_module'"),
+        (POLE, {"sutton_reward": True}, "no setting 'sutton_reward'. Did you mean 'sutton_barto_reward'"),
+        (POLE, {"vectorization": "asink"}, "no vectorization 'asink' of gymnasium:CartPole-v1. Did you"),
+        (POLE, {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
+        ("gymnasium:tiny_gym:TinyEndless-v0", {}, "needs a value for max_episode_steps"),
+        ("gymnasium:Blackjack-v9", {}, "Did you mean 'gymnasium:Blackjack-v1'"),
+    ):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            envs.make(name, **settings)
+        assert sentence in str(refused.value)
+    with pytest.raises(UserError, match="lives on the host and keeps its own time; set max_episode_steps"):
+        envs.time_limit(envs.make(WALK), steps=3)
+    pooled = continuing(num_envs=2, num_steps=3, reset_pool=2)
+    env = envs.make(WALK)
+    policy, _ = networks.mlp(env)
+    params = policy.init(jax.random.key(0))
+    runner = jax.eval_shape(partial(pooled.init, env, policy), params, jax.random.key(0))
+    with pytest.raises(UserError, match="reset_pool copies start states"):
+        jax.eval_shape(partial(pooled.collect, env, policy), params, runner, jax.random.key(0))
+
+
+def test_spaces() -> None:
+    flat = envs.make("gymnasium:tiny_gym:TinyDictionary-v0")
+    assert flat.observation_space.shape == (8,)
+    assert np.asarray(flat.reset(jax.random.key(0))[1])[0] == 1  # t = 0, one of seven; then x
+    lake = envs.make("gymnasium:FrozenLake-v1")
+    assert lake.observation_space.shape == (16,)
+    assert lake.action_space == Discrete(4)
+    assert lake.time_limit == 100
+    np.testing.assert_array_equal(lake.reset(jax.random.key(0))[1], np.eye(16)[0])
+
+
+def test_names_of_code_are_those_that_import_a_module() -> None:
+    settings = {"environment": "gymnasium:CartPole-v1", "a": "envpool:Pong-v5", "b": WALK, "c": "module:function"}
+    assert user_code.code_names(settings) == [WALK, "module:function"]
+    with user_code.trust(lambda name: False), pytest.raises(UserError, match=r"import tiny_gym and .*--trust-code"):
+        envs.make(WALK)
+
+
+def test_the_name_of_an_environment_is_a_task() -> None:
+    config = resolve_config("gymnasium:Pendulum-v1", "ppo", {"environment_settings.g": 9.81, "num_envs": 4})
+    assert (config.task, config.environment) == ("gymnasium-Pendulum-v1", "gymnasium:Pendulum-v1")
+    assert config.environment_settings == {"g": 9.81}
+    with pytest.raises(UserError, match="Did you mean 'gymnasium:Pendulum-v1'"):
+        resolve_config("gymnasium:Pendulum-v2", "ppo")
+
+
+def settings(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+SMALL = settings("num_envs=2", "num_steps=8", "num_minibatches=1", "epochs=1", "network.hidden=[4]")
+
+
+@pytest.mark.full
+def test_a_run_goes_on_with_the_same_bits_and_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as the host's environments repeat themselves, resuming is exact for them too."""
+    train = [
+        "train",
+        "gymnasium:CartPole-v1",
+        "ppo",
+        *SMALL,
+        *settings("evaluation_episodes=2", "evaluations=2"),
+        "--quiet",
+    ]
+    for name, lengths in (("whole", [640]), ("two", [330, 640])):
+        for steps in lengths:
+            again = ["--resume"] if steps != lengths[0] else []
+            assert main([*train, "--steps", str(steps), "--out", str(tmp_path / name), *again]) == 0
+    states = []
+    for name in ("whole", "two"):
+        found = checkpoint.find(tmp_path / name / "checkpoints")
+        assert found is not None
+        states.append(array_files.read(found.path / "state"))
+    assert any("history" in name for name in states[0])
+    for name, x in states[0].items():
+        if "place" not in name:  # where this process keeps them
+            np.testing.assert_array_equal(x, states[1][name], err_msg=name)
+    gif = tmp_path / "episode.gif"
+    assert main(["play", str(tmp_path / "two"), "--gif", str(gif)]) == 0
+    assert gif.read_bytes()[:4] == b"GIF8"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("fault", "vectorization"), [("raise", "sync"), ("die", "async")])
+def test_a_fault_ends_a_run_and_its_processes(
+    fault: str, vectorization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, one sentence, the last checkpoint as it was, no process left."""
+    of_env = [f"environment_settings.{x}" for x in (f"vectorization={vectorization}", f"fault={fault}", "at=3")]
+    out = str(tmp_path / "run")
+    train = ["train", WALK, "ppo", *SMALL, *settings(*of_env, "evaluation_episodes=2")]
+    assert main([*train, "--steps", "600", "--out", out, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxpg: ")
+    assert WALK in error
+    assert "step" in error
+    assert "Traceback" not in error
+    assert error.count("\n") == 1
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.full
+@pytest.mark.learning
+def test_ppo_learns_through_the_door() -> None:
+    env = envs.make("gymnasium:CartPole-v1")
+    policy, critic = networks.mlp(env)
+    learner = policy_gradient(env, policy, critic, ladder.ppo(num_envs=8, learning_rate=2.5e-3, gamma=0.98))
+
+    def train(key: jax.Array) -> jax.Array:
+        init_key, run_key = jax.random.split(key)
+        return jax.lax.scan(learner.step, learner.init(init_key), jax.random.split(run_key, 40))[1]["return"]
+
+    returns = jax.jit(lambda keys: jax.lax.map(train, keys))(jax.random.split(jax.random.key(0), 3))
+    host_callback.raise_failure()
+    assert np.nanmax(np.asarray(returns)[:, -5:], 1).mean() > 400  # in 41,000 steps; about 20 by chance
+
+
+@pytest.mark.full
+def test_the_page_about_gymnasium_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The blocks of docs/gymnasium.md in order, with fewer steps; all but the commands that need other packages."""
+    page = (Path(__file__).parent.parent / "docs" / "gymnasium.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "python" and block.startswith("# my_module.py"):
+            (tmp_path / "my_module.py").write_text(block, encoding="utf-8")
+        elif language == "python":
+            exec(compile(block, "docs/gymnasium.md", "exec"), {"__name__": "__main__"})
+            assert float(capsys.readouterr().out.split()[-1]) >= 8  # steps that a pole stands, whatever is done
+        else:
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[0] == "jaxpg" and "envpool:" not in line and "Lunar" not in line:
+                    fewer = ["--steps", "2048", *settings("evaluation_episodes=2")] if words[1] == "train" else []
+                    assert main([*words[1:], *fewer]) == 0, line
+    assert (tmp_path / "cartpole.gif").read_bytes()[:4] == b"GIF8"
