@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
+
+_HOST = {
+    "gymnasium": ("Gymnasium", "any of its IDs, and my_module:MyEnv-v0"),
+    "envpool": ("EnvPool", "Pong-v5, Breakout-v5"),
+}
+"""The doors of `envs.host`: library and examples."""
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -68,6 +75,9 @@ def _suites_table() -> Table:
     for prefix, suite in suites.SUITES.items():
         there = f"jaxpg list environments {prefix}" if suites.is_installed(prefix) else suites.install_command(prefix)
         table.add_row(f"{prefix}:ID", suite.library, suite.examples, suite.remark, there)
+    for prefix, (library, examples) in _HOST.items():
+        there = "" if importlib.util.find_spec(prefix) else suites.install_command(prefix)
+        table.add_row(f"{prefix}:ID", library, examples, "stepped on the host", there)
     return table
 
 
@@ -79,9 +89,10 @@ def _suite_table(prefix: str) -> Table:
 
 
 def _environment_table() -> Table:
-    table = Table("environment", "its settings and their defaults", title="environments", box=box.SIMPLE_HEAD)
+    columns = ("environment", "its settings and their defaults", "beside Gymnasium's")
+    table = Table(*columns, title="environments", box=box.SIMPLE_HEAD)
     for name in envs.names():
-        table.add_row(printable(name), _defaults(name))
+        table.add_row(printable(name), _defaults(name), envs.NOTES.get(name, ""))
     return table
 
 

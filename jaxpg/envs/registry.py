@@ -84,8 +84,10 @@ NOTES: dict[str, str] = {
     "frozen_lake": "as Gymnasium's FrozenLake-v1; for its 8x8 map set size = 8 and time_limit = 200",
     "cliff_walking": "as Gymnasium's CliffWalking-v1, which has no time limit; here it is 200",
     "taxi": "as Gymnasium's Taxi-v4",
+    **dict.fromkeys(("LunarLander-v3", "LunarLanderContinuous-v3"), "its physics, without continuous collision"),
 }
-"""How environments of Gymnasium that are computed in the program compare with its own (tests/test_classics.py)."""
+"""How environments of Gymnasium that are computed in the program compare with its own, as tests/test_classics.py and
+tests/test_lunar_lander.py show."""
 _user_factories: dict[str, Factory] = {}
 _checked: set[tuple[Factory, str]] = set()
 """Which environments of users have passed `check_env`: function and settings."""
