@@ -91,10 +91,16 @@ FULL = {
         "test_time_outs_that_count_as_terminations_lose_the_future",
     ),
     "envs": (
+        "test_every_environment_plays[LunarLander*",
         "test_every_environment_plays[Asterix-MinAtar]",
         "test_every_environment_plays[Freeway-MinAtar]",
         "test_every_environment_plays[Seaquest-MinAtar]",
         "test_every_environment_plays[Pong-misc]",
+    ),
+    "lunar_lander": (
+        "test_a_flight_is_that_of_box2d[settings0]",
+        "test_a_flight_is_that_of_box2d[settings2]",
+        "test_a_flight_is_that_of_box2d[settings3]",
     ),
     "evaluation": ("test_a_config_sets_whether_evaluations_are_greedy",),
     "ladder": ("test_numbers_may_be_traced",),
@@ -180,6 +186,7 @@ FULL = {
         "test_an_infinite_clip_is_the_importance_ratio",
     ),
     "report_gif": (
+        "test_every_environment_plays[LunarLander*",
         "test_every_environment_plays[Asterix-MinAtar]",
         "test_every_environment_plays[Breakout-MinAtar]",
         "test_every_environment_plays[Freeway-MinAtar]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -136,8 +137,11 @@ def differences(a: Episodes, b: Episodes) -> dict[str, float]:
     return {**compared, "landed": stats.fisher_exact(table).pvalue}
 
 
+LONG = pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="takes a minute: set JAXPG_LONG")
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("space", list(SPACES))
+@pytest.mark.parametrize("space", ["discrete", pytest.param("continuous", marks=LONG)])
 @pytest.mark.parametrize("pilot", list(PILOTS))
 def test_episodes_are_distributed_as_gymnasiums(pilot: str, space: str) -> None:
     """With 200 episodes a side a Kolmogorov-Smirnov distance of 0.195 is noticed at this level.
@@ -148,6 +152,7 @@ def test_episodes_are_distributed_as_gymnasiums(pilot: str, space: str) -> None:
     assert min(compared.values()) > LEVEL, compared
 
 
+@LONG
 @pytest.mark.full
 def test_the_comparison_notices_a_gravity_that_is_a_tenth_weaker() -> None:
     weaker = ours("discrete", gravity=-9.0)["landing"]
