@@ -18,7 +18,7 @@ from jaxpg.values import replay
 from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts, RunnerState
 from jaxpg.values.replay import Drawn, NStep, StoredSteps
 from jaxpg.values.targets import pick
-from jaxpg.vectorize import any_in_batch, tree_where
+from jaxpg.vectorize import any_in_batch, where_in_batch
 
 
 class ReplaySettings(NamedTuple):
@@ -138,7 +138,7 @@ def _gradient_step(settings: ReplaySettings, parts: Parts, state: DeepQState, ke
 
     def learn(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
         result = _learn(parts, settings.batch_size, learned, batch, drawn, state.steps)
-        return tree_where(ready, result, wait(learned))
+        return where_in_batch(ready, result, wait(learned))
 
     def wait(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
         zero = jnp.zeros((), jnp.float32)
