@@ -43,9 +43,7 @@ def where_in_batch(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
 
 
 @where_in_batch.def_vmap
-def _(
-    axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on_false: Tree
-) -> tuple[Tree, Tree]:
+def _(axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on_false: Tree) -> tuple[Tree, Tree]:
     axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched))
     chosen = jax.vmap(tree_where, axes, axis_size=axis_size)(condition, on_true, on_false)
     return chosen, jax.tree.map(lambda _: True, chosen)

@@ -18,7 +18,6 @@ from jaxpg.values.replay import uniform
 from jaxpg.values.replay_learning import ReplaySettings, from_replay
 from jaxpg.values.rollout_learning import RolloutSettings, from_rollout
 
-
 FLAT_BELOW = 2**14
 """Parameters from which on Adam updates array by array. Gradient steps on a few rows are many, and copying 130,000
 parameters into a vector takes as long as such a step (benchmarks/LOG.md, "DQN with a convolution")."""
