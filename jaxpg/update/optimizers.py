@@ -46,12 +46,12 @@ def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = N
 def gradient_norm(gradient: Tree, opt_state: Tree) -> Array:
     """The norm of all numbers of a gradient, as one vector where the optimizer's state consists of vectors.
 
-    It replaces `optax.global_norm`, which adds up array by array, where `flat_if_small` has made that vector anyway.
+    It replaces `optax.tree.norm`, which adds up array by array, where `flat_if_small` has made that vector anyway.
     Elsewhere a vector made for the norm alone takes ten times as long as the whole gradient step of DQN on a CPU
     (benchmarks/LOG.md, "DQN with a convolution").
     """
     if any(x.ndim > 1 for x in jax.tree.leaves(opt_state)):
-        return optax.global_norm(gradient)
+        return optax.tree.norm(gradient)
     return jnp.linalg.norm(ravel_pytree(gradient)[0])
 
 
