@@ -105,8 +105,22 @@ def ladder_on_cartpole() -> list[Cell]:
     ]
 
 
+def action_values() -> list[Cell]:
+    """Q-learning with networks: CartPole after 300,000 steps, and Breakout."""
+    early = {"total_steps": 500_000}  # a quarter of the config's: ten points come early
+    return [
+        Cell("cartpole", "dqn", 10, 450.0),
+        Cell("cartpole", "double_dqn", 10, 450.0),
+        Cell("cartpole", "rainbow", 10, 450.0),
+        Cell("cartpole", "pqn", 10, 475.0),
+        Cell("breakout", "dqn", 5, 10.0, variant="500 k steps", overrides=early),
+        Cell("breakout", "pqn", 5, 30.0),
+    ]
+
+
 CELLS = [
     *ladder_on_cartpole(),
+    *action_values(),
     Cell("acrobot", "ppo", 10, -88.0, published="-82"),
     Cell("acrobot", "a2c", 10, -95.0, published="-82"),
     Cell("acrobot", "trpo", 10, -95.0, published="-82"),

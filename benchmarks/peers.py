@@ -14,32 +14,79 @@ from functools import partial
 from typing import Any
 
 import jax
-from work import A2C, EPISODES, PPO, Program, Workload, compiled, over_agents, whole_iterations
+from work import A2C, EPISODES, PPO, Program, Q, Workload, compiled, over_agents, whole_iterations
 
 
 def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """rejax's PPO, its evaluation switched off: it would run inside the loop."""
     import rejax
-    from rejax.evaluate import evaluate
 
     per_agent = whole_iterations(steps, num_envs, agents)
-    algorithm = rejax.PPO.create(
-        env=env_name,
-        num_envs=num_envs,
-        num_steps=PPO.num_steps,
-        num_epochs=PPO.epochs,
-        num_minibatches=PPO.num_minibatches,
-        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": PPO.hidden},
-        learning_rate=PPO.learning_rate,
-        gamma=PPO.gamma,
-        gae_lambda=PPO.gae_lambda,
-        clip_eps=PPO.clip,
-        ent_coef=PPO.entropy,
-        vf_coef=PPO.value,
-        max_grad_norm=PPO.max_grad_norm,
-        total_timesteps=per_agent,
-        eval_freq=per_agent,
-        skip_initial_evaluation=True,
+    settings = {
+        "num_envs": num_envs,
+        "num_steps": PPO.num_steps,
+        "num_epochs": PPO.epochs,
+        "num_minibatches": PPO.num_minibatches,
+        "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": PPO.hidden},
+        "learning_rate": PPO.learning_rate,
+        "gamma": PPO.gamma,
+        "gae_lambda": PPO.gae_lambda,
+        "clip_eps": PPO.clip,
+        "ent_coef": PPO.entropy,
+        "vf_coef": PPO.value,
+        "max_grad_norm": PPO.max_grad_norm,
+    }
+    return _rejax(rejax.PPO, env_name, agents, per_agent, settings)
+
+
+def rejax_dqn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """rejax's DQN, not double; a time-out counts as a termination."""
+    import rejax
+
+    settings = _rejax_value_settings(num_envs, steps) | {
+        "agent_kwargs": {"activation": "relu"},
+        "buffer_size": Q.buffer_size,
+        "fill_buffer": Q.learning_starts,
+        "batch_size": Q.batch_size,
+        "target_update_freq": Q.target_every,
+        "num_epochs": 1,
+        "ddqn": False,
+    }
+    return _rejax(rejax.DQN, env_name, agents, whole_iterations(steps, num_envs, agents, Q.num_steps), settings)
+
+
+def rejax_pqn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """rejax's PQN, with layer normalisation; a time-out counts as a termination."""
+    import rejax
+
+    settings = _rejax_value_settings(num_envs, steps) | {
+        "num_steps": Q.num_steps,
+        "num_epochs": Q.epochs,
+        "num_minibatches": Q.num_minibatches,
+        "td_lambda": Q.gae_lambda,
+    }
+    return _rejax(rejax.PQN, env_name, agents, whole_iterations(steps, num_envs, agents, Q.num_steps), settings)
+
+
+def _rejax_value_settings(num_envs: int, steps: int) -> dict[str, Any]:
+    """Of DQN and PQN alike. The widths of their networks cannot be set; they are those of work.py."""
+    return {
+        "num_envs": num_envs,
+        "learning_rate": Q.learning_rate,
+        "gamma": Q.gamma,
+        "max_grad_norm": Q.max_grad_norm,
+        "eps_start": Q.epsilon_start,
+        "eps_end": Q.epsilon_end,
+        "exploration_fraction": min(1.0, Q.epsilon_steps / steps),
+    }
+
+
+def _rejax(kind: Any, env_name: str, agents: int, per_agent: int, settings: dict[str, Any]) -> Workload:
+    """The loop of one of rejax's algorithms, without its evaluation."""
+    from rejax.evaluate import evaluate
+
+    algorithm = kind.create(
+        env=env_name, total_timesteps=per_agent, eval_freq=per_agent, skip_initial_evaluation=True, **settings
     ).replace(eval_callback=lambda algorithm, train_state, key: ())
     keys = partial(jax.random.split, num=agents) if agents > 1 else lambda key: key
 
@@ -106,7 +153,7 @@ def _baseline(
 
     def build() -> Program:
         envs, seed = make_envs(num_envs), next(seeds)
-        model = algorithm("MlpPolicy", envs, n_steps=num_steps, seed=seed, device="cpu")
+        model = algorithm("MlpPolicy", envs, seed=seed, device="cpu")
         if compiles:
             model.learn(num_envs * num_steps)
         score = partial(evaluate_policy, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
@@ -137,6 +184,7 @@ def sb3(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> 
     algorithm = partial(
         stable_baselines3.PPO,
         **BASELINE,
+        n_steps=PPO.num_steps,
         clip_range_vf=PPO.clip,
         batch_size=num_envs * PPO.num_steps // PPO.num_minibatches,
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
@@ -152,6 +200,7 @@ def sbx(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> 
     algorithm = partial(
         sbx.PPO,
         **BASELINE,
+        n_steps=PPO.num_steps,
         batch_size=num_envs * PPO.num_steps // PPO.num_minibatches,
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": linen.tanh},
     )
@@ -166,6 +215,7 @@ def sb3_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
     torch.set_num_threads(1)
     algorithm = partial(
         stable_baselines3.A2C,
+        n_steps=A2C.num_steps,
         learning_rate=A2C.learning_rate,
         gamma=A2C.gamma,
         gae_lambda=A2C.gae_lambda,
@@ -176,6 +226,30 @@ def sb3_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
         policy_kwargs={"net_arch": ARCHITECTURE, "activation_fn": torch.nn.Tanh},
     )
     return _baseline(algorithm, env_name, num_envs, A2C.num_steps, steps)
+
+
+def sb3_dqn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """stable-baselines3's DQN with its Huber loss, on one torch thread."""
+    import stable_baselines3
+    import torch
+
+    torch.set_num_threads(1)
+    algorithm = partial(
+        stable_baselines3.DQN,
+        learning_rate=Q.learning_rate,
+        gamma=Q.gamma,
+        buffer_size=Q.buffer_size,
+        batch_size=Q.batch_size,
+        learning_starts=Q.learning_starts,
+        train_freq=1,
+        gradient_steps=1,
+        target_update_interval=Q.target_every,
+        exploration_initial_eps=Q.epsilon_start,
+        exploration_final_eps=Q.epsilon_end,
+        max_grad_norm=Q.max_grad_norm,
+        policy_kwargs={"net_arch": list(Q.hidden)},
+    )
+    return _baseline(algorithm, env_name, num_envs, Q.num_steps, steps)
 
 
 def brax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -61,15 +63,20 @@ def python_sweeps(mdp: envs.MDP, gamma: float, sweeps: int) -> Callable[[], np.n
     return run
 
 
-def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Wall seconds of every program in every round; the first round is thrown away."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+def timed(program: Callable[[], Any]) -> dict[str, float]:
+    """Wall seconds of a call, and CPU seconds of the process with all of its threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    jax.block_until_ready(program())
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
+def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """What every program takes in every round; the first round is thrown away."""
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
     for _ in range(rounds + 1):
         for name, program in programs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(program())
-            seconds[name].append(time.perf_counter() - began)
-    return {name: times[1:] for name, times in seconds.items()}
+            taken[name].append(timed(program))
+    return {name: {kind: [x[kind] for x in times[1:]] for kind in ("wall", "cpu")} for name, times in taken.items()}
 
 
 def dense(rounds: int) -> dict[str, Any]:
@@ -85,8 +92,11 @@ def dense(rounds: int) -> dict[str, Any]:
         },
         rounds,
     )
-    seconds["python loop"] = [10 * x for x in seconds["python loop"]]
-    ratios = {n: median(o / j for o, j in zip(seconds[n], seconds["jaxpg"], strict=True)) for n in seconds}
+    seconds["python loop"] = {kind: [10 * x for x in times] for kind, times in seconds["python loop"].items()}
+    ratios = {
+        name: {k: median(o / j for o, j in zip(taken[k], seconds["jaxpg"][k], strict=True)) for k in ("wall", "cpu")}
+        for name, taken in seconds.items()
+    }
     return {
         "states": 1_000,
         "actions": 4,
@@ -99,18 +109,20 @@ def dense(rounds: int) -> dict[str, Any]:
 
 def sparse(rounds: int) -> list[dict[str, Any]]:
     """A grid of a million cells; how many sweeps and seconds each method takes."""
-    mdp = jax.jit(partial(envs.sparse_grid_world, 1_000, 1_000))()
+    mdp = envs.sparse_grid_world(1_000, 1_000)
     rows = []
     for gamma in (0.9, 0.99):
         for name, method in (
             ("value iteration", values.value_iteration),
             ("modified policy iteration, 20 sweeps", partial(values.policy_iteration, max_sweeps=20)),
         ):
-            plan = jax.block_until_ready(method(mdp, gamma))
-            seconds = in_turns({"jaxpg": lambda m=method, g=gamma: m(mdp, g).values}, rounds)["jaxpg"]
+            plan = jax.block_until_ready(method(mdp, gamma))  # compiles and warms up
+            times = [timed(lambda m=method, g=gamma: m(mdp, g).values) for _ in range(rounds)]
+            seconds = {kind: [x[kind] for x in times] for kind in ("wall", "cpu")}
             row = {"method": name, "gamma": gamma, "sweeps": int(plan.sweeps), "seconds": seconds}
             rows.append(row | {"states": 1_000_000})
-            print(row["method"], gamma, row["sweeps"], f"{median(seconds):.2f} s", flush=True)
+            taken = {kind: median(x) for kind, x in seconds.items()}
+            print(name, gamma, row["sweeps"], "{wall:.2f} s, {cpu:.2f} CPU s".format(**taken), flush=True)
     return rows
 
 
@@ -190,24 +202,18 @@ def main() -> None:
     small, large = dense(arguments.rounds), sparse(max(1, arguments.rounds // 2))
     errors, curves = walk_errors(), walk_curves()
     draw(errors, curves, RESULTS / "prediction.png")
-    table = Table("value iteration", "sweeps", "seconds", "beside jaxpg")
+    table = Table("value iteration", "sweeps", "wall s", "CPU s", "× wall", "× CPU")
     for name, seconds in small["seconds"].items():
-        table.add_row(
-            f"1,000 states, {name}",
-            str(small["sweeps"]),
-            f"{median(seconds):.3f}",
-            f"{small['ratio_to_jaxpg'][name]:.1f}",
-        )
+        taken = [f"{median(seconds[kind]):.3f}" for kind in ("wall", "cpu")]
+        ratios = [f"{small['ratio_to_jaxpg'][name][kind]:.1f}" for kind in ("wall", "cpu")]
+        table.add_row(f"1,000 states, {name}", str(small["sweeps"]), *taken, *ratios)
     for row in large:
-        table.add_row(
-            f"1,000,000 states, {row['method']}, gamma {row['gamma']}",
-            str(row["sweeps"]),
-            f"{median(row['seconds']):.2f}",
-            "",
-        )
+        taken = [f"{median(row['seconds'][kind]):.2f}" for kind in ("wall", "cpu")]
+        table.add_row(f"1,000,000 states, {row['method']}, gamma {row['gamma']}", str(row["sweeps"]), *taken, "", "")
     Console().print(table)
     final = {name: {part: float(x[-1]) for part, x in error._asdict().items()} for name, error in curves.items()}
     found = {
+        "command": shlex.join(["python", *sys.argv]),
         "dense": small,
         "sparse": large,
         "walk": errors,

@@ -1,4 +1,4 @@
-"""How fast PPO, A2C and GRPO run on this machine, beside the peers doing the same work.
+"""How fast PPO, A2C, GRPO, DQN and PQN run on this machine, beside the peers doing the same work.
 
     python benchmarks/throughput.py --peer-python PEER/bin/python [--purejaxrl PATH]
     python benchmarks/throughput.py --peer-python PEER/bin/python --to-return
@@ -33,6 +33,9 @@ HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
 
 
+ALGORITHMS = {"jaxpg_a2c": "A2C", "jaxpg_grpo": "GRPO", "jaxpg_dqn": "DQN", "jaxpg_pqn": "PQN"}
+
+
 class Case(NamedTuple):
     """Programs that do the same work, and the steps of one timed run: one to two seconds of a compiled program."""
 
@@ -46,7 +49,7 @@ class Case(NamedTuple):
         workload = self.programs[-1].workload
         if workload == "jaxpg_language":
             return f"GRPO, a transformer of {self.environment} weights, {self.num_envs} completions"
-        algorithm = {"jaxpg_a2c": "A2C", "jaxpg_grpo": "GRPO"}.get(workload, "PPO")
+        algorithm = ALGORITHMS.get(workload, "PPO")
         return f"{algorithm}, {self.environment}, {self.num_envs} environments"
 
 
@@ -67,6 +70,8 @@ CASES = [
     Case("Breakout-MinAtar", 1024, 2**17, ALL),
     Case("Pendulum-v1", 64, 2**18, (Row("rejax"), Row("brax"), *BASELINES, *ALONE, *SEVERAL)),
     Case("CartPole-v1", 64, 2**19, (Row("sb3_a2c"), Row("jaxpg_a2c"))),
+    Case("CartPole-v1", 10, 2**17, (Row("rejax_dqn"), Row("sb3_dqn"), Row("jaxpg_dqn"))),
+    Case("CartPole-v1", 32, 2**17, (Row("rejax_pqn"), Row("jaxpg_pqn"))),
     Case("CartPole-v1", 256, 2**17, (Row("jaxpg_grpo"), Row("jaxpg_grpo", devices=CORES))),
     Case("0.1M", 64, 2**15, (Row("jaxpg_language"),)),
 ]

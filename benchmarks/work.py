@@ -31,6 +31,33 @@ PPO = Settings()
 A2C = PPO._replace(num_steps=5, learning_rate=7e-4, gae_lambda=1.0)
 
 
+class QSettings(NamedTuple):
+    """The settings that all programs of DQN and PQN share.
+
+    epsilon_steps, target_every: in environment steps; with DQN, a gradient step follows every step of all environments.
+    num_steps, epochs, num_minibatches, gae_lambda: of PQN. buffer_size, batch_size, learning_starts: of DQN.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+    learning_rate: float = 5e-4
+    gamma: float = 0.99
+    max_grad_norm: float = 10.0
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_steps: int = 50_000
+    buffer_size: int = 50_000
+    batch_size: int = 128
+    learning_starts: int = 1_000
+    target_every: int = 2_000
+    num_steps: int = 64
+    epochs: int = 4
+    num_minibatches: int = 16
+    gae_lambda: float = 0.65
+
+
+Q = QSettings()
+
+
 class Program(NamedTuple):
     """A program that is made.
 

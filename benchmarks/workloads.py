@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import limits
 import peers
-from work import A2C, EPISODES, PPO, Workload, compiled, whole_iterations
+from work import A2C, EPISODES, PPO, Q, Workload, compiled, whole_iterations
 
 
 def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -78,14 +78,68 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
     return one._replace(work=agents * num_envs * envs.make(env_name).time_limit)
 
 
+def jaxpg_dqn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The whole loop of jaxpg's DQN: a gradient step after every step of all environments."""
+    from jaxpg import envs, values
+
+    algorithm = values.dqn(
+        **value_settings(num_envs),
+        buffer_size=Q.buffer_size,
+        batch_size=Q.batch_size,
+        learning_starts=Q.learning_starts,
+        target_period=Q.target_every // num_envs,
+        huber_threshold=None,
+        repeats=Q.num_steps,
+    )
+    env = envs.make(env_name)
+    learner = values.deep_q(env, values.mlp(env, hidden=Q.hidden), algorithm)
+    return learner_loop(env, learner, num_envs, agents, whole_iterations(steps, num_envs, agents, Q.num_steps))
+
+
+def jaxpg_pqn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The whole loop of jaxpg's PQN, with layer normalisation."""
+    from jaxpg import envs, values
+
+    algorithm = values.pqn(
+        **value_settings(num_envs),
+        num_steps=Q.num_steps,
+        gae_lambda=Q.gae_lambda,
+        epochs=Q.epochs,
+        num_minibatches=Q.num_minibatches,
+    )
+    env = envs.make(env_name)
+    learner = values.deep_q(env, values.mlp(env, hidden=Q.hidden, layer_norm=True), algorithm)
+    return learner_loop(env, learner, num_envs, agents, whole_iterations(steps, num_envs, agents, Q.num_steps))
+
+
+def value_settings(num_envs: int) -> dict[str, Any]:
+    """The settings of jaxpg's DQN and PQN alike."""
+    return {
+        "num_envs": num_envs,
+        "learning_rate": Q.learning_rate,
+        "gamma": Q.gamma,
+        "max_grad_norm": Q.max_grad_norm,
+        "epsilon_start": Q.epsilon_start,
+        "epsilon_end": Q.epsilon_end,
+        "epsilon_steps": Q.epsilon_steps,
+    }
+
+
 def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
-    """So many steps of each agent as the command line trains them between two looks of the host."""
-    from jaxpg import envs, networks, parallel, policy_gradient, rollout
-    from jaxpg.training import advance
+    """`learner_loop` of a policy-gradient algorithm."""
+    from jaxpg import envs, networks, policy_gradient
 
     env = envs.make(env_name)
     policy, critic = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
+    return learner_loop(env, learner, num_envs, agents, per_agent)
+
+
+def learner_loop(env: Any, learner: Any, num_envs: int, agents: int, per_agent: int) -> Workload:
+    """So many steps of each agent as the command line trains them between two looks of the host."""
+    from jaxpg import parallel, rollout
+    from jaxpg.training import advance
+
     mesh = parallel.make_mesh(agents, num_envs, jax.devices())
     seeds, start = partial(jax.random.split, num=agents), advance.compile_init(learner)
     specs = parallel.state_specs(advance.abstract_state(learner, agents), mesh)
@@ -200,8 +254,9 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
     return rollout(policy, env, num_envs, steps)
 
 
-PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c)
-OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_language, reference, collect, collect_random)
+VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
+PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
+OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, jaxpg_language, reference, collect, collect_random)
 LIMITS = (limits.bare, limits.matmul, limits.copy)
 WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LIMITS)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,22 @@ def any_in_batch(condition: Array) -> Array:
 @any_in_batch.def_vmap
 def _(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, bool]:
     return any_in_batch(condition), False
+
+
+@custom_vmap
+def where_in_batch(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
+    """`tree_where(condition, on_true, on_false)` where `any_in_batch(condition)` is known to be true.
+
+    Of a batch, every member chooses for itself. Without `vmap` it is `on_true`, and nothing is left to compute.
+    """
+    return on_true
+
+
+@where_in_batch.def_vmap
+def _(axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on_false: Tree) -> tuple[Tree, Tree]:
+    axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched))
+    chosen = jax.vmap(tree_where, axes, axis_size=axis_size)(condition, on_true, on_false)
+    return chosen, jax.tree.map(lambda _: True, chosen)
 
 
 def copy_tree(params: Tree) -> Tree:

@@ -26,3 +26,17 @@ def test_adam_clips_by_the_global_norm(scale):
         step, state = clipped.update(gradient, state)
         expected, expected_state = plain.update(shrunk, expected_state)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), step, expected)
+
+
+@pytest.mark.parametrize("flat_below", [None, 0])
+def test_a_tree_is_updated_alike_as_one_vector_and_array_by_array(flat_below):
+    params = {"a": jnp.array([3.0, 1.0]), "b": jnp.array([[4.0, -2.0]])}
+    gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0, 12.0]])}
+    optimizer = update.adam(max_grad_norm=0.5, flat_below=flat_below)
+    state = optimizer.init(params)
+    assert any(x.ndim == 2 for x in jax.tree.leaves(state)) == (flat_below == 0)
+    params, state, norm = update.apply_gradient(optimizer, 0.1, gradient, params, state)
+    assert norm == pytest.approx(13.0)
+    expected = {"a": [2.9, 1.0], "b": [[3.9, -2.1]]}  # Adam's first step is the sign of the gradient
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-4)

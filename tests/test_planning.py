@@ -270,3 +270,13 @@ def test_what_has_values_is_not_refused():
 def test_worlds_that_make_no_sense_are_refused(make):
     with pytest.raises(UserError):
         make()
+
+
+@pytest.mark.full
+def test_actions_that_differ_by_rounding_do_not_keep_policy_iteration_going() -> None:
+    """Far from its goal a large grid has many; changing between them for ever takes all improvements allowed."""
+    plan = values.policy_iteration(envs.sparse_grid_world(30, 30), 0.99, max_sweeps=20)
+    best = values.value_iteration(envs.sparse_grid_world(30, 30), 0.99)
+    assert int(plan.improvements) < 30
+    assert jnp.abs(plan.values - best.values).max() < 1e-5
+    assert (plan.policy.max(-1) == 1).all()

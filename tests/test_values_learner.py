@@ -18,6 +18,7 @@ from jaxpg.experiments.build import build
 from jaxpg.models.layers import LayerNorm
 from jaxpg.types import Params
 from jaxpg.values import targets
+from jaxpg.vectorize import where_in_batch
 
 mlp = partial(values.mlp, hidden=(4,), activation="tanh")
 
@@ -51,6 +52,17 @@ def test_learning_starts_when_it_should_and_the_target_network_follows():
     changed = learner.with_policy(state, given)
     assert equal(changed.params, Params(given, ()))
     assert equal(changed.target, given)
+
+
+def test_of_a_batch_each_member_chooses_for_itself():
+    """Where one of them has begun to learn, what the others had stays as it was."""
+    new, old = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}, {"w": jnp.zeros((3, 2)), "n": jnp.zeros(())}
+    axes = (0, {"w": 0, "n": None}, {"w": 0, "n": None})
+    chosen = jax.vmap(where_in_batch, axes)(jnp.array([True, False, True]), new, old)
+    assert chosen["w"].tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert chosen["n"].tolist() == [1, 0, 1]
+    alone = jax.make_jaxpr(where_in_batch)(jnp.array(True), new, old)
+    assert " select_n" not in str(alone)
 
 
 @pytest.mark.parametrize("loss", [targets.huber_loss, targets.squared_loss])

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import nth_chunk
 from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.optimizers import gradient_norm
 
 
 def gradient_step(
@@ -99,4 +99,4 @@ def apply_gradient(
     """
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, jnp.linalg.norm(ravel_pytree(gradient)[0])
+    return params, opt_state, gradient_norm(gradient, opt_state)

@@ -5,38 +5,54 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from jaxpg.types import Array, Tree
 
 FLAT_BELOW = 2**20
 
 
-def adam(*, max_grad_norm: Array | float | None, eps: Array | float = 1e-5) -> optax.GradientTransformation:
+def adam(
+    *, max_grad_norm: Array | float | None, eps: Array | float = 1e-5, flat_below: int | None = None
+) -> optax.GradientTransformation:
     """Adam without a learning rate, after clipping the gradient by its global norm where `max_grad_norm` is given.
 
     Source: Kingma and Ba 2015; eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as
     one vector: `flat_if_small`.
     """
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)))
+    return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)), flat_below)
 
 
-def flat_if_small(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, applied to one vector of all parameters if they are fewer than FLAT_BELOW numbers.
+def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = None) -> optax.GradientTransformation:
+    """The optimizer, applied to one vector of all parameters if they are fewer than `below`, by default FLAT_BELOW.
 
     Replaces a handful of operations per array by a handful per update: fewer calls on a CPU and less to compile. From
     FLAT_BELOW numbers on, copying them costs more than it saves, and devices that share the parameters hold parts of
-    single arrays (benchmarks/LOG.md).
+    single arrays (benchmarks/LOG.md). Where batches are small, it costs more than it saves much earlier.
     """
     flat = optax.flatten(optimizer)
 
     def chosen(tree: Tree) -> optax.GradientTransformation:
-        return flat if sum(x.size for x in jax.tree.leaves(tree)) < FLAT_BELOW else optimizer
+        limit = FLAT_BELOW if below is None else below
+        return flat if sum(x.size for x in jax.tree.leaves(tree)) < limit else optimizer
 
     def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         return chosen(updates).update(updates, state, params)
 
     return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
+
+
+def gradient_norm(gradient: Tree, opt_state: Tree) -> Array:
+    """The norm of all numbers of a gradient, as one vector where the optimizer's state consists of vectors.
+
+    It replaces `optax.tree.norm`, which adds up array by array, where `flat_if_small` has made that vector anyway.
+    Elsewhere a vector made for the norm alone takes ten times as long as the whole gradient step of DQN on a CPU
+    (benchmarks/LOG.md, "DQN with a convolution").
+    """
+    if any(x.ndim > 1 for x in jax.tree.leaves(opt_state)):
+        return optax.tree.norm(gradient)
+    return jnp.linalg.norm(ravel_pytree(gradient)[0])
 
 
 def sgd(*, max_grad_norm: Array | float | None = None) -> optax.GradientTransformation:

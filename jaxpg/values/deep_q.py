@@ -14,7 +14,20 @@ import optax
 from jaxpg.policy_gradient import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics
-from jaxpg.types import Actor, Array, Env, Key, Learner, Metrics, Params, Policy, Scalar, Tree
+from jaxpg.types import (
+    Actor,
+    Array,
+    Env,
+    Experience,
+    Key,
+    Learner,
+    Metrics,
+    Params,
+    Policy,
+    Rollout,
+    Scalar,
+    Tree,
+)
 from jaxpg.values.q_networks import QNetwork, epsilon_greedy_policy, q_network
 from jaxpg.values.replay import Sampling
 from jaxpg.vectorize import copy_tree
@@ -103,10 +116,12 @@ class LearnFromExperience(NamedTuple):
 
     init(parts, collector) -> the replay buffer, `()` without one; `collector` are the environments of all devices.
     step(parts, state, key) -> state, RolloutStats, metrics: one iteration.
+    experience(parts, state, key) -> Rollout: all steps that `step` takes with the same arguments.
     """
 
     init: Callable[[Parts, Tree], Tree]
     step: Callable[[Parts, DeepQState, Key], tuple[DeepQState, RolloutStats, Metrics]]
+    experience: Callable[[Parts, DeepQState, Key], Rollout]
 
 
 def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
@@ -130,7 +145,10 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
         target = copy_tree(params) if algorithm.move_target else ()
         return state._replace(params=Params(params, ()), target=target)
 
-    return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy)
+    def collect(state: DeepQState, key: Key) -> tuple[Rollout, Array]:
+        return algorithm.learn.experience(parts, state, key), state.runner.collector.episode_length
+
+    return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy, Experience(env, collect))
 
 
 def _init(parts: Parts, key: Key) -> DeepQState:

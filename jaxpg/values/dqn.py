@@ -18,6 +18,10 @@ from jaxpg.values.replay import uniform
 from jaxpg.values.replay_learning import ReplaySettings, from_replay
 from jaxpg.values.rollout_learning import RolloutSettings, from_rollout
 
+FLAT_BELOW = 2**14
+"""Parameters from which on Adam updates array by array. Gradient steps on a few rows are many, and copying 130,000
+parameters into a vector takes as long as such a step (benchmarks/LOG.md, "DQN with a convolution")."""
+
 
 class RootSettings(TypedDict, total=False):
     """What every descendant of `dqn` inherits."""
@@ -112,7 +116,7 @@ def dqn(
         sampling=uniform(),
         move_target=partial(targets.move_target, period=target_period, rate=target_rate),
         learn=from_replay(ReplaySettings(buffer_size, batch_size, learning_starts, gradient_steps, repeats)),
-        optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps),
+        optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps, flat_below=FLAT_BELOW),
         learning_rate=partial(schedule, value=learning_rate),
     )
 

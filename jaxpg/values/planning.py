@@ -146,7 +146,8 @@ def policy_iteration(
         return sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
 
     def improve(plan: Plan) -> Plan:
-        policy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
+        greedy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
+        policy = _unless_as_good(action_values(mdp, plan.values, gamma), plan.policy, greedy)
         swept = evaluate(plan.values, policy)
         change = jnp.abs(swept.values - plan.values).max()
         return Plan(swept.values, policy, plan.sweeps + swept.sweeps, plan.improvements + 1, change)
@@ -157,7 +158,8 @@ def policy_iteration(
     uniform = jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
     first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform)
     infinite = jnp.asarray(jnp.inf, rewards.dtype)
-    return lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
+    plan = lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
+    return plan._replace(policy=greedy_policy(mdp, plan.values, gamma, tolerance=tolerance))
 
 
 class FiniteHorizonPlan(NamedTuple):
@@ -209,8 +211,7 @@ def greedy_policy(mdp: AnyMDP, values: Array, gamma: Scalar, *, tolerance: Scala
         tolerance: of action values, with gamma 1; rounding is always tolerated.
     """
     q = action_values(mdp, values, gamma)
-
-    rounding = 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max(-1, keepdims=True)
+    rounding = _rounding(q)
 
     def first(q: Array) -> Array:
         return (q >= q.max(-1, keepdims=True) - rounding).argmax(-1)
@@ -222,6 +223,20 @@ def greedy_policy(mdp: AnyMDP, values: Array, gamma: Scalar, *, tolerance: Scala
 
     chosen = lax.cond(gamma == 1, shortest, first, q)
     return jax.nn.one_hot(chosen, q.shape[-1], dtype=q.dtype)
+
+
+def _rounding(q: Array) -> Array:
+    """[S, 1], the errors of action values `[S, A]`."""
+    return 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max(-1, keepdims=True)
+
+
+def _unless_as_good(q: Array, policy: Array, greedy: Array) -> Array:
+    """The greedy policy; in states where another is as good, up to rounding, that other one.
+
+    Else the policy would change for ever between actions that differ by rounding, and its values with it.
+    """
+    as_good = (policy * q).sum(-1, keepdims=True) >= q.max(-1, keepdims=True) - _rounding(q)
+    return jnp.where(as_good, policy, greedy)
 
 
 class _Swept(NamedTuple):

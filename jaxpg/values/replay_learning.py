@@ -12,13 +12,15 @@ from jax import lax
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import RolloutStats
-from jaxpg.types import Array, Key, Metrics, Params, Tree
+from jaxpg.rollout.segments import final_obs_slots
+from jaxpg.rollout.successors import bootstrap_steps
+from jaxpg.types import Array, Episodes, Key, Metrics, Params, Rollout, Transition, Tree
 from jaxpg.update import apply_gradient
 from jaxpg.values import replay
 from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts, RunnerState
 from jaxpg.values.replay import Drawn, NStep, StoredSteps
 from jaxpg.values.targets import pick
-from jaxpg.vectorize import any_in_batch, tree_where
+from jaxpg.vectorize import any_in_batch, where_in_batch
 
 
 class ReplaySettings(NamedTuple):
@@ -56,7 +58,7 @@ class _Learned(NamedTuple):
 
 def from_replay(settings: ReplaySettings) -> LearnFromExperience:
     """DQN's loop (Mnih et al. 2015, algorithm 1): after every few steps of the environments, batches from a buffer."""
-    return LearnFromExperience(partial(_init, settings), partial(_iterate, settings))
+    return LearnFromExperience(partial(_init, settings), partial(_iterate, settings), partial(_experience, settings))
 
 
 def _init(settings: ReplaySettings, parts: Parts, collector: Tree) -> ReplayState:
@@ -88,13 +90,9 @@ def _iterate(
     settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key
 ) -> tuple[DeepQState, RolloutStats, Metrics]:
     """`repeats` times: collect, store, and take the gradient steps."""
-    assert parts.algorithm.sampling is not None
 
     def repeat(state: DeepQState, key: Key) -> tuple[DeepQState, tuple[RolloutStats, Metrics]]:
-        collect_key, learn_key = jax.random.split(key)
-        state, stats = _collect_and_store(parts, state, collect_key)
-        update = partial(_gradient_step, settings, parts)
-        state, metrics = lax.scan(update, state, jax.random.split(learn_key, settings.gradient_steps))
+        state, stats, metrics, _ = _repeat(settings, parts, state, key)
         return state, (stats, metrics)
 
     before = state.updates
@@ -104,8 +102,35 @@ def _iterate(
     return state, jax.tree.map(lambda x: x.sum(0), stats), {**metrics, "updates": updates}
 
 
-def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, RolloutStats]:
-    """A rollout of the policy as it is now, written into the buffer."""
+def _repeat(
+    settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key
+) -> tuple[DeepQState, RolloutStats, Metrics, StoredSteps]:
+    """Collect, store, and take the gradient steps; also what was stored, `[B, T, ...]`."""
+    collect_key, learn_key = jax.random.split(key)
+    state, stats, rows = _collect_and_store(parts, state, collect_key)
+    update = partial(_gradient_step, settings, parts)
+    state, metrics = lax.scan(update, state, jax.random.split(learn_key, settings.gradient_steps))
+    return state, stats, metrics, rows
+
+
+def _experience(settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key) -> Rollout:
+    """The steps of an iteration, over all its `repeats`."""
+
+    def repeat(state: DeepQState, key: Key) -> tuple[DeepQState, StoredSteps]:
+        state, *_, rows = _repeat(settings, parts, state, key)
+        return state, rows
+
+    _, rows = lax.scan(repeat, state, jax.random.split(key, settings.repeats))
+    rows = jax.tree.map(lambda x: x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:]), rows)
+    unread, mask = jnp.zeros_like(rows.reward), jnp.ones_like(rows.reward)
+    steps = Transition(rows.obs, rows.action, unread, rows.reward, rows.discount, rows.last, mask)
+    ends = bootstrap_steps(steps, final_obs_slots(parts.env, len(mask)))
+    final_obs = jax.tree.map(lambda x: x[ends, jnp.arange(mask.shape[1])[None]], rows.next_obs)
+    return Rollout(steps, mask, final_obs, Episodes())
+
+
+def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, RolloutStats, StoredSteps]:
+    """A rollout of the policy as it is now, written into the buffer; also the rows that were written."""
     algorithm, memory = parts.algorithm, state.runner.replay
     assert algorithm.sampling is not None
     collector, rollout, stats = algorithm.collect.collect(
@@ -117,7 +142,7 @@ def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQ
     buffer = replay.write(memory.buffer, rows, before.cursor)
     after = _window(parts, buffer, steps)
     sampling = algorithm.sampling.add(memory.sampling, after, rows.reward.shape[1], algorithm.n_steps)
-    return state._replace(runner=RunnerState(collector, ReplayState(buffer, sampling)), steps=steps), stats
+    return state._replace(runner=RunnerState(collector, ReplayState(buffer, sampling)), steps=steps), stats, rows
 
 
 def _window(parts: Parts, buffer: StoredSteps, steps: Array) -> replay.Window:
@@ -138,7 +163,7 @@ def _gradient_step(settings: ReplaySettings, parts: Parts, state: DeepQState, ke
 
     def learn(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
         result = _learn(parts, settings.batch_size, learned, batch, drawn, state.steps)
-        return tree_where(ready, result, wait(learned))
+        return where_in_batch(ready, result, wait(learned))
 
     def wait(learned: _Learned) -> tuple[_Learned, Array, Metrics]:
         zero = jnp.zeros((), jnp.float32)

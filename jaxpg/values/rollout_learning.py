@@ -33,7 +33,7 @@ class RolloutSettings(NamedTuple):
 
 def from_rollout(settings: RolloutSettings) -> LearnFromExperience:
     """PQN's loop (Gallici et al. 2024, algorithm 1): a rollout, its lambda-returns, and epochs of minibatches of it."""
-    return LearnFromExperience(_no_buffer, partial(_iterate, settings))
+    return LearnFromExperience(_no_buffer, partial(_iterate, settings), _experience)
 
 
 def _no_buffer(parts: Parts, collector: Tree) -> tuple[()]:
@@ -46,9 +46,7 @@ def _iterate(
     """Collect, compute targets once, and take the gradient steps."""
     algorithm = parts.algorithm
     collect_key, update_key = jax.random.split(key)
-    collector, rollout, stats = algorithm.collect.collect(
-        parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, collect_key
-    )
+    collector, rollout, stats = _collect(parts, state, collect_key)
     target = lambda_targets(parts, state.params.policy, rollout, settings.lambda_)
     params, opt_state, metrics = minibatch_epochs(
         _objective(parts),
@@ -71,6 +69,18 @@ def _iterate(
         steps=state.steps + stats.steps.astype(jnp.int32),
     )
     return state, stats, metrics
+
+
+def _collect(parts: Parts, state: DeepQState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
+    """A rollout of the policy as it is now."""
+    return parts.algorithm.collect.collect(
+        parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
+    )
+
+
+def _experience(parts: Parts, state: DeepQState, key: Key) -> Rollout:
+    """The rollout of an iteration."""
+    return _collect(parts, state, jax.random.split(key)[0])[1]
 
 
 def lambda_targets(parts: Parts, params: Tree, rollout: Rollout, lambda_: Scalar) -> Array:

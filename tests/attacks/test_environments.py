@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bad_environments import BAD, State, at, line, returned
 
-from jaxpg import envs, ladder, networks, parallel
+from jaxpg import envs, ladder, networks, parallel, values
 from jaxpg.cli.main import main
 from jaxpg.envs import check_env, wrappers
 from jaxpg.errors import UserError
@@ -203,6 +203,22 @@ def test_what_is_not_finite_is_named_at_its_source(tmp_path: Path, kind: str) ->
     """The environment, the field, and the step at which it happens, which is known here."""
     env, algorithm, expected = NOT_FINITE[kind]
     told = sentence_of(tmp_path, learner_in(env, algorithm))
+    assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Mend", told)
+
+
+OF_VALUES = {
+    "dqn": values.dqn(num_envs=2, repeats=16, learning_starts=2, buffer_size=64, batch_size=64),
+    "pqn": values.pqn(num_envs=2, num_steps=16, num_minibatches=1),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", OF_VALUES)
+@pytest.mark.parametrize("kind", ["reward", "last obs of a segment"])
+def test_what_is_not_finite_is_named_where_action_values_are_learned(tmp_path: Path, kind: str, algorithm: str) -> None:
+    """The iterations of DQN consist of several rollouts, with gradient steps in between."""
+    env, _, expected = NOT_FINITE[kind]
+    told = sentence_of(tmp_path, values.deep_q(env, values.mlp(env, hidden=(4,)), OF_VALUES[algorithm]))
     assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Mend", told)
 
 
