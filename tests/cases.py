@@ -97,6 +97,8 @@ class Case(NamedTuple):
 values_case = partial(Case, network=partial(values.mlp, hidden=(4,), activation="tanh"), build=of_values)
 table_case = partial(Case, env=states, build=of_tables)
 
+IN_RAINBOW = {"double_dqn", "dueling_dqn", "n_step_dqn", "prioritized_dqn", "qr_dqn"}
+"""Each changes one thing of DQN. Rainbow changes all of them, so devices and seeds are tested on it alone."""
 CASES = {
     "reinforce": Case("reinforce", EPISODES, seeds=True),
     "reinforce_to_go": Case("reinforce_to_go", EPISODES),
@@ -161,11 +163,11 @@ CASES = {
         devices=False,
         quick=False,
     ),
-    "double_dqn": values_case("double_dqn", REPLAY, quick=False),
-    "dueling_dqn": values_case("dueling_dqn", REPLAY, quick=False),
-    "n_step_dqn": values_case("n_step_dqn", REPLAY, quick=False),
-    "prioritized_dqn": values_case("prioritized_dqn", REPLAY, quick=False),
-    "qr_dqn": values_case("qr_dqn", REPLAY | {"quantiles": 5}, quick=False),
+    "double_dqn": values_case("double_dqn", REPLAY, devices=False, quick=False),
+    "dueling_dqn": values_case("dueling_dqn", REPLAY, devices=False, quick=False),
+    "n_step_dqn": values_case("n_step_dqn", REPLAY, devices=False, quick=False),
+    "prioritized_dqn": values_case("prioritized_dqn", REPLAY, devices=False, quick=False),
+    "qr_dqn": values_case("qr_dqn", REPLAY | {"quantiles": 5}, devices=False, quick=False),
     "rainbow": values_case("rainbow", REPLAY | {"quantiles": 5}, seeds=True),
     "pqn": values_case("pqn", SEGMENT | WHOLE_BATCH, seeds=True),
 }
