@@ -38,7 +38,7 @@ def wait_for(path: Path, processes: list[subprocess.Popen]) -> None:
 
 def hint(errors: str) -> list[str]:
     """The arguments of the command that is printed last."""
-    return shlex.split(re.findall(r"Go on with: jaxpg (.*)$", errors, re.MULTILINE)[-1])
+    return shlex.split(re.findall(r"(?:Go on|this one) with: jaxpg (.*)$", errors, re.MULTILINE)[-1])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,10 @@ def test_a_hint_goes_on_with_the_same_result(
         errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
         if number == signal.SIGTERM:
             assert time.monotonic() - sent < 30
-    assert [process.returncode for process in processes] == [CODES[number]] * chosen.processes, errors
+    *others, signalled = [process.returncode for process in processes]
+    assert signalled == CODES[number], errors
+    # SIGTERM before the first chunk has ended leaves nothing to save: that process goes, and the others see it gone.
+    assert set(others) <= ({CODES[number], 2} if number == signal.SIGTERM else {CODES[number]}), errors
     assert not any("Traceback" in text for text in errors)
     arguments = hint(errors[0])
     if chosen.processes > 1:  # the next start has another port, and gives each process its number
