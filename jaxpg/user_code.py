@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jaxpg.errors import UserError
@@ -83,27 +84,35 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if _is_of_a_suite(name):
         raise UserError(f"The {what} {name} cannot be imported: {module}: is the prefix of a suite of environments.")
-    check_trusted(name, what)
+    imported = import_user_module(module, name, what)
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"The {what} {name} cannot be imported: {describe_failure(error)}. Install its module, or add the "
-            "folder that contains it to PYTHONPATH."
-        ) from error
+        found = getattr(imported, function)
+    except AttributeError as error:
+        raise _not_imported(name, what, error) from error
     if not callable(found):
         raise UserError(f"{name} must be a function, not {found!r}.")
     return found
 
 
-def check_trusted(name: str, what: str) -> None:
-    """Raise a UserError unless the code that `name` stands for may be imported; see `import_user_code`."""
+def import_user_module(module: str, name: str, what: str) -> ModuleType:
+    """The module of the code that `name` stands for; arguments and errors as in `import_user_code`."""
     is_trusted = _is_trusted.get()
     if is_trusted is not None and not is_trusted(name):
         raise UserError(
             f"The {what} {name} is named by a run and not on this command line: {_would_run(name)}. If you trust the "
             "code and the run, add --trust-code."
         )
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(name, what, error) from error
+
+
+def _not_imported(name: str, what: str, error: BaseException) -> UserError:
+    return UserError(
+        f"The {what} {name} cannot be imported: {describe_failure(error)}. Install its module, or add the "
+        "folder that contains it to PYTHONPATH."
+    )
 
 
 def _would_run(*names: str) -> str:

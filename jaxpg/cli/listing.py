@@ -89,8 +89,10 @@ def _suite_table(prefix: str) -> Table:
 
 
 def _environment_table() -> Table:
-    columns = ("environment", "its settings and their defaults", "beside Gymnasium's")
-    table = Table(*columns, title="environments", box=box.SIMPLE_HEAD)
+    table = Table(title="environments", box=box.SIMPLE_HEAD)
+    table.add_column("environment", no_wrap=True)
+    table.add_column("its settings and their defaults")
+    table.add_column("beside Gymnasium's")
     for name in envs.names():
         table.add_row(printable(name), _defaults(name), envs.NOTES.get(name, ""))
     return table

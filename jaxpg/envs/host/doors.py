@@ -7,7 +7,6 @@ asked for.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from jaxpg.envs.host import vectors
 from jaxpg.envs.host.door import host_env
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults, check_trusted, describe_failure
+from jaxpg.user_code import argument_defaults, describe_failure, import_user_module
 
 VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
 _NOT_SETTINGS = ("self", "render_mode")
@@ -67,10 +66,11 @@ def comes_in(name: str) -> bool:
     return name.partition(":")[0] in DOORS and ":" in name
 
 
-def _package(package: str) -> Any:
-    """A package that is an extra of jaxpg's."""
+@contextlib.contextmanager
+def _extra(package: str) -> Iterator[None]:
+    """Imports a package that is an extra of jaxpg's."""
     try:
-        return importlib.import_module(package)
+        yield
     except ModuleNotFoundError as error:
         raise UserError(
             f"{package}: environments need the package {package}. Install it with: pip install 'jaxpg[{package}]'."
@@ -87,17 +87,11 @@ def _deprecations_ignored() -> Iterator[None]:
 
 def _gymnasium_spec(env_id: str) -> Any:
     """Gymnasium's record of an environment; `MODULE:ID` imports the module first, which registers it."""
-    gymnasium = _package("gymnasium")
+    with _extra("gymnasium"):
+        import gymnasium
     module, colon, registered = env_id.rpartition(":")
     if colon:
-        check_trusted(f"gymnasium:{env_id}", "environment")
-        try:
-            importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            raise UserError(
-                f"The module of the environment gymnasium:{env_id} cannot be imported: {describe_failure(error)}. "
-                "Install it, or add the folder that contains it to PYTHONPATH."
-            ) from error
+        import_user_module(module, f"gymnasium:{env_id}", "environment")
     try:
         with _deprecations_ignored():
             return gymnasium.spec(registered)
@@ -200,7 +194,8 @@ def _plain(space: Any, what: str, name: str) -> Any:
 
 def _envpool_config(env_id: str) -> dict[str, Any]:
     """EnvPool's settings of an environment."""
-    envpool = _package("envpool")
+    with _extra("envpool"):
+        import envpool
     known = envpool.list_all_envs()
     if env_id not in known:
         refuse_unknown("environment", f"envpool:{env_id}", [f"envpool:{x}" for x in known])

@@ -281,7 +281,7 @@ def _meet(
 
     With `leave`, edges that are not touched any more are left. Of both in one step, leaving comes last.
     """
-    near = _near(manifolds, bound)[..., None] & (edges[..., None] == jnp.arange(CHUNKS - 1))
+    near = _near(manifolds, bound)[..., None] & jax.nn.one_hot(edges, CHUNKS - 1, dtype=bool)
     now = near.any(1) if leave else near.any(1) | touching
     begins, ends = (now & ~touching).any(-1), (touching & ~now).any(-1)
     return (on_ground | begins) & ~ends, now
