@@ -646,12 +646,17 @@ def test_mistakes_are_refused_with_a_sentence(tmp_path, capsys):
 
 @pytest.mark.full
 def test_ctrl_c_ends_it_with_success():
-    command = [sys.executable, "-m", "jaxpg", "gridworld", "--port", "0", "--no-browser"]
-    root = Path(__file__).parent.parent
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as process:
-        assert process.stdout.readline().startswith("The grid world is at http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+    # A test run in the background ignores Ctrl-C, and its children would as well.
+    program = "import signal, jaxpg.cli.main as cli; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program += "; raise SystemExit(cli.main(['gridworld', '--port', '0', '--no-browser']))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes, cwd=Path(__file__).parent.parent) as process:
+        try:
+            assert process.stdout.readline().startswith("The grid world is at http://127.0.0.1:")
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert errors == ""
 
