@@ -103,7 +103,7 @@ CASES = {
     "reinforce": Case("reinforce", EPISODES, seeds=True),
     "reinforce_to_go": Case("reinforce_to_go", EPISODES),
     "reinforce_baseline": Case("reinforce_baseline", EPISODES),
-    "running baseline": Case("reinforce_baseline", EPISODES | {"baseline_kind": "running"}),
+    "running baseline": Case("reinforce_baseline", EPISODES | {"baseline_kind": "running"}, quick=False),
     "actor_critic_mc": Case("actor_critic_mc", EPISODES | {"normalize_advantages": True}),
     "actor_critic_mc, gaussian": Case(
         "actor_critic_mc", EPISODES, env=target, scales=SCALED, adam=True, devices=False, quick=False
@@ -132,27 +132,30 @@ CASES = {
         scales=SCALED,
         adam=True,
         devices=False,
+        quick=False,
     ),
-    "ppo, cnn": Case("ppo", SEGMENT | WHOLE_BATCH, env=pictures, network=cnn),
+    "ppo, cnn": Case("ppo", SEGMENT | WHOLE_BATCH, env=pictures, network=cnn, quick=False),
     "ppo, gru, pool": Case(
         "ppo", SEGMENT | WHOLE_BATCH | {"reset_pool": 2, "target_kl": 0.01}, network=gru, seeds=True
     ),
     "grpo": Case("grpo", GROUPS),
-    "grpo, min_gru": Case("grpo", GROUPS | MINIBATCHES, network=min_gru, adam=True, devices=False, seeds=True),
+    "grpo, min_gru": Case(
+        "grpo", GROUPS | MINIBATCHES, network=min_gru, adam=True, devices=False, seeds=True, quick=False
+    ),
     "grpo, text": Case("grpo", GROUPS, env=text, network=decoder, seeds=True),
     "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
-    "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}),
+    "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}, quick=False),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled
-    "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True),
+    "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True, quick=False),
     "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder, quick=False),
-    "cispo": Case("cispo", GROUPS, env=target),
-    "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH),
+    "cispo": Case("cispo", GROUPS, env=target, quick=False),
+    "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH, quick=False),
     "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder, quick=False),
     "sarsa": table_case("sarsa", SEGMENT, seeds=True),
     "expected_sarsa": table_case("expected_sarsa", SEGMENT, quick=False),
     "q_learning": table_case("q_learning", SEGMENT | {"anneal_steps": 1000}, quick=False),
-    "double_q_learning": table_case("double_q_learning", SEGMENT),
-    "n_step_sarsa": table_case("n_step_sarsa", SEGMENT | {"n_steps": 3}),
+    "double_q_learning": table_case("double_q_learning", SEGMENT, quick=False),
+    "n_step_sarsa": table_case("n_step_sarsa", SEGMENT | {"n_steps": 3}, quick=False),
     "dqn": values_case("dqn", REPLAY, seeds=True),
     "dqn, adam, cnn": values_case(
         "dqn",
