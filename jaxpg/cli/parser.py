@@ -133,11 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
     plot.add_argument("--out", type=path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
 
     plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
-    plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
-    plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
-    plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
-    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
-    plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
+    _add_plan_arguments(plan)
 
     world = commands.add_parser("gridworld", help="a grid world in the browser: planning and learning step by step")
     world.add_argument(
@@ -223,6 +219,14 @@ def _trained_arguments() -> ArgumentParser:
 
 def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-code", action="store_true", help="execute the code of your own that a run names")
+
+
+def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
+    plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
+    plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
+    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
+    plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
 
 
 def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,15 +73,31 @@ def as_env(
     return time_limit(env, steps=limit)
 
 
+def as_physics_env(name: str, env: Any, limit: int) -> Env:
+    """An Env of an environment of Brax's or Playground's, whose state holds its obs, reward and whether it is done.
+
+    Args:
+        name: of the environment.
+        env: the library's, without wrappers, so that `done` is a termination; its actions are from -1 to 1.
+        limit: steps after which an episode is cut off by a time-out.
+    """
+
+    def reset(key: Array) -> tuple[Tree, Tree]:
+        state = env.reset(key)
+        return state, state.obs
+
+    def step(key: Array, state: Tree, action: Array) -> tuple[Tree, Tree, Array, Array]:
+        state = env.step(state, action)
+        return state, state.obs, state.reward, state.done
+
+    ones = np.ones(env.action_size, np.float32)
+    return as_env(name, reset, step, Box(-ones, ones), limit)
+
+
 def state_cast(after_reset: Tree, after_step: Tree) -> Callable[[Tree], Tree]:
     """A function that gives states the same dtypes after a reset as after a step, which a scan's carry requires."""
     dtypes = jax.tree.map(lambda x, y: jnp.promote_types(x.dtype, y.dtype), after_reset, after_step)
     return lambda state: jax.tree.map(jax.lax.convert_element_type, state, dtypes)
-
-
-def unit_box(size: int) -> Box:
-    """Actions `[size]` from -1 to 1."""
-    return Box(-np.ones(size, np.float32), np.ones(size, np.float32))
 
 
 def _join(leaves: list[Array]) -> Array:

@@ -160,9 +160,12 @@ def prepare(
         face=back @ (manifold.face - pose.centre),
         face_normal=back @ manifold.normal,
     )
-    same = feature == last.feature
-    keep = lambda impulses: tuple(jnp.where(a & same, x, 0.0) for a, x in zip(active, impulses, strict=True))  # noqa: E731
-    return prepared, ContactImpulses(keep(last.normal), keep(last.tangent), feature)
+    kept = [a & (feature == last.feature) for a in active]
+    normal_impulses, tangent_impulses = (
+        tuple(jnp.where(keep, x, 0.0) for keep, x in zip(kept, impulses, strict=True))
+        for impulses in (last.normal, last.tangent)
+    )
+    return prepared, ContactImpulses(normal_impulses, tangent_impulses, feature)
 
 
 def warm_start(contact: PreparedContact, impulses: ContactImpulses, shape: Shape, velocity: Velocity) -> Velocity:

@@ -184,9 +184,8 @@ def _prepare(craft: Craft, manifolds: Manifold, edges: Array) -> tuple[_Constrai
     of_edges = jax.vmap(contacts.prepare, in_axes=(0, None, None, 0, 0))
     of_legs = jax.vmap(of_edges, in_axes=(0, None, 0, 0, 0))
     of_contacts = of_legs(manifolds, LEG, _stacked(legs), edges, craft.contacts)
-    # The solver reads every number in every pass: each is made an array of its own first, not a slice of a larger one.
-    constraints, impulses = lax.optimization_barrier(
-        tuple([[jax.tree.map(itemgetter((i, k)), part) for k in (0, 1)] for i in (0, 1)] for part in of_contacts)
+    constraints, impulses = (
+        [[jax.tree.map(itemgetter((i, k)), part) for k in (0, 1)] for i in (0, 1)] for part in of_contacts
     )
     return (
         _Constraints([prepared for prepared, _ in of_joints], constraints),

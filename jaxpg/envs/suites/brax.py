@@ -11,8 +11,8 @@ from typing import Any
 
 from brax import envs
 
-from jaxpg.envs.adapting import as_env, unit_box
-from jaxpg.types import Array, Env, Tree
+from jaxpg.envs.adapting import as_physics_env
+from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults
 
 
@@ -31,13 +31,4 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
     """The raw environment with our time limit."""
     arguments = {key: value for key, value in settings.items() if key != "episode_length"}
     env = envs.get_environment(env_id, **arguments)
-
-    def reset(key: Array) -> tuple[Tree, Tree]:
-        state = env.reset(key)
-        return state, state.obs
-
-    def step(key: Array, state: Tree, action: Array) -> tuple[Tree, Tree, Array, Array]:
-        state = env.step(state, action)
-        return state, state.obs, state.reward, state.done
-
-    return as_env(env_id, reset, step, unit_box(env.action_size), settings["episode_length"])
+    return as_physics_env(env_id, env, settings["episode_length"])

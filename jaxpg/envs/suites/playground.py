@@ -11,8 +11,8 @@ from typing import Any
 
 from mujoco_playground import dm_control_suite
 
-from jaxpg.envs.adapting import as_env, unit_box
-from jaxpg.types import Array, Env, Tree
+from jaxpg.envs.adapting import as_physics_env
+from jaxpg.types import Env
 
 
 def ids() -> list[str]:
@@ -31,13 +31,4 @@ def default_settings(env_id: str) -> dict[str, Any]:
 def make(env_id: str, settings: dict[str, Any]) -> Env:
     """The raw environment with our time limit."""
     env = dm_control_suite.load(env_id, config_overrides=settings)
-
-    def reset(key: Array) -> tuple[Tree, Tree]:
-        state = env.reset(key)
-        return state, state.obs
-
-    def step(key: Array, state: Tree, action: Array) -> tuple[Tree, Tree, Array, Array]:
-        state = env.step(state, action)
-        return state, state.obs, state.reward, state.done
-
-    return as_env(env_id, reset, step, unit_box(env.action_size), settings["episode_length"])
+    return as_physics_env(env_id, env, settings["episode_length"])
