@@ -1,10 +1,11 @@
 r"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fields replaced; read it top to bottom.
 
     reinforce - reinforce_to_go - reinforce_baseline - actor_critic_mc - actor_critic_td - a2c - trpo
-                                                                                           \- ppo - grpo - rloo
-                                                                                                \     \- dr_grpo
-                                                                                                 \     \- dapo - cispo
-                                                                                                  \- rlhf
+                                                                                           \- ppo - grpo - process_grpo
+                                                                                                \     \- rloo
+                                                                                                 \     \- dr_grpo
+                                                                                                  \     \- dapo - cispo
+                                                                                                   \- rlhf
 
 An algorithm is a function from settings, all of them keywords, to a record: a PolicyGradient. Its signature states its
 own settings; `**inherited` stands for those that it passes on to its parent, and `child_of` names the parent and the
@@ -343,6 +344,20 @@ def grpo(
 
 
 @child_of(grpo)
+def process_grpo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
+    """GRPO with process supervision (Shao et al. 2024, section 4.1.3): every step of a reasoning has its own reward.
+
+        psi_it = sum of z_ij over the steps j of episode i that end at t or later,
+        z_ij = (r_ij - mean(r)) / std(r)  over all steps of a group of episodes from one start state
+
+    An action is not credited with the steps before it, and a wrong step is charged where it is made. Where rewards are
+    for whole episodes, an episode is one step, and with gamma = 1 this is GRPO.
+    """
+    parent = grpo(**inherited)
+    return parent._replace(credit=partial(advantages.process_relative, group_size=parent.collect.group_size))
+
+
+@child_of(grpo)
 def rloo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
     """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the baseline is the mean of the others.
 
@@ -425,6 +440,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ppo,
         rlhf,
         grpo,
+        process_grpo,
         rloo,
         dr_grpo,
         dapo,

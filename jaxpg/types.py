@@ -69,6 +69,8 @@ class Transition(NamedTuple):
     log_prob: its log-probability under the policy that took it.
     reward, discount, last: as in TimeStep.
     mask: 1 where the step is real, 0 on padding after the end of an episode.
+    step_end: 1 where a step of the reasoning ends, such as a line of a scratchpad, and its reward stands; `()` where
+        rewards are not by such steps.
     """
 
     obs: Tree
@@ -78,6 +80,7 @@ class Transition(NamedTuple):
     discount: Array
     last: Array
     mask: Array
+    step_end: Tree = ()
 
 
 class Prompt(NamedTuple):
@@ -91,6 +94,17 @@ class Prompt(NamedTuple):
     mask: Array
 
 
+class StepRewards(NamedTuple):
+    """The rewards of the steps of a reasoning, each of which is many actions; T is the time limit of the environment.
+
+    reward: [T] float32, of the step that ends with an action, 0 at all other actions.
+    end: [T] float32, 1 where a step ends, else 0.
+    """
+
+    reward: Array
+    end: Array
+
+
 class Outcome(NamedTuple):
     """The result of a whole episode, for environments that give a reward once it is over.
 
@@ -98,11 +112,17 @@ class Outcome(NamedTuple):
     parts: [] each, by name: the terms of the reward, and other numbers whose mean over episodes is a metric.
     answer: [] int32, a fingerprint of the final answer for majority votes, -1 if there is none; `()` in environments
         without answers.
+    step_rewards: added to the rewards of the actions that they stand at; `()` where there are none.
     """
 
     reward: Array
     parts: dict[str, Array]
     answer: Array | tuple[()] = ()
+    step_rewards: StepRewards | tuple[()] = ()
+
+    def total(self) -> Array:
+        """The reward of the whole episode, [...] as `reward`: that of its outcome and those of its steps."""
+        return self.reward + self.step_rewards.reward.sum(-1) if self.step_rewards else self.reward
 
 
 class Episodes(NamedTuple):

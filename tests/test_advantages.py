@@ -45,7 +45,8 @@ def batch(seed: int, *, episodic: bool, padding: float = 0.0) -> Batch:
     discount = np.where(last & (rng.random(shape) < 0.5), 0.0, 1.0)
     real = mask == 1
     reward, v_tm1, v_t, discount = (np.where(real, x, padding) for x in (reward, v_tm1, v_t, discount))
-    return Transition((), (), np.zeros(shape), reward, discount, last, mask), v_tm1, v_t
+    step_end = np.where(real, rng.random(shape) < 0.3, padding)
+    return Transition((), (), np.zeros(shape), reward, discount, last, mask, step_end), v_tm1, v_t
 
 
 def episodes(steps: Transition) -> Iterator[tuple[int, int, int]]:
@@ -107,6 +108,30 @@ def by_group(steps: Transition, v_t: NDArray, one: Callable[[float, NDArray, NDA
     return advantage, g
 
 
+def process_loop(steps: Transition, v_t: NDArray, *, ddof: int, eps: float) -> Reference:
+    """Shao et al. 2024, section 4.1.3: for every group, the rewards of all steps; for every token, those from it on."""
+    advantage = np.zeros_like(steps.reward)
+    ragged = set()
+    for first in range(0, steps.reward.shape[1], GROUP):
+        found = []  # (index of the last token, column, reward)
+        for start, stop, b in episodes(steps):
+            if first <= b < first + GROUP and start == 0:
+                total = 0.0
+                for t in range(stop):
+                    total += steps.reward[t, b]
+                    if steps.step_end[t, b] or t == stop - 1:
+                        found.append((t, b, total))
+                        total = 0.0
+        rewards = np.array([r for *_, r in found])
+        ragged.add(len(found))
+        for end, b, r in found:
+            z = (r - rewards.mean()) / (rewards.std(ddof=ddof) + eps)
+            for t in range(end + 1):
+                advantage[t, b] += GAMMA ** (end - t) * z
+    assert len(ragged) > 1
+    return advantage, returns_loop(steps, v_t)
+
+
 CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]] = {
     "total_return": (advantages.total_return, total_return_loop),
     "reward_to_go": (advantages.reward_to_go, lambda s, v, w: (returns_loop(s, w),) * 2),
@@ -134,6 +159,14 @@ GROUP_CREDITS: dict[str, tuple[Callable[..., Credit], Callable[..., Reference]]]
     "group_relative_without_std": (
         partial(advantages.group_relative, group_size=GROUP, divide_by_std=False),
         lambda s, v, w: by_group(s, w, lambda r, group, _: r - group.mean()),
+    ),
+    "process_relative": (
+        partial(advantages.process_relative, group_size=GROUP),
+        lambda s, v, w: process_loop(s, w, ddof=1, eps=1e-4),
+    ),
+    "process_relative_population": (
+        partial(advantages.process_relative, group_size=GROUP, ddof=0, eps=0.1),
+        lambda s, v, w: process_loop(s, w, ddof=0, eps=0.1),
     ),
     "leave_one_out": (
         partial(advantages.leave_one_out, group_size=GROUP),
@@ -229,7 +262,9 @@ def test_a_group_without_variance_is_exactly_zero(dtype: type, group_size: int, 
     args = (steps, zeros, zeros, jnp.zeros((), dtype))
     relative = advantages.group_relative(*args, gamma=1.0, group_size=group_size, divide_by_std=divide_by_std, eps=1e-8)
     others = advantages.leave_one_out(*args, gamma=1.0, group_size=group_size)
+    process = advantages.process_relative(*args, gamma=1.0, group_size=group_size, eps=1e-8)
     assert (relative.advantage == 0).all()
+    assert (process.advantage == 0).all()
     assert (others.advantage == 0).all()
 
 
@@ -252,7 +287,34 @@ def test_one_group_of_a_whole_batch_is_the_batch_average() -> None:
     np.testing.assert_allclose(group.advantage, advantages.mean_baseline(*args, gamma=GAMMA).advantage, atol=1e-12)
 
 
-@pytest.mark.parametrize("credit", [advantages.group_relative, advantages.leave_one_out])
+def test_one_step_per_episode_is_outcome_supervision() -> None:
+    """Whether or not the steps say so: an episode that marks none is one step."""
+    steps, v_tm1, v_t = batch(9, episodic=True, padding=1000.0)
+    outcome = advantages.group_relative(steps, v_tm1, 0 * v_t, jnp.zeros(()), gamma=1.0, group_size=GROUP)
+    assert np.abs(outcome.advantage).max() > 0.5
+    for step_end in ((), steps.last * steps.mask):
+        marked = steps._replace(step_end=step_end)
+        process = advantages.process_relative(marked, v_tm1, 0 * v_t, jnp.zeros(()), gamma=1.0, group_size=GROUP)
+        np.testing.assert_allclose(process.advantage, outcome.advantage, atol=1e-10)
+
+
+def test_process_supervision_by_hand() -> None:
+    """Two completions of 5 and 3 tokens: steps of 1, 2 and 2 tokens with rewards 1, 1, 0; of 2 and 1 with 1 and 0."""
+    reward = np.array([[1.0, 0, 1, 0, 0], [0, 1, 0, 0, 0]]).T
+    step_end = np.array([[1.0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]).T
+    last = np.array([[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]).T == 1
+    mask = np.array([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).T
+    zeros = np.zeros_like(reward)
+    steps = Transition((), (), zeros, reward, 1.0 - last, last, mask, step_end)
+    got = advantages.process_relative(steps, zeros, zeros, jnp.zeros(()), gamma=1.0, group_size=2, ddof=0, eps=0.0)
+    right, wrong = 0.4 / np.sqrt(0.24), -0.6 / np.sqrt(0.24)  # three of five steps are right
+    expected = [[2 * right + wrong, right + wrong, right + wrong, wrong, wrong], [right + wrong] * 2 + [wrong, 0, 0]]
+    np.testing.assert_allclose(got.advantage.T, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "credit", [advantages.group_relative, advantages.process_relative, advantages.leave_one_out]
+)
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_columns_that_make_no_groups_are_refused(credit: Callable[..., Credit], group_size: int) -> None:
     with pytest.raises(UserError, match=f"8 episodes per device do not divide into groups of {group_size}"):

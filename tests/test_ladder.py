@@ -97,6 +97,7 @@ EDGES = {
         },
         ("num_steps", "reset_pool", "gae_lambda", "value_clip", "value_coefficient"),
     ),
+    "process_grpo": ("grpo", {"credit"}, {}, ()),
     "rloo": ("grpo", {"credit"}, {}, ()),
     "dr_grpo": ("grpo", {"credit", "loss_weights"}, {"max_length": inspect.Parameter.empty}, ()),
     "dapo": (

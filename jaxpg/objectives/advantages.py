@@ -5,8 +5,8 @@ are V(obs) and V of the successors, `[T, B]`, zeros without a critic; with one, 
 and at the end of the segment. `baseline` is a scalar that the learner carries from batch to batch.
 
 Below, G_t is `returns.discounted_returns`. A column may hold several episodes in a row, or one episode followed by
-padding; padding gets 0 and influences nothing. Only `group_relative` and `leave_one_out` need one episode per column: a
-group is `group_size` neighbouring columns that began in the same state, all on one device.
+padding; padding gets 0 and influences nothing. Only `group_relative`, `process_relative` and `leave_one_out` need one
+episode per column: a group is `group_size` neighbouring columns that began in the same state, all on one device.
 """
 
 from __future__ import annotations
@@ -149,6 +149,37 @@ def group_relative(
     return _credit(steps, jnp.broadcast_to(centred.reshape(1, -1), g.shape), g, baseline)
 
 
+def process_relative(
+    steps: Transition,
+    v_tm1: Array,
+    v_t: Array,
+    baseline: Array,
+    *,
+    gamma: Scalar,
+    group_size: int,
+    ddof: int = 1,
+    eps: Scalar = 1e-4,
+) -> Credit:
+    """Ψ_t = Σ_{k >= t} γ^{k-t} z_k, with z = (r - mean r)/(std r + eps) over the reasoning steps of the whole group.
+
+    A reasoning step is many actions, such as the tokens of a line. It ends where `steps.step_end` says so, and with its
+    episode; r is the sum of the rewards of its actions, and z stands at the last of them and is 0 elsewhere. So an
+    action is credited with the steps that it belongs to or precedes. Longer episodes have more steps, each of which
+    counts the same in the moments. Where all steps of a group have the same r, Ψ is exactly 0. The variance divides by
+    the number of steps - ddof. With one step per episode and γ = 1 it is `group_relative`.
+    Source: Shao et al. 2024 (GRPO), section 4.1.3, where γ = 1.
+
+    Raises:
+        UserError: as `group_relative`.
+    """
+    _check_groups(steps.reward.shape[1], group_size)
+    ends = _ends_of_reasoning(steps)
+    reward = _sum_since(jnp.where(steps.mask, steps.reward, 0), ends)
+    z = _standardize_by_group(reward, ends, group_size, ddof, eps)
+    advantage = returns.discounted_returns(z, steps.discount, steps.last, jnp.zeros_like(z), gamma)
+    return _credit(steps, advantage, _returns(steps, v_t, gamma), baseline)
+
+
 def leave_one_out(
     steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar, group_size: int
 ) -> Credit:
@@ -196,13 +227,42 @@ def _of_first_step(x: Array, last: Array) -> Array:
     return jnp.take_along_axis(x, lax.cummax(jnp.where(begins, t, 0)), 0)
 
 
-def _centred_by_group(r: Array, group_size: int) -> Array:
-    """`[groups, group_size]`: r minus its mean over the group."""
-    if group_size < 2 or r.shape[0] % group_size:
+def _check_groups(columns: int, group_size: int) -> None:
+    if group_size < 2 or columns % group_size:
         raise UserError(
-            f"{r.shape[0]} episodes per device do not divide into groups of {group_size}: choose a group_size of at "
+            f"{columns} episodes per device do not divide into groups of {group_size}: choose a group_size of at "
             "least 2 and a number of environments per device that is a multiple of it."
         )
+
+
+def _ends_of_reasoning(steps: Transition) -> Array:
+    """`[T, B]` bool: where a step of the reasoning ends; the last one ends with the episode."""
+    last = steps.last > 0
+    marked = last if isinstance(steps.step_end, tuple) else last | (steps.step_end > 0)
+    return marked & (steps.mask > 0)
+
+
+def _sum_since(x: Array, ends: Array) -> Array:
+    """At every t, the sum of x after the end before t, up to and including t: a return in reversed time."""
+    begins = jnp.concatenate([jnp.ones_like(ends[:1]), ends[:-1]])
+    zeros = jnp.zeros_like(x)
+    return returns.discounted_returns(x[::-1], zeros + 1, begins[::-1], zeros, 1.0)[::-1]
+
+
+def _standardize_by_group(x: Array, where: Array, group_size: int, ddof: int, eps: Scalar) -> Array:
+    """(x - mean)/(std + eps), moments over the entries `where` `[T, B]` of the columns of a group; 0 at all others."""
+    x, where = (a.reshape(a.shape[0], -1, group_size) for a in (x, where))
+    largest = jnp.where(where, x, -jnp.inf).max((0, 2), keepdims=True)
+    x = jnp.where(where, x - largest, 0)  # equal rewards become exact zeros, which x - mean need not be
+    count = where.sum((0, 2), keepdims=True)
+    centred = jnp.where(where, x - x.sum((0, 2), keepdims=True) / jnp.maximum(count, 1), 0)
+    variance = (centred**2).sum((0, 2), keepdims=True) / jnp.maximum(count - ddof, 1)
+    return (centred / (jnp.sqrt(variance) + eps)).reshape(x.shape[0], -1)
+
+
+def _centred_by_group(r: Array, group_size: int) -> Array:
+    """`[groups, group_size]`: r minus its mean over the group."""
+    _check_groups(r.shape[0], group_size)
     r = r.reshape(-1, group_size)
     r = r - r[:, :1]  # equal returns become exact zeros, which r - mean need not be in floating point
     return r - r.mean(1, keepdims=True)

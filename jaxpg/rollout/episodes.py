@@ -175,6 +175,13 @@ def _initial_memory(policy: Policy, start: CollectorState) -> Tree:
 
 
 def _add_outcome(steps: Transition, outcome: Outcome, length: Array) -> Transition:
-    """The steps with the reward of the outcome, `[B]`, added to the last step of each episode."""
+    """The steps with the reward of the outcome, `[B]`, added to the last step of each episode, and with those by step.
+
+    Rewards by step are `[B, T]`.
+    """
     last_step = length.astype(jnp.int32) - 1
-    return steps._replace(reward=steps.reward.at[last_step, jnp.arange(len(length))].add(outcome.reward))
+    steps = steps._replace(reward=steps.reward.at[last_step, jnp.arange(len(length))].add(outcome.reward))
+    if not outcome.step_rewards:
+        return steps
+    rewards = jax.tree.map(jnp.transpose, outcome.step_rewards)
+    return steps._replace(reward=steps.reward + rewards.reward * steps.mask, step_end=rewards.end * steps.mask)

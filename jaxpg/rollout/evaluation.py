@@ -93,7 +93,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
     metrics = outcome_metrics(outcome)
     if env.measure:
         metrics |= env.measure(outcome, end.lengths, group_size)
-    return Evaluation(end.returns + outcome.reward, end.lengths, metrics)
+    return Evaluation(end.returns + outcome.total(), end.lengths, metrics)
 
 
 def evaluation_metrics(
