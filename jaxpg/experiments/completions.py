@@ -95,7 +95,7 @@ def completion_sampler(
             Sample(
                 prompt=vocabulary.decode(prompts.tokens[i][prompts.mask[i]].tolist()),
                 completion=decode_completion(vocabulary, tokens[i]),
-                reward=float(outcomes.reward[i]),
+                reward=float(outcomes.total()[i]),
                 accuracy=float(outcomes.parts["accuracy"][i]),
             )
             for i in range(number)

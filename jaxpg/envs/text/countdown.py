@@ -97,6 +97,8 @@ def countdown(
         answer=lambda problem: _expression(problem, width),
         scratchpad=lambda problem: _steps(problem, target_width),
         check_answer=_check_answer,
+        separator=",",
+        one_scratchpad=False,
         canonical=lambda problem: problem._replace(numbers=jnp.sort(problem.numbers)),
         canonical_prompt=ascending,
     )

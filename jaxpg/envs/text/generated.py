@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,8 +17,9 @@ from jax import lax
 
 from jaxpg.envs.text import completion
 from jaxpg.envs.text.jsonl_reader import pad_rows
+from jaxpg.envs.text.steps import check_scratchpad, scratchpad_steps
 from jaxpg.envs.text.task import Task, Verdict
-from jaxpg.envs.text.token_arrays import fingerprint, non_negative
+from jaxpg.envs.text.token_arrays import fingerprint, non_negative, pack
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Tree
@@ -40,6 +42,8 @@ class Problems(NamedTuple):
     scratchpad(problem): the scratchpad of a demonstration.
     check_answer(problem, answer, length): whether an answer [T] of `length` tokens is right, [] bool, and its
         fingerprint, [] int32.
+    separator: the character between two steps of a scratchpad; None where every token is a step.
+    one_scratchpad: whether all right scratchpads are equal to `scratchpad`, so that steps can be checked against it.
     canonical(problem): the representative of the problems that must be in the same split as this one.
     canonical_prompt(text): the prompt of that representative, from a prompt as text, on the host.
     """
@@ -50,6 +54,8 @@ class Problems(NamedTuple):
     answer: Callable[[Tree], Array]
     scratchpad: Callable[[Tree], Array]
     check_answer: Callable[[Tree, Array, Array], tuple[Array, Array]]
+    separator: str | None = None
+    one_scratchpad: bool = True
     canonical: Callable[[Tree], Tree] = lambda problem: problem
     canonical_prompt: Callable[[str], str] = lambda text: text
 
@@ -110,6 +116,12 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
         tokens = jnp.asarray(pad_rows([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
         return _hash_holds_out(jax.vmap(fingerprint)(tokens)).tolist()
 
+    has_steps = think and _scratchpad_length(problems) > 0
+    separator = None if problems.separator is None else CHARACTERS.id(problems.separator)
+
+    def check_steps(problem: Tree, tokens: Array, length: Array) -> Array:
+        return check_scratchpad(tokens, length, pack(problems.scratchpad(problem)), separator=separator)
+
     return Task(
         name=name,
         vocabulary=CHARACTERS,
@@ -120,6 +132,8 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
         demonstration=demonstration,
         verify=verify,
         is_held_out=prompts_held_out,
+        step_ends=partial(scratchpad_steps, separator=separator) if has_steps else None,
+        check_steps=check_steps if has_steps and problems.one_scratchpad else None,
     )
 
 
@@ -141,9 +155,10 @@ def _check_settings(name: str, problems: Problems, settings: TaskSettings) -> No
 def _lengths(name: str, problems: Problems, settings: TaskSettings) -> tuple[int, int, int]:
     """Tokens of a prompt, of the longest demonstration, and of a completion, which must have room for an answer."""
     any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
-    (prompt_length,), (answer_length,), (scratchpad_length,) = (
-        jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer, problems.scratchpad)
+    (prompt_length,), (answer_length,) = (
+        jax.eval_shape(f, any_problem).shape for f in (problems.prompt, problems.answer)
     )
+    scratchpad_length = _scratchpad_length(problems)
     shortest = answer_length + 1 + (completion.TAGS_LENGTH if settings.think else 0)
     longest = shortest + (scratchpad_length if settings.think else 0)
     max_tokens = settings.max_tokens
@@ -155,6 +170,12 @@ def _lengths(name: str, problems: Problems, settings: TaskSettings) -> tuple[int
             f"{max_tokens} is too few."
         )
     return prompt_length, longest, max_tokens
+
+
+def _scratchpad_length(problems: Problems) -> int:
+    """Tokens of the longest scratchpad of a demonstration."""
+    any_problem = jax.eval_shape(problems.sample, jax.random.key(0))
+    return int(jax.eval_shape(problems.scratchpad, any_problem).shape[0])
 
 
 def no_scratchpad(problem: Tree) -> Array:

@@ -24,17 +24,18 @@ def completion_metrics(outcome: Outcome, length: Array, group_size: int) -> Metr
     """
     right = (outcome.parts["accuracy"] >= 1).astype(jnp.float32)
     length = length.astype(jnp.float32)
-    deviation = outcome.reward - collectives.mean(outcome.reward)
+    total = outcome.total()
+    deviation = total - collectives.mean(total)
     metrics = {"reward_std": jnp.sqrt(collectives.mean(deviation**2)), "length_max": collectives.maximum(length)}
     for name, selected in {"correct": right, "incorrect": 1 - right}.items():
-        count, total = collectives.psum((selected.sum(), (selected * length).sum()))
-        metrics |= {name: count, f"length_{name}": total / jnp.where(count > 0, count, jnp.nan)}
+        count, tokens = collectives.psum((selected.sum(), (selected * length).sum()))
+        metrics |= {name: count, f"length_{name}": tokens / jnp.where(count > 0, count, jnp.nan)}
     return metrics | _group_metrics(outcome, right, group_size) if group_size > 1 else metrics
 
 
 def _group_metrics(outcome: Outcome, right: Array, group_size: int) -> Metrics:
     assert not isinstance(outcome.answer, tuple)  # text tasks always have one
-    reward, right, answer = (x.reshape(-1, group_size) for x in (outcome.reward, right, outcome.answer))
+    reward, right, answer = (x.reshape(-1, group_size) for x in (outcome.total(), right, outcome.answer))
     metrics = {"frac_zero_std": collectives.mean((reward.max(1) == reward.min(1)).astype(jnp.float32))}
     powers = [2**i for i in range(group_size.bit_length())]
     metrics |= {f"pass@{k}": collectives.mean(pass_at_k(right, k)) for k in powers}

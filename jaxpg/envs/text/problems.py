@@ -213,6 +213,7 @@ def modular_chain(
         answer=answer,
         scratchpad=scratchpad,
         check_answer=exact_match(answer),
+        separator=None if width == 1 else ",",
     )
     return make_task("modular_chain", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 

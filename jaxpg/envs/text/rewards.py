@@ -55,10 +55,7 @@ def check_rewards(task: Task, rewards: Mapping[str, Array | float], overlong_cac
     for name, weight in rewards.items():
         if name not in REWARDS:
             refuse_unknown("reward", name, REWARDS, f" of {task.name}")
-        if isinstance(weight, Array):  # traced: a weight per run, whose value is not known here
-            continue
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise UserError(f"{task.name}: the weight of the reward {name} must be a finite number, not {weight!r}.")
+        check_weight(task, f"of the reward {name}", weight)
     if "overlong" in rewards and not 1 <= overlong_cache <= task.max_tokens:
         raise UserError(
             f"{task.name}: the reward overlong needs an overlong_cache from 1 to max_tokens = {task.max_tokens}, "
@@ -66,3 +63,11 @@ def check_rewards(task: Task, rewards: Mapping[str, Array | float], overlong_cac
         )
     if "overlong" not in rewards and overlong_cache:
         raise UserError(f"{task.name}: overlong_cache = {overlong_cache!r} has no effect without the reward overlong.")
+
+
+def check_weight(task: Task, of: str, weight: Array | float) -> None:
+    """Raise a UserError unless a weight is a finite number; a traced one is not known here."""
+    if isinstance(weight, Array):
+        return
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise UserError(f"{task.name}: the weight {of} must be a finite number, not {weight!r}.")

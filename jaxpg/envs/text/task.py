@@ -38,6 +38,10 @@ class Task(NamedTuple):
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end token
         included where there is one. Tokens after them are ignored.
     is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
+    step_ends(completion, length): [T] bool, the tokens that end a step of the reasoning, such as a line of a scratchpad;
+        the last token always does, since the answer is the last step. None where completions are not cut into steps.
+    check_steps(problem, completion, length): [T] float32 from 0 to 1, how right the step is that ends at a token, read
+        only at the `step_ends` before the last: the answer is for `verify`. None where the task cannot tell.
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.
     """
@@ -51,6 +55,8 @@ class Task(NamedTuple):
     demonstration: Callable[[Tree, Key], Array]
     verify: Callable[[Tree, Array, Array], Verdict]
     is_held_out: Callable[[Sequence[str]], Sequence[bool]]
+    step_ends: Callable[[Array, Array], Array] | None = None
+    check_steps: Callable[[Tree, Array, Array], Array] | None = None
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
 
     def prompt(self, problem: Tree) -> Prompt:

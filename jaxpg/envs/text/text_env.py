@@ -8,10 +8,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxpg.envs.text.metrics import completion_metrics
-from jaxpg.envs.text.rewards import ACCURACY, REWARDS, GradedCompletion, check_rewards
+from jaxpg.envs.text.rewards import ACCURACY, REWARDS, GradedCompletion, check_rewards, check_weight
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
-from jaxpg.types import Array, Discrete, Env, Key, Outcome, TimeStep, Tree
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Discrete, Env, Key, Outcome, StepRewards, TimeStep, Tree
 
 
 class TextState(NamedTuple):
@@ -27,24 +28,38 @@ class TextState(NamedTuple):
     length: Array
 
 
-def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, overlong_cache: int = 0) -> Env:
+def text_env(
+    task: Task,
+    *,
+    rewards: Mapping[str, Array | float] = ACCURACY,
+    overlong_cache: int = 0,
+    process_weight: Array | float = 0.0,
+) -> Env:
     """The environment of a text task.
 
     Observations are the token before each action: the last one of the prompt, then those of the completion. The context
     is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
-    Rewards of the steps are 0. The reward of the outcome is Σ weight · reward function. Its parts are the reward
+    Rewards of the tokens are 0. The reward of the outcome is Σ weight · reward function. Its parts are the reward
     functions without their weights ("reward_accuracy" and so on), "accuracy" (pass@1), "format", "truncated" (1 where
     the completion has no end token) and, for tasks with a scratchpad, "scratchpad_used".
+
+    With a process_weight every step of the scratchpad is rewarded too, where it ends, by process_weight times what
+    `task.check_steps` says of it (process supervision, Lightman et al. 2023); the answer is the last step, and the
+    outcome its reward. Further parts are then "reward_process", the mean over those steps (0 if there are none), and
+    "reasoning_steps", their number.
 
     Args:
         task: the task.
         rewards: weights of reward functions by name: accuracy, format, length, overlong.
         overlong_cache: the number of tokens before the maximum over which the overlong reward falls to -1.
+        process_weight: reward of a right step of the scratchpad; 0 rewards whole completions alone.
 
     Raises:
-        UserError: unknown rewards, weights that are not finite, or an overlong_cache without the reward overlong.
+        UserError: unknown rewards, weights that are not finite, an overlong_cache without the reward overlong, or a
+            process_weight where the task cannot check steps.
     """
     check_rewards(task, rewards, overlong_cache)
+    by_process = _is_by_process(task, process_weight)
     vocabulary = task.vocabulary
 
     def reset(key: Key) -> tuple[TextState, Array]:
@@ -74,7 +89,12 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": truncated.astype(jnp.float32)}
         if not isinstance(verdict.scratchpad_used, tuple):
             parts["scratchpad_used"] = verdict.scratchpad_used
-        return Outcome(total, parts, verdict.answer)
+        if not by_process:
+            return Outcome(total, parts, verdict.answer)
+        judged = _judged_steps(task, state)
+        number = (judged.end.sum() - 1).astype(jnp.float32)
+        parts |= {"reward_process": judged.reward.sum() / jnp.maximum(number, 1), "reasoning_steps": number}
+        return Outcome(total, parts, verdict.answer, judged._replace(reward=process_weight * judged.reward))
 
     space = Discrete(vocabulary.size)
     return Env(
@@ -88,3 +108,35 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         outcome=outcome,
         measure=completion_metrics,
     )
+
+
+def _is_by_process(task: Task, process_weight: Array | float) -> bool:
+    """Whether steps are rewarded.
+
+    Raises:
+        UserError: as `text_env`.
+    """
+    check_weight(task, "of a step (process_weight)", process_weight)
+    if not isinstance(process_weight, Array) and process_weight == 0:
+        return False
+    if task.step_ends is None:
+        raise UserError(
+            f"{task.name}: process_weight rewards the steps of a scratchpad, and completions have none here: set "
+            "think = true on a task that has one, or step_separator on json_lines."
+        )
+    if task.check_steps is None:
+        raise UserError(
+            f"{task.name} cannot check the steps of a completion itself: name a process reward model with "
+            "process_reward, or set process_weight = 0."
+        )
+    return True
+
+
+def _judged_steps(task: Task, state: TextState) -> StepRewards:
+    """What `task.check_steps` says of the steps before the answer, and where steps end."""
+    assert task.step_ends
+    assert task.check_steps
+    ends = task.step_ends(state.tokens, state.length)
+    before_answer = ends & (jnp.arange(len(ends)) != state.length - 1)
+    judged = task.check_steps(state.problem, state.tokens, state.length)
+    return StepRewards(jnp.where(before_answer, judged, 0.0).astype(jnp.float32), ends.astype(jnp.float32))

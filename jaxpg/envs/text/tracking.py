@@ -124,6 +124,7 @@ def permutations(
         answer=answer,
         scratchpad=lambda problem: pack(join_rows(A + _arrangements(problem, objects), present(problem), " ")),
         check_answer=exact_match(answer),
+        separator=" ",
     )
     return make_task("permutations", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
