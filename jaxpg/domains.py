@@ -72,6 +72,7 @@ DOMAINS: dict[str, Domain] = {
     "label_smoothing": Domain(0, 0.5, below=True),  # from one half on the labels say nothing, or the opposite
     "sharpness": NOT_NEGATIVE,
     "slip_rate": FRACTION,
+    "label_noise": FRACTION,
     # networks
     "initial_log_std": Domain(-20, 20),  # beyond, squares of the standard deviation leave float32
     "expansion": POSITIVE,

@@ -312,9 +312,7 @@ def test_process_supervision_by_hand() -> None:
     np.testing.assert_allclose(got.advantage.T, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "credit", [advantages.group_relative, advantages.process_relative, advantages.leave_one_out]
-)
+@pytest.mark.parametrize("credit", [advantages.group_relative, advantages.process_relative, advantages.leave_one_out])
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_columns_that_make_no_groups_are_refused(credit: Callable[..., Credit], group_size: int) -> None:
     with pytest.raises(UserError, match=f"8 episodes per device do not divide into groups of {group_size}"):

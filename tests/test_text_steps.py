@@ -106,7 +106,13 @@ def test_every_step_of_a_demonstration_is_right_and_a_changed_one_is_not(name):
         ends = task.step_ends(tokens, length)
         place = jax.random.randint(key, (), 1, jnp.argmax(tokens == CHARACTERS.id("</think>")))
         spoiled = tokens.at[place].set(CHARACTERS.id("z"))
-        return ends, length, task.check_steps(problem, tokens, length), task.check_steps(problem, spoiled, length), place
+        return (
+            ends,
+            length,
+            task.check_steps(problem, tokens, length),
+            task.check_steps(problem, spoiled, length),
+            place,
+        )
 
     ends, length, right, spoiled, place = tiny.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 64))
     before_answer = ends & (jnp.arange(ends.shape[1])[None] != length[:, None] - 1)
@@ -123,7 +129,9 @@ def spelled(env, text):
     """The state of the first problem of an environment after this completion."""
     ids = CHARACTERS.encode(text, special_tokens=True)
     state, _ = tiny.jit(env.reset)(jax.random.key(0))
-    return TextState(state.problem, jnp.zeros(env.time_limit, jnp.int32).at[: len(ids)].set(jnp.array(ids)), jnp.int32(len(ids)))
+    return TextState(
+        state.problem, jnp.zeros(env.time_limit, jnp.int32).at[: len(ids)].set(jnp.array(ids)), jnp.int32(len(ids))
+    )
 
 
 @pytest.mark.full
@@ -196,8 +204,8 @@ def test_rollouts_and_evaluation_have_the_rewards_of_steps():
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("parity", {"process_weight": 1.0}, "completions have none here: set think = true"),
-        ("reverse", {"process_weight": 1.0, "think": True}, "completions have none here"),
+        ("parity", {"process_weight": 1.0}, "completions have no steps.* set think = true"),
+        ("reverse", {"process_weight": 1.0, "think": True}, "completions have no steps"),
         ("countdown", {"process_weight": 1.0, "think": True}, "countdown cannot check the steps.*process_reward"),
         ("parity", {"process_weight": float("nan"), "think": True}, r"weight of a step \(process_weight\) must be a"),
     ],

@@ -71,7 +71,7 @@ def _show_run(config: Config, out: Path) -> None:
     _print_line(console, f"Learning curve: {curve}")
     if (out / runs.PAGE).exists():
         _print_line(console, f"Report:         {out / runs.PAGE}")
-    if KINDS[config.algorithm].has_policy:
+    if KINDS[config.algorithm].judge is None:
         look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
         _print_line(console, f"Look at it:     jaxpg {look}")
 

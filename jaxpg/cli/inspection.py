@@ -19,32 +19,39 @@ from jaxpg.cli.terminal import make_console
 from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
-from jaxpg.experiments.build import KINDS, Experiment, writes_text
+from jaxpg.experiments.build import KINDS, Experiment, reward_network, text_task, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
-from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
+from jaxpg.experiments.warm_start import build_experiment, check_vocabulary, load_reward_model
 from jaxpg.parallel import host_callback
+from jaxpg.preferences import selecting_env
 from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import restore
+from jaxpg.types import Env
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
     episodes = arguments.episodes
     config, experiment, state = _load_run(arguments)
-    group_size = 1 if arguments.greedy else config.evaluation_samples  # greedy completions of one prompt are all equal
+    samples = arguments.samples or config.evaluation_samples
+    group_size = 1 if arguments.greedy else samples  # greedy completions of one prompt are all equal
     if rest := episodes % group_size:
+        groups = f"--samples {samples}" if arguments.samples else f"evaluation_samples = {samples} in this run's config"
         raise UserError(
-            f"--episodes {episodes} cannot be divided into groups with one start state, of evaluation_samples = "
-            f"{group_size} in this run's config: give a multiple of that, such as --episodes "
-            f"{episodes - rest + group_size}."
+            f"--episodes {episodes} cannot be divided into groups with one start state, of {groups}: give a multiple "
+            f"of that, such as --episodes {episodes - rest + group_size}."
         )
+    if arguments.reward is not None and group_size == 1:
+        raise UserError("--reward chooses among several completions of a prompt: add --samples 8, without --greedy.")
+
+    env = experiment.held_out if arguments.reward is None else _selecting(arguments.reward, config, experiment)
 
     def evaluate_seed(state: Any, key: Any) -> Evaluation:
         return evaluate(
-            experiment.held_out,
+            env,
             experiment.learner.actor(state),
             key,
             episodes=episodes,
@@ -59,6 +66,15 @@ def run_eval(arguments: argparse.Namespace) -> int:
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
     _print_evaluation(config, result, Starts(episodes // group_size, group_size, word), sampling)
     return 0
+
+
+def _selecting(run_dir: str, config: Config, experiment: Experiment) -> Env:
+    """The held-out environment of a run, in which the reward model of another run also chooses among completions."""
+    if not writes_text(config, experiment.env):
+        raise UserError(f"--reward takes a reward model, which judges texts, and {config.task} has none.")
+    judge, params = load_reward_model(run_dir, config)
+    model = reward_network(config, experiment.held_out)
+    return selecting_env(experiment.held_out, text_task(config, "test"), model, params, judge.log_weight)
 
 
 class Starts(NamedTuple):

@@ -13,7 +13,7 @@ from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_n
 from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
-LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
+LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels")
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -120,6 +120,12 @@ def make_parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=episodes, default=100, metavar="N", help="per seed (default 100)")
+    evaluate.add_argument(
+        "--samples", type=count, metavar="N", help="completions per prompt (default evaluation_samples of the config)"
+    )
+    evaluate.add_argument(
+        "--reward", type=name, metavar="RUN", help="also the best of N, and a weighted majority, by this reward model"
+    )
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
     _add_sample_arguments(sample)

@@ -128,7 +128,7 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     (algorithm,) = options.algorithms
     groups = plan_grid(options.task, algorithm, options.overrides, options.grid)
     *stages, last = _plan_run(options, groups[0].config, out, out)
-    trained: dict[str, Any] = {"initial": last.config.initial, "reward": last.config.reward}
+    trained: dict[str, Any] = {role: getattr(last.config, role) for role in ROLES}
     groups = [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups]
     _check_groups(groups, stages, options)
     tables = [

@@ -14,6 +14,7 @@ from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.preferences import selection
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 
@@ -42,35 +43,58 @@ class Experiment(NamedTuple):
     record: Callable[[Any, Key], RecordedEpisode] | None = None
 
 
+class RewardParams(NamedTuple):
+    """Parameters of the reward models that a config names, each None where it names none.
+
+    reward: of the one that judges completions.
+    process_reward: of the one that judges their steps.
+    """
+
+    reward: Tree = None
+    process_reward: Tree = None
+
+
+NO_MODELS = RewardParams()
+
+
+class Judge(NamedTuple):
+    """What a learned reward model is good for.
+
+    role: the setting of a config that takes its run.
+    log_weight: how it weighs completions to choose among them.
+    """
+
+    role: str
+    log_weight: selection.LogWeight
+
+
 class AlgorithmKind(NamedTuple):
     """What depends on the kind of an algorithm.
 
     build(config, env, held_out, shards): its learner, and the function that evaluates it.
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
-    has_policy: whether it learns a policy, which can act and write; else it learns a reward model.
+    judge: what its reward model is good for; None where it learns a policy, which can act and write.
     action_values(state): the table of action values `[S, A]` that it has learned; None where it learns no table.
     """
 
     build: Callable[[Config, Env, Env, int], tuple[Learner, Evaluate]]
     score: str = "return"
-    has_policy: bool = True
+    judge: Judge | None = None
     action_values: Callable[[Any], Array] | None = None
 
 
-def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
+def build(config: Config, shards: int = 1, models: RewardParams = NO_MODELS) -> Experiment:
     """The experiment of a config.
 
     Args:
         config: what to build.
         shards: devices over which the environments of one seed will be split.
-        reward: parameters of the reward model that judges completions, for a config that names one.
+        models: parameters of the reward models that the config names.
 
     Raises:
         UserError: parts that do not fit together, such as minibatches that do not divide the batch.
     """
-    env, held_out = (make_env(config, split) for split in ("train", "test"))
-    if config.reward:
-        env, held_out = (_rlhf_env(config, split, reward) for split in ("train", "test"))
+    env, held_out = (_env(config, split, models) for split in ("train", "test"))
     kind = KINDS[config.algorithm]
     learner, measure = kind.build(config, env, held_out, shards)
 
@@ -87,7 +111,7 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
 
 def writes_text(config: Config, env: Env) -> bool:
     """Whether what is trained on `env` writes completions."""
-    return KINDS[config.algorithm].has_policy and env.context is not None
+    return KINDS[config.algorithm].judge is None and env.context is not None
 
 
 def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
@@ -169,13 +193,35 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
     return preferences.reward_model(pairs, model, **config.settings), measure
 
 
+def _process_reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    """A process reward model; its accuracy is how often it agrees with the labels of held-out steps."""
+    policy, _ = networks(config, env)
+    train, test = (text_task(config, split) for split in ("train", "test"))
+    labels, model = preferences.make_step_labels(train, test, policy, **config.step_labels), reward_network(config, env)
+    if labels.policy and config.initial is None:
+        raise UserError(
+            f"{config.algorithm} learns from completions of the policy that it begins with, and there is none: set "
+            "initial, as --from RUN does, or name a file of labelled steps, step_labels.file."
+        )
+
+    def measure(state: Any, key: Key) -> Metrics:
+        params, number = state.params.critic, config.evaluation_episodes
+        found = preferences.held_out_step_accuracy(labels, model, params, state.reference, key, num_completions=number)
+        return {"accuracy": found.accuracy, "accuracy_right": found.right, "accuracy_wrong": found.wrong}
+
+    return preferences.process_reward_model(labels, model, **config.settings), measure
+
+
 KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
     **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
     **dict.fromkeys(values.TABULAR_ALGORITHMS, AlgorithmKind(_tabular_control, action_values=values.mean_table)),
     "sft": AlgorithmKind(_sft),
     "dpo": AlgorithmKind(_dpo),
-    "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
+    "reward_model": AlgorithmKind(_reward_model, score="accuracy", judge=Judge("reward", selection.by_outcome)),
+    "process_reward_model": AlgorithmKind(
+        _process_reward_model, score="accuracy", judge=Judge("process_reward", selection.by_process)
+    ),
 }
 """The kind of every algorithm, by the algorithm's name."""
 
@@ -207,10 +253,20 @@ def _pairs(config: Config) -> preferences.Pairs:
     return preferences.make_pairs(text_task(config, "train"), text_task(config, "test"), **config.pairs)
 
 
-def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
-    """The text task of a config, in which the reward of a completion is the score of the reward model."""
+def _env(config: Config, split: str, models: RewardParams) -> Env:
+    """The environment of a config, in which the reward models that it names judge completions or their steps."""
+    if config.reward and config.process_reward:
+        raise UserError("A reward model takes the place of all rewards: set reward or process_reward to none.")
     env = make_env(config, split)
-    return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
+    if not config.reward and not config.process_reward:
+        return env
+    task, model = text_task(config, split), reward_network(config, env)
+    if config.reward:
+        return preferences.rlhf_env(task, model, models.reward)
+    task.check_steps_exist()
+    settings = {name: x for name, x in config.environment_settings.items() if name in options(envs.text.text_env)}
+    judged = preferences.judged_by_model(task, model, models.process_reward)
+    return envs.text.text_env(judged, **{"process_weight": 1.0} | settings)
 
 
 def _refuse_scaling(config: Config) -> None:

@@ -48,7 +48,10 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     **values.TABULAR_ALGORITHMS,
     **values.ALGORITHMS,
     **ladder.ALGORITHMS,
-    **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
+    **{
+        f.__name__: f
+        for f in (preferences.sft, preferences.reward_model, preferences.process_reward_model, preferences.dpo)
+    },
 }
 NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(ALGORITHMS, NETWORKS),
@@ -87,7 +90,10 @@ class Config:
         evaluation_greedy: evaluate the mode of the policy instead of samples.
         initial: the policy to begin with: directory of a run, or an algorithm that is trained first.
         reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
+        process_reward: the process reward model that judges the steps of completions: directory of a run, or an
+            algorithm that is trained first.
         pairs: settings of the preference pairs, see preferences.make_pairs.
+        step_labels: settings of the completions with labelled steps, see preferences.make_step_labels.
         learner: settings of the learner around the algorithm, see policy_gradient.
         settings: settings of the algorithm.
     """
@@ -107,7 +113,9 @@ class Config:
     evaluation_greedy: bool = False
     initial: str | None = None
     reward: str | None = None
+    process_reward: str | None = None
     pairs: dict
+    step_labels: dict
     learner: dict
     settings: dict
 
@@ -234,6 +242,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 def make_env(config: Config, split: str = "train") -> Env:
     """The environment of a config, wrapped; `split` chooses between its train and test problems, where it has them."""
     settings = config.environment_settings
+    if config.process_reward:  # a model judges steps in the place of the task, which need not be able to
+        settings = {name: value for name, value in settings.items() if name != "process_weight"}
     if "split" in envs.default_settings(config.environment):
         settings = {"split": split, **settings}
     env = envs.make(config.environment, **settings)
@@ -343,13 +353,15 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
+    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}, "step_labels": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = _check_network(algorithm, checked["network"])
     checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
+    known_labels = options(preferences.make_step_labels)
+    checked["step_labels"] = _check_table(checked["step_labels"], known_labels, " of labelled steps")
     for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
     for name in ("environment_settings", "wrappers"):

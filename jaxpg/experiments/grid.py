@@ -21,7 +21,7 @@ MOST_POINTS = 10_000
 """More points than anybody trains: a mistake in typing."""
 MOST_PROGRAMS = 128
 """More programs than anybody compiles, at seconds each, and than are checked within seconds."""
-FIXED = ("task", "algorithm", "seeds", "initial", "reward")
+FIXED = ("task", "algorithm", "seeds", "initial", "reward", "process_reward")
 """What all points of a grid share: the seeds that they are compared on, and the stages that are trained once."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 

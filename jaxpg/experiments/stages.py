@@ -1,7 +1,7 @@
 """The stages of a run: the runs that train its initial policy and its reward model, planned before anything is trained.
 
-A config may name an algorithm as its `reward` or as its `initial` policy. That algorithm is then a stage: a
-separate run on the same task, with the settings of its section, which may name further stages.
+A config may name an algorithm as its `reward`, its `process_reward` or its `initial` policy. That algorithm is then a
+stage: a separate run on the same task, with the settings of its section, which may name further stages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config
 from jaxpg.experiments.warm_start import build_experiment
 from jaxpg.training import checkpoint
 
-ROLES = ("reward", "initial")
+ROLES = ("reward", "process_reward", "initial")
 """The settings that may name a stage, in the order in which the stages are trained."""
-INHERITED = ("environment", "environment_settings", "network", "pairs")
+INHERITED = ("environment", "environment_settings", "network", "pairs", "step_labels")
 """The settings in which a stage follows the overrides of the run that needs it."""
 
 
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
     """One run of a plan.
 
     name: the algorithm.
-    config: its config, in which `reward` and `initial` are directories.
+    config: its config, in which the ROLES are directories.
     directory: the directory of the run.
     """
 
@@ -101,5 +101,5 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
-        check = build if stage.config.reward in planned else build_experiment
+        check = build if {stage.config.reward, stage.config.process_reward} & planned else build_experiment
         check(stage.config)

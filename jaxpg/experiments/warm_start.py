@@ -14,7 +14,16 @@ from jaxpg import files
 from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
+from jaxpg.experiments.build import (
+    KINDS,
+    TEXT_TASKS,
+    Experiment,
+    Judge,
+    RewardParams,
+    build,
+    reward_network,
+    text_task,
+)
 from jaxpg.experiments.config import Config, make_env
 from jaxpg.parallel import processes
 from jaxpg.training import run_directory, run_files
@@ -29,7 +38,7 @@ STORED_TABLE = run_files.record(
 
 
 def build_experiment(config: Config, shards: int = 1) -> Experiment:
-    """`build`, with the parameters of the reward model that the config names.
+    """`build`, with the parameters of the reward models that the config names.
 
     Raises:
         UserError: as `build` and `reward_params`.
@@ -48,7 +57,7 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     if config.initial is None:
         return None
     earlier, params = _load_params(config.initial, config)
-    if not KINDS[earlier.algorithm].has_policy:
+    if KINDS[earlier.algorithm].judge:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
     learner = experiment.learner
@@ -59,22 +68,41 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     return policies
 
 
-def reward_params(config: Config) -> Tree:
-    """Parameters of the reward model that the config names, of its run's first seed; None where it names no run.
+def reward_params(config: Config) -> RewardParams:
+    """Parameters of the reward models that the config names, of the first seed of each run.
+
+    Raises:
+        UserError: as `load_reward_model`, or a model that judges something else than it is named for.
+    """
+    return RewardParams(**{role: _model_of_role(config, role) for role in RewardParams._fields})
+
+
+def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
+    """A reward model for the completions of `config`: what it is good for, and the parameters of its first seed.
 
     Raises:
         UserError: there is no such run, it holds no reward model, or has another vocabulary or network.
     """
-    if config.reward is None:
-        return None
-    earlier, params = _load_params(config.reward, config)
-    if KINDS[earlier.algorithm].has_policy:
-        raise UserError(f"{config.reward} is a run of {earlier.algorithm}; reward takes one of reward_model.")
+    earlier, params = _load_params(run_dir, config)
+    judge = KINDS[earlier.algorithm].judge
+    if judge is None:
+        judging = ", ".join(name for name, kind in KINDS.items() if kind.judge)
+        raise UserError(f"{run_dir} is a run of {earlier.algorithm} and holds no reward model. Those of {judging} do.")
     model = jax.tree.map(lambda x: x[0], params.critic)
     expected = jax.eval_shape(reward_network(config, make_env(config)).init, jax.random.key(0))
     if jax.tree.map(jnp.shape, model) != jax.tree.map(jnp.shape, expected):
-        raise _different_network(f"The reward model of {config.reward}", earlier, config)
-    return model
+        raise _different_network(f"The reward model of {run_dir}", earlier, config)
+    return judge, model
+
+
+def _model_of_role(config: Config, role: str) -> Tree:
+    run_dir = getattr(config, role)
+    if run_dir is None:
+        return None
+    judge, params = load_reward_model(run_dir, config)
+    if judge.role != role:
+        raise UserError(f"{run_dir} holds a reward model for the setting {judge.role}, not for {role}: name it there.")
+    return params
 
 
 def save_vocabulary(config: Config, run_dir: Path) -> None:

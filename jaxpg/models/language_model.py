@@ -24,14 +24,17 @@ from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Promp
 
 
 class RewardModel(NamedTuple):
-    """A model of the reward of whole completions.
+    """A model of the reward of completions.
 
     init(key) -> params
     score(params, rollout) -> [B] float32, the output at the last real token of each completion.
+    token_scores(params, rollout) -> [T, B] float32, the output at every token of each completion, which has seen the
+        tokens up to it.
     """
 
     init: Callable[[Key], Tree]
     score: Callable[[Tree, Rollout], Array]
+    token_scores: Callable[[Tree, Rollout], Array]
 
 
 class ChunkedCategorical(NamedTuple):
@@ -158,7 +161,7 @@ def transformer_reward_model(
     dtype: str = "float32",
     remat: bool = False,
 ) -> RewardModel:
-    """A language model as a reward model: one number per completion.
+    """A language model as a reward model: one number per completion, or one per token.
 
     The settings are those settings of `transformer` that fix the architecture.
     """
@@ -170,7 +173,11 @@ def transformer_reward_model(
         at_end = jnp.take_along_axis(features, end[:, None, None], 1)[:, 0]
         return _value(model, params, at_end)
 
-    return RewardModel(partial(_init, model), score)
+    def token_scores(params: Tree, rollout: Rollout) -> Array:
+        features, _ = apply(model, params, *_sequence(rollout))
+        return _value(model, params, features[:, rollout.episodes.context.tokens.shape[-1] + 1 :]).T
+
+    return RewardModel(partial(_init, model), score, token_scores)
 
 
 def _shared_critic(model: Decoder) -> Critic:

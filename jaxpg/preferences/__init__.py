@@ -1,22 +1,34 @@
-"""Learning from demonstrations and from preferences: fine-tuning, reward models, RLHF, DPO."""
+"""Learning from demonstrations, preferences and labelled steps: fine-tuning, reward models, RLHF, DPO."""
 
 from jaxpg.preferences.dpo import dpo
 from jaxpg.preferences.pairs import Pairs, PreferencePair, corrupted_demonstrations, judged_pairs, stored_pairs
+from jaxpg.preferences.process_reward import held_out_step_accuracy, judged_by_model, process_reward_model
 from jaxpg.preferences.reward_model import held_out_accuracy, reward_model
 from jaxpg.preferences.rlhf import rlhf_env
+from jaxpg.preferences.selection import selecting_env
 from jaxpg.preferences.sft import sft
 from jaxpg.preferences.sources import make_pairs
+from jaxpg.preferences.step_labels import LabelledCompletion, StepLabels, checked_steps, make_step_labels, stored_steps
 
 __all__ = [
+    "LabelledCompletion",
     "Pairs",
     "PreferencePair",
+    "StepLabels",
+    "checked_steps",
     "corrupted_demonstrations",
     "dpo",
     "held_out_accuracy",
+    "held_out_step_accuracy",
+    "judged_by_model",
     "judged_pairs",
     "make_pairs",
+    "make_step_labels",
+    "process_reward_model",
     "reward_model",
     "rlhf_env",
+    "selecting_env",
     "sft",
     "stored_pairs",
+    "stored_steps",
 ]

@@ -10,6 +10,7 @@ from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, s
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.types import Array, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.vectorize import copy_tree
 
 
 def dpo(
@@ -53,7 +54,7 @@ def dpo(
         refuse_unknown("loss", loss, PAIR_LOSSES, " on preference pairs")
     pair_loss, per_token = PAIR_LOSSES[loss]
 
-    def draw(keys: Array) -> Rollout:
+    def draw(_: Tree, keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
     def log_probs(params: Tree, rollout: Rollout) -> tuple[Array, Array]:
@@ -82,5 +83,5 @@ def dpo(
         summed_loss,
         lambda params: make_actor(policy, params.policy),
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
-        with_reference=True,
+        init_reference=lambda params, _: copy_tree(params.policy),
     )

@@ -47,7 +47,7 @@ def reward_model(
         UserError: a batch that cannot be cut into equal parts; `Learner.actor` was called, as it has no policy.
     """
 
-    def draw(keys: Array) -> Rollout:
+    def draw(_: Tree, keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
     def loss(params: Params, _: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
@@ -65,9 +65,9 @@ def reward_model(
         lambda key: Params((), model.init(key)),
         draw,
         loss,
-        _refuse_actor,
+        refuse_actor,
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
-        from_policy=lambda params, policy: Params((), _replace_head(policy, params.critic)),
+        from_policy=lambda params, policy: Params((), replace_head(policy, params.critic)),
     )
 
 
@@ -80,7 +80,7 @@ def held_out_accuracy(pairs: Pairs, model: RewardModel, params: Tree, key: Key, 
     return preferred(*split_pairs(model.score(params, rollout))).mean()
 
 
-def _replace_head(policy: Tree, reward_model: Tree) -> Tree:
+def replace_head(policy: Tree, reward_model: Tree) -> Tree:
     """The parameters of a policy's network with the reward model's head in place of the one that computes logits."""
     replaced = {"params": {**policy["params"], "head": reward_model["params"]["head"]}}
     if jax.tree.map(jnp.shape, replaced) != jax.tree.map(jnp.shape, reward_model):
@@ -91,7 +91,8 @@ def _replace_head(policy: Tree, reward_model: Tree) -> Tree:
     return replaced
 
 
-def _refuse_actor(params: Params) -> Actor:
+def refuse_actor(params: Params) -> Actor:
+    """The `Learner.actor` of a reward model: there is none."""
     raise UserError(
         "A reward model scores completions and writes none, so it cannot be played or evaluated by episodes. Evaluate "
         "a policy, or measure the reward model by its accuracy on held-out pairs."

@@ -48,7 +48,7 @@ def sft(
         problem = task.draw(draw_key)
         return task.prompt(problem), task.demonstration(problem, demonstration_key)
 
-    def draw(keys: Array) -> Rollout:
+    def draw(_: Tree, keys: Array) -> Rollout:
         return completion_rollout(*jax.vmap(example)(keys), end=task.vocabulary.end)
 
     def loss(params: Params, _: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:

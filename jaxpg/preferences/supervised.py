@@ -51,7 +51,7 @@ class SupervisedBatch(NamedTuple):
 class SupervisedState(NamedTuple):
     """What a run carries from step to step.
 
-    reference: the policy's parameters at the start, `()` where no reference is needed.
+    reference: the parameters of the policy to begin with, `()` where nothing needs them.
     steps: completion tokens trained on so far, int32.
     """
 
@@ -70,24 +70,25 @@ Every term is divided by the size of the whole batch, so that sums over micro-ba
 
 def supervised(
     init_params: Callable[[Key], Params],
-    draw: Callable[[Array], Rollout],
+    draw: Callable[[Tree, Array], Rollout],
     loss: SupervisedLoss,
     actor: Callable[[Params], Actor],
     settings: SupervisedSettings,
     *,
     from_policy: Callable[[Params, Tree], Params] = lambda params, policy: Params(policy, ()),
-    with_reference: bool = False,
+    init_reference: Callable[[Params, Key], Tree] | None = None,
 ) -> Learner:
     """The learner that minimises a loss on examples.
 
     Args:
         init_params: key -> initial parameters.
-        draw: keys `[n]`, one per example -> their completions, columns in the order of the keys.
+        draw: reference, keys `[n]`, one per example -> their completions, columns in the order of the keys.
         loss: see `SupervisedLoss`.
         actor: parameters -> the actor that uses them.
         settings: see `SupervisedSettings`.
         from_policy: own parameters, a policy's parameters -> the parameters to start from (`Learner.with_policy`).
-        with_reference: whether to keep a copy of the initial policy.
+        init_reference: initial parameters, key -> a reference policy until `with_policy` gives one, of which a copy is
+            kept; None to keep none.
 
     Raises:
         UserError: batch_size cannot be divided by micro_batches, or (in `step`) by micro_batches times devices.
@@ -100,17 +101,15 @@ def supervised(
         else partial(optimizers.linear_decay, over=settings.anneal_steps)
     )
 
-    def reference(params: Params) -> Tree:
-        return copy_tree(params.policy) if with_reference else ()
-
     def init(key: Key) -> SupervisedState:
         params = init_params(key)
-        return SupervisedState(params, optimizer.init(params), reference(params), steps=jnp.zeros((), jnp.int32))
+        reference = init_reference(params, key) if init_reference else ()
+        return SupervisedState(params, optimizer.init(params), reference, steps=jnp.zeros((), jnp.int32))
 
     def step(state: SupervisedState, key: Key) -> tuple[SupervisedState, Metrics]:
         shards = collectives.num_shards()
         _check_division(settings, shards)
-        rollout = draw(env_keys(key, settings.batch_size // shards))
+        rollout = draw(state.reference, env_keys(key, settings.batch_size // shards))
         batch = SupervisedBatch(rollout, loss_weights.per_step(rollout.loss_mask))
         gradient, metrics = update.summed_gradient(
             lambda params, part: loss(params, state.reference, part),
@@ -121,14 +120,14 @@ def supervised(
         )
         rate = schedule(state.steps, value=settings.learning_rate)
         params, opt_state, norm = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
-        steps = state.steps + collectives.psum(rollout.loss_mask.sum()).astype(jnp.int32)
+        steps = state.steps + collectives.psum(rollout.steps.mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | {"gradient_norm": norm, "learning_rate": rate}
         state = state._replace(params=params, opt_state=opt_state, steps=steps)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
 
     def with_policy(state: SupervisedState, policy: Tree) -> SupervisedState:
-        params = from_policy(state.params, policy)
-        return state._replace(params=params, reference=reference(params))
+        reference = copy_tree(policy) if init_reference else ()
+        return state._replace(params=from_policy(state.params, policy), reference=reference)
 
     return Learner(init, step, lambda state: actor(state.params), with_policy)
 

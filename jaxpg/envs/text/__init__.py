@@ -1,7 +1,8 @@
 """Text tasks: an episode is a completion, an action is a token."""
 
 from jaxpg.envs.text.jsonl import PairData, json_lines, preference_pairs
-from jaxpg.envs.text.metrics import majority_vote, pass_at_k
+from jaxpg.envs.text.labelled_steps import StepData, labelled_steps
+from jaxpg.envs.text.metrics import best_of_n, majority_vote, pass_at_k, weighted_vote
 from jaxpg.envs.text.registry import TASKS
 from jaxpg.envs.text.rewards import REWARDS
 from jaxpg.envs.text.task import Task, Verdict
@@ -16,18 +17,22 @@ __all__ = [
     "REWARDS",
     "TASKS",
     "PairData",
+    "StepData",
     "Task",
     "TextState",
     "TokenTable",
     "Tokenizer",
     "Verdict",
     "Vocabulary",
+    "best_of_n",
     "character_vocabulary",
     "json_lines",
+    "labelled_steps",
     "majority_vote",
     "pass_at_k",
     "preference_pairs",
     "text_env",
     "token_table",
     "tokenizer_file",
+    "weighted_vote",
 ]

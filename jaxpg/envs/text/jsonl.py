@@ -51,13 +51,14 @@ def json_lines(
     answer_field: str = "answer",
     completion_field: str = "completion",
     match: str | matching.RewardFunction = "exact",
+    step_separator: str | None = None,
     prompt_length: int | None = None,
     skip_long_prompts: bool = False,
     max_tokens: int | None = None,
     split: str = "train",
     held_out: float = 0.1,
 ) -> Task:
-    """The task of answering the prompts of a file: one JSON object per line, with a prompt and an answer.
+    r"""The task of answering the prompts of a file: one JSON object per line, with a prompt and an answer.
 
     A problem is the index of a record, [] int32. Its demonstration is the record's completion where it has one, else
     the answer itself; it is not checked to be right. The records of both splits are checked, and the widths of prompts
@@ -73,6 +74,8 @@ def json_lines(
         completion_field: field of a demonstration, which a record may lack.
         match: how completions are verified (see matching.py): "exact", "numeric", or a function of prompt, completion
             and answer that returns a number, or its name "package.module:function".
+        step_separator: a step of a completion ends with this text, in which \n is a line break; its last one with the
+            completion. None where completions are not cut into steps.
         prompt_length: maximal number of tokens of a prompt; that of the longest if not given.
         skip_long_prompts: leave out the records whose prompts are longer than prompt_length, and log how many; else
             such a prompt is an error.
@@ -112,7 +115,22 @@ def json_lines(
             match, rows.expected, rows.records, tokenizer, prompt_field=prompt_field, answer_field=answer_field
         ),
         is_held_out=is_held_out,
+        step_ends=None if step_separator is None else _separated_steps(step_separator, tokenizer),
     )
+
+
+def _separated_steps(separator: str, tokenizer: Tokenizer) -> Callable[[Array, Array], Array]:
+    """The `Task.step_ends` of completions whose steps end with a separator."""
+    text = separator.replace("\\n", "\n")
+    ends_step = np.array([text in tokenizer.decode([i]) for i in range(tokenizer.size)])
+    if not text or not ends_step.any():
+        raise UserError(f"No token of the vocabulary contains step_separator = {separator!r}: choose another one.")
+
+    def step_ends(tokens: Array, length: Array) -> Array:
+        place = jnp.arange(len(tokens))
+        return (jnp.asarray(ends_step)[tokens] & (place < length)) | (place == length - 1)
+
+    return step_ends
 
 
 class _Fields(NamedTuple):

@@ -89,3 +89,43 @@ def majority_vote(answer: Array, correct: Array) -> Array:
     # The tied answers have equally many votes, so the mean over their completions is the mean over the answers.
     wins = ((votes == votes.max(-1, keepdims=True)) & (answer >= 0)).astype(jnp.float32)
     return (wins * correct).sum(-1) / jnp.maximum(wins.sum(-1), 1)
+
+
+def best_of_n(score: Array, correct: Array) -> Array:
+    """Whether the completion with the highest score among n is right; among tied ones, the probability of it.
+
+    Args:
+        score: [..., n], by a reward model.
+        correct: [..., n], 1 or true where a completion is right, else 0.
+
+    Returns:
+        [...] float32.
+
+    Source: Lightman et al. 2023 (Let's Verify Step by Step), section 3.
+    """
+    best = (score == score.max(-1, keepdims=True)).astype(jnp.float32)
+    return (best * correct).sum(-1) / best.sum(-1)
+
+
+def weighted_vote(answer: Array, correct: Array, weight: Array) -> Array:
+    """Whether the answer with the largest sum of weights among n completions is right.
+
+    As `majority_vote`, which it is where all weights are equal and positive: ties count by their expectation, each tied
+    answer being equally likely.
+
+    Args:
+        answer: as in `majority_vote`.
+        correct: as in `majority_vote`.
+        weight: [..., n], of each completion, from 0 on; only their proportions matter.
+
+    Returns:
+        [...] float32, 0 where there is no vote.
+
+    Source: Li et al. 2023 (Making Language Models Better Reasoners with Step-Aware Verifier), equation 3.
+    """
+    same = (answer[..., :, None] == answer[..., None, :]) & (answer >= 0)[..., None, :]
+    votes = jnp.where(answer >= 0, (same * weight[..., None, :]).sum(-1), 0)
+    most = votes.max(-1, keepdims=True)
+    wins = (votes == most) & (most > 0)
+    share = jnp.where(wins, weight / jnp.where(wins, votes, 1), 0)  # 1 over the completions of each tied answer
+    return (share * correct).sum(-1) / jnp.maximum(share.sum(-1), 1)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Prompt, Tree
 
 
@@ -38,8 +39,9 @@ class Task(NamedTuple):
     verify(problem, completion, length): Verdict of the first `length` [] tokens of a completion [T], the end token
         included where there is one. Tokens after them are ignored.
     is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
-    step_ends(completion, length): [T] bool, the tokens that end a step of the reasoning, such as a line of a scratchpad;
-        the last token always does, since the answer is the last step. None where completions are not cut into steps.
+    step_ends(completion, length): [T] bool, the tokens that end a step of the reasoning, such as a line of a
+        scratchpad; the last token always does, since the answer is the last step. None where completions are not cut
+        into steps.
     check_steps(problem, completion, length): [T] float32 from 0 to 1, how right the step is that ends at a token, read
         only at the `step_ends` before the last: the answer is for `verify`. None where the task cannot tell.
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
@@ -63,6 +65,14 @@ class Task(NamedTuple):
         """The prompt of a problem, with the mask of its real tokens."""
         tokens = self.prompt_tokens(problem)
         return Prompt(tokens, tokens != PAD)
+
+    def check_steps_exist(self) -> None:
+        """Raise a UserError unless completions are cut into steps; what judges steps calls this."""
+        if self.step_ends is None:
+            raise UserError(
+                f"{self.name}: completions have no steps that could be judged: set think = true on a task that has a "
+                "scratchpad, or step_separator on json_lines."
+            )
 
     def check_demonstrations(self) -> None:
         """Check that the demonstrations fit, before anything is compiled; what learns from them calls this.

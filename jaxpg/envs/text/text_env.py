@@ -119,11 +119,7 @@ def _is_by_process(task: Task, process_weight: Array | float) -> bool:
     check_weight(task, "of a step (process_weight)", process_weight)
     if not isinstance(process_weight, Array) and process_weight == 0:
         return False
-    if task.step_ends is None:
-        raise UserError(
-            f"{task.name}: process_weight rewards the steps of a scratchpad, and completions have none here: set "
-            "think = true on a task that has one, or step_separator on json_lines."
-        )
+    task.check_steps_exist()
     if task.check_steps is None:
         raise UserError(
             f"{task.name} cannot check the steps of a completion itself: name a process reward model with "
