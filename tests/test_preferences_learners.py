@@ -26,17 +26,21 @@ from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer, transformer_reward_model
 from jaxpg.parallel import collectives
 from jaxpg.preferences import (
+    LabelledCompletion,
     Pairs,
     PreferencePair,
+    StepLabels,
     corrupted_demonstrations,
     dpo,
     held_out_accuracy,
     judged_pairs,
     make_pairs,
+    process_reward_model,
     reward_model,
     sft,
     stored_pairs,
 )
+from jaxpg.rollout.collector import env_keys
 from jaxpg.training import checkpoint
 from jaxpg.types import Policy, Prompt
 from jaxpg.update import optimizers
@@ -87,13 +91,17 @@ def table():
 
 
 def counting():
-    """A reward model: the tanh of the sum of a worth per token."""
+    """A reward model: the tanh of the sum of a worth per token, of all tokens or of those so far."""
+
+    def token_scores(params, rollout):
+        steps = rollout.steps
+        return jnp.tanh(jnp.cumsum(params[steps.action] * steps.mask, 0))
 
     def score(params, rollout):
         steps = rollout.steps
         return jnp.tanh((params[steps.action] * steps.mask).sum(0))
 
-    return RewardModel(init=lambda key: jax.random.normal(key, (V,)), score=score)
+    return RewardModel(lambda key: jax.random.normal(key, (V,)), score, token_scores)
 
 
 def length(problem, completion, length):
@@ -107,10 +115,30 @@ def word_pairs(end=1, unique=False):
     return judged_pairs(task, task, length, sharpness=2.0)
 
 
+def word_steps(end=1, unique=False):
+    """The completions of `words`, in which half of the tokens up to the end, and the last, end steps of any worth."""
+    task = words(end, unique)
+
+    def draw(_, key):
+        problem_key, write_key, end_key, label_key = jax.random.split(key, 4)
+        problem = task.draw(problem_key)
+        tokens = task.demonstration(problem, write_key)
+        last = jnp.where((tokens == end).any(), jnp.argmax(tokens == end), T - 1)
+        ends = jax.random.bernoulli(end_key, 0.5, (T,)) | (jnp.arange(T) == last)
+        return LabelledCompletion(
+            task.prompt(problem), tokens, jnp.where(ends, jax.random.uniform(label_key, (T,)), -1)
+        )
+
+    return StepLabels(draw, draw, end)
+
+
 LEARNERS = {
     "sft": lambda unique=False, **settings: sft(words(unique=unique), table(), **settings),
     "reward_model": lambda unique=False, **settings: reward_model(
         word_pairs(unique=unique), counting(), margin=0.2, centring=0.1, **settings
+    ),
+    "process_reward_model": lambda unique=False, **settings: process_reward_model(
+        word_steps(unique=unique), counting(), **settings
     ),
     "dpo": lambda unique=False, **settings: dpo(word_pairs(unique=unique), table(), beta=0.5, **settings),
     "ipo": lambda unique=False, **settings: dpo(
@@ -141,7 +169,7 @@ def seen(monkeypatch):
         jax.debug.callback(note, prompt, tokens, ordered=True)
         return completion_rollout(prompt, tokens, end=end)
 
-    for module in ("sft", "pairs"):
+    for module in ("sft", "pairs", "step_labels"):
         monkeypatch.setattr(importlib.import_module(f"jaxpg.preferences.{module}"), "completion_rollout", spy)
     return batches
 
@@ -275,6 +303,42 @@ def test_a_step_of_the_reward_model(seen, plain_descent):
     assert after.params.policy == ()
 
 
+def test_a_step_of_the_process_reward_model(plain_descent):
+    """Cross-entropy over the ends of steps alone, ragged; what lies behind the end of a completion is in none."""
+    source = word_steps()
+
+    def poisoned(writer, key):
+        one = source.draw(writer, key)
+        behind = jnp.arange(T) > jnp.where((one.tokens == 1).any(), jnp.argmax(one.tokens == 1), T)
+        return one._replace(label=jnp.where(behind, 1000.0, one.label))
+
+    settings = {"batch_size": BATCH, "learning_rate": 0.5, "max_grad_norm": None}
+    learner = process_reward_model(source._replace(draw=poisoned), counting(), **settings)
+    state = initial(learner)
+    after, metrics = step(learner, state)
+    keys = env_keys(jax.random.fold_in(KEY, 0), BATCH)
+    drawn_steps = jax.tree.map(np.asarray, jax.vmap(partial(source.draw, ()))(keys))
+    worth = np.asarray(state.params.critic, np.float64)
+    losses, gradients, agree, counts = [], [], [], []
+    for b in range(BATCH):
+        tally = np.zeros(V)
+        for t, (_, token) in enumerate(real_tokens(drawn_steps.prompt, drawn_steps.tokens, b, 1)):
+            tally = tally + np.eye(V)[token]
+            y = float(drawn_steps.label[b, t])
+            if y >= 0:
+                s = math.tanh(worth @ tally)
+                p = 1 / (1 + math.exp(-s))
+                losses.append(-y * math.log(p) - (1 - y) * math.log(1 - p))
+                gradients.append((p - y) * (1 - s**2) * tally)
+                agree.append((s > 0) == (y > 0.5))
+        counts.append(t + 1)
+    assert len(losses) not in (BATCH, sum(counts))  # neither a step per completion nor one per token
+    np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(metrics["accuracy"], np.mean(agree), rtol=1e-6)
+    np.testing.assert_allclose(after.params.critic, worth - 0.5 * np.mean(gradients, 0), rtol=1e-4, atol=1e-6)
+    assert metrics["steps"] == sum(counts)
+
+
 @pytest.mark.parametrize("name", LEARNERS)
 def test_four_devices_are_one(name, plain_descent):
     learner = make(name, max_grad_norm=0.3)
@@ -316,7 +380,8 @@ def test_every_sample_of_successive_batches_is_drawn_by_a_key_of_its_own(name, s
     for i in range(3):
         program(state, jax.random.fold_in(KEY, i))
     jax.effects_barrier()
-    rows = [row.tobytes() for prompt, _ in seen for row in prompt.tokens[:: 1 if name == "sft" else 2]]
+    one_prompt_each = name in ("sft", "process_reward_model")
+    rows = [row.tobytes() for prompt, _ in seen for row in prompt.tokens[:: 1 if one_prompt_each else 2]]
     assert len(set(rows)) == len(rows) == 3 * BATCH
 
 
@@ -377,7 +442,7 @@ def test_a_reward_model_does_not_play():
         learner.actor(initial(learner))
 
 
-@pytest.mark.parametrize("learner", [sft, reward_model, dpo])
+@pytest.mark.parametrize("learner", [sft, reward_model, process_reward_model, dpo])
 def test_every_setting_has_a_meaning(learner):
     settings = signatures.options(learner)
     assert {"batch_size", "learning_rate", "anneal_steps", "max_grad_norm", "micro_batches"} <= settings.keys()

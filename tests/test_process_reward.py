@@ -1,0 +1,295 @@
+"""Labelled steps, process reward models as rewards and as judges, and what of a user's own labels is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from refusals import refused
+from test_text_steps import babbler, slow_steps
+
+from jaxpg.cli.main import main
+from jaxpg.envs.text import CHARACTERS, TASKS, best_of_n, json_lines, labelled_steps, majority_vote, text_env
+from jaxpg.envs.text import weighted_vote as weighted_vote_of
+from jaxpg.errors import UserError
+from jaxpg.experiments.build import build
+from jaxpg.experiments.config import resolve_config
+from jaxpg.experiments.stages import check_plan, plan_stages
+from jaxpg.models.language_model import RewardModel
+from jaxpg.policy_gradient import make_actor
+from jaxpg.preferences import checked_steps, held_out_step_accuracy, judged_by_model, make_step_labels, selecting_env
+from jaxpg.preferences.selection import by_process
+from jaxpg.preferences.step_labels import label_rollout
+from jaxpg.rollout.episodes import episodic
+from jaxpg.rollout.evaluation import evaluate
+from jaxpg.training import run_directory
+
+KEY = jax.random.key(0)
+PARITY = {"length": 6, "think": True, "max_tokens": 9}
+weighted_vote = jax.jit(weighted_vote_of)
+
+
+def parity(split="train"):
+    return TASKS["parity"](split=split, **PARITY)
+
+
+def drawn(draw, number, *arguments):
+    return jax.tree.map(np.asarray, tiny.jit(jax.vmap(partial(draw, *arguments)))(jax.random.split(KEY, number)))
+
+
+@pytest.mark.full
+def test_a_policy_writes_and_the_task_labels():
+    """Every step of every completion as a slow reading has it; the last step is right where the answer is."""
+    source = checked_steps(parity(), parity("test"), babbler())
+    writer = babbler().init(KEY)
+    for draw, split in ((source.draw, "train"), (source.held_out, "test")):
+        some = drawn(draw, 64, writer)
+        prompts = [CHARACTERS.decode(row) for row in some.prompt.tokens]
+        assert set(parity().is_held_out(prompts)) == {split == "test"}
+        for prompt, tokens, label in zip(prompts, some.tokens, some.label, strict=True):
+            length = tokens.tolist().index(1) + 1 if 1 in tokens else len(tokens)
+            right = "".join(str(prompt[: i + 1].count("1") % 2) for i in range(len(prompt) - 1))
+            found = slow_steps(tokens[:length].tolist(), right, None)
+            found[length - 1] = False  # this policy never answers
+            assert {t: bool(label[t]) for t in np.flatnonzero(label >= 0)} == found
+
+
+@pytest.mark.full
+def test_labels_are_wrong_at_their_rate_and_the_same_when_they_come_again():
+    writer = babbler().init(KEY)
+    clean, noisy, few = (
+        drawn(checked_steps(parity(), parity("test"), babbler(), **settings).draw, 512, writer)
+        for settings in ({}, {"label_noise": 0.1}, {"label_noise": 0.5, "num_completions": 7})
+    )
+    np.testing.assert_array_equal(clean.tokens, noisy.tokens)
+    steps = clean.label >= 0
+    np.testing.assert_array_equal(steps, noisy.label >= 0)
+    assert abs((clean.label != noisy.label)[steps].mean() - 0.1) < 0.03
+    rows = zip(few.prompt.tokens, few.tokens, few.label, strict=True)
+    assert len({tuple(x.tobytes() for x in row) for row in rows}) == 7
+
+
+@pytest.mark.full
+def test_a_rollout_of_labels_keeps_what_is_behind_the_end_out():
+    source = checked_steps(parity(), parity("test"), babbler())
+    some = tiny.jit(jax.vmap(partial(source.draw, babbler().init(KEY))))(jax.random.split(KEY, 8))
+    poisoned = some._replace(label=jnp.where(some.tokens == 1, 1000.0, some.label))  # the end, and all behind it
+    part = label_rollout(poisoned, end=1)
+    real = np.cumsum(np.asarray(some.tokens) == 1, 1) - (np.asarray(some.tokens) == 1) == 0
+    np.testing.assert_array_equal(part.loss_mask.T, real & (np.asarray(poisoned.label) >= 0))
+    assert (np.asarray(part.steps.reward.T)[~real] == 0).all()
+
+
+def counting_model():
+    """Scores that are read off the tokens: +4 at a 0, -4 at anything else."""
+
+    def token_scores(params, rollout):
+        return params * jnp.where(rollout.steps.action == CHARACTERS.id("0"), 4.0, -4.0)
+
+    return RewardModel(
+        lambda key: jnp.ones(()), lambda params, rollout: token_scores(params, rollout)[-1], token_scores
+    )
+
+
+@pytest.mark.full
+def test_a_model_takes_the_place_of_the_check_and_chooses_among_completions():
+    """Rewards of lines are σ(s) where they end; a completion weighs the product of σ(s) over all of its steps."""
+    task, policy, model = parity(), babbler(), counting_model()
+    judged = judged_by_model(task, model, jnp.ones(()))
+    env = selecting_env(text_env(judged, process_weight=0.5), task, model, jnp.ones(()), by_process)
+    actor = make_actor(policy, policy.init(KEY))
+    _, part, _ = tiny.jit(episodic(num_envs=32).collect, static_argnums=(0, 1))(env, policy, policy.init(KEY), (), KEY)
+    outcome, high, low = part.episodes.outcome, 1 / (1 + np.exp(-4)), 1 / (1 + np.exp(4))
+    for b, n in enumerate(np.asarray(part.steps.mask.sum(0), int)):
+        tokens = np.asarray(part.steps.action[:n, b]).tolist()
+        ends = sorted(slow_steps(tokens, "", None))
+        sigma = [high if tokens[t] == CHARACTERS.id("0") else low for t in ends]
+        np.testing.assert_allclose(part.steps.reward[ends[:-1], b], 0.5 * np.array(sigma[:-1]), rtol=1e-5)
+        np.testing.assert_allclose(outcome.parts["model_score"][b], np.log(sigma).sum(), rtol=1e-5)
+    result = tiny.jit(partial(evaluate, env, actor, episodes=32, greedy=False, group_size=4))(KEY)
+    assert {"best@4", "weighted@4", "cons@4"} <= result.metrics.keys()
+
+
+def slow_weighted_vote(answer, correct, weight):
+    votes = {}
+    for a, w in zip(answer, weight, strict=True):
+        if a >= 0:
+            votes[a] = votes.get(a, 0.0) + w
+    if not votes or max(votes.values()) == 0:
+        return 0.0
+    tied = [a for a, v in votes.items() if v == max(votes.values())]
+    shares = []
+    for a in tied:
+        own = [i for i, other in enumerate(answer) if other == a]
+        shares.append(sum(weight[i] * correct[i] for i in own) / sum(weight[i] for i in own))
+    return sum(shares) / len(tied)
+
+
+def test_votes_weighted_by_scores_against_a_slow_count():
+    """Weights are quarters, so that ties are exact; some answers are none, some weights nothing."""
+    rng = np.random.default_rng(0)
+    answer, weight = rng.integers(-1, 3, (300, 6)), rng.integers(0, 4, (300, 6)) / 4
+    correct = (answer == 1) * 1.0
+    expected = [slow_weighted_vote(*row) for row in zip(answer, correct, weight, strict=True)]
+    assert len(set(expected)) > 3  # ties of two and of three
+    np.testing.assert_allclose(weighted_vote(answer, correct, weight), expected, rtol=1e-6)
+    equal = weighted_vote(answer, correct, np.full(answer.shape, 0.5))
+    np.testing.assert_allclose(equal, majority_vote(jnp.asarray(answer), jnp.asarray(correct)), rtol=1e-6)
+
+
+def test_the_best_of_n_is_the_one_with_the_highest_score():
+    score = jnp.array([[1.0, 3.0, 2.0], [5.0, 5.0, 1.0], [0.0, 0.0, 0.0]])
+    correct = jnp.array([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    np.testing.assert_allclose(best_of_n(score, correct), [1, 1 / 2, 1 / 3], rtol=1e-6)
+
+
+RECORDS = [
+    {"prompt": f"{bits}=", "completions": ["<think>0", "1", "</think><answer>1</answer>"], "labels": [1, 0.25, False]}
+    for bits in ("01", "11", "10", "00", "001", "011", "101", "111", "0001", "0011", "0111", "1111", "1010", "010101")
+]
+
+
+def written(tmp_path, *records):
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    return path
+
+
+@pytest.mark.full
+def test_labels_of_a_file_stand_where_its_steps_end(tmp_path):
+    path = written(tmp_path, *RECORDS)
+    task = TASKS["parity"](length=6, think=True)
+    parts = {split: labelled_steps(path, task, split=split) for split in ("train", "test")}
+    assert len(parts["train"].tokens) + len(parts["test"].tokens) == len(RECORDS)
+    for split, part in parts.items():
+        prompts = [CHARACTERS.decode(np.asarray(row)) for row in part.prompt.tokens]
+        assert set(task.is_held_out(prompts)) == {split == "test"}
+        assert CHARACTERS.decode(np.asarray(part.tokens[0])) == "<think>01</think><answer>1</answer>"
+        expected = np.full(task.max_tokens, -1.0)
+        expected[[1, 2, 7]] = 1, 0.25, 0
+        np.testing.assert_array_equal(part.label, np.broadcast_to(expected, part.label.shape))
+    source = make_step_labels(task, task, babbler(), file=str(path))
+    measure = partial(held_out_step_accuracy, source, counting_model(), num_completions=4)
+    accuracy = tiny.jit(measure)(jnp.ones(()), (), KEY)
+    assert (accuracy.accuracy, accuracy.right, accuracy.wrong) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"labels": [1, 1]}, "steps.jsonl, line 2: 3 steps in 'completions' and 2 labels: give one label for each"),
+        ({"labels": [1, 2, 0]}, "a label is true, false or a number from 0 to 1, not 2"),
+        ({"labels": "110"}, "line 2: the field 'labels' must be a list"),
+        ({"labels": None}, "the field 'labels' must be a list"),
+        ({"completions": ["<think>0", 1, "x"]}, "a step in 'completions' must be a text that is not empty, not 1"),
+        (
+            {"completions": ["<think>", "01", "</think><answer>1</answer>"]},
+            "line 2: the steps in 'completions' do not end where those of parity do.*this completion into 3: .'<thi",
+        ),
+        ({"completions": ["<think>01", "0"] * 9, "labels": [1] * 18}, "more than max_tokens = "),
+        ({"prompt": "0101é="}, "There is no token for 'é'"),
+    ],
+)
+def test_labels_that_do_not_fit_the_steps_are_refused(change, sentence, tmp_path):
+    path = written(tmp_path, RECORDS[0], RECORDS[1] | change, *RECORDS[2:])
+    with pytest.raises(UserError, match=sentence):
+        labelled_steps(path, TASKS["parity"](length=6, think=True))
+
+
+def test_steps_of_ones_own_texts_end_with_their_separator(tmp_path):
+    data = tmp_path / "data.jsonl"
+    rows = [{"prompt": f"{i}+{i}", "answer": str(2 * i), "completion": f"{i}\ntwice\n{2 * i}"} for i in range(60)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    task = json_lines(data, step_separator=r"\n")
+    tokens = [*task.vocabulary.encode("1\ntwice\n2"), task.vocabulary.end]
+    padded = jnp.array(tokens + [tokens[1]] * 4)  # separators behind the end
+    np.testing.assert_array_equal(np.flatnonzero(task.step_ends(padded, jnp.int32(len(tokens)))), [1, 7, 9])
+    assert json_lines(data).step_ends is None
+    with pytest.raises(UserError, match="No token of the vocabulary contains step_separator = ';'"):
+        json_lines(data, step_separator=";")
+    with pytest.raises(UserError, match="data cannot check the steps of a completion itself"):
+        checked_steps(task, task, babbler())
+    with pytest.raises(UserError, match=r"label_noise and step_labels\.num_completions.*no effect on the file"):
+        make_step_labels(task, task, babbler(), file="steps.jsonl", label_noise=0.1)
+
+
+SMALL = """
+environment = "parity"
+environment_settings = { length = 8, min_length = 8, think = true, process_weight = 0.5 }
+total_steps = 1_000
+evaluations = 1
+evaluation_episodes = 8
+evaluation_samples = 4
+network = { kind = "transformer", width = 8, layers = 1, heads = 2, kv_heads = 1 }
+[sft]
+total_steps = 200
+batch_size = 8
+[process_reward_model]
+initial = "sft"
+total_steps = 200
+batch_size = 8
+[process_grpo]
+initial = "sft"
+process_reward = "process_reward_model"
+num_envs = 16
+num_minibatches = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "steps.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_what_judges_steps_is_trained_first_and_wrong_judges_are_refused(task):
+    def plan(**overrides):
+        config, out = resolve_config(task, "process_grpo", overrides), Path("out")
+        return plan_stages(config, out, out, task=task, overrides=overrides, finished=lambda stage: False)
+
+    planned = plan(**{"step_labels.label_noise": 0.1})
+    assert [stage.name for stage in planned] == ["sft", "process_reward_model", "process_grpo"]
+    assert planned[1].config.step_labels == {"label_noise": 0.1}
+    assert planned[2].config.process_reward == "out/process_reward_model"
+    check_plan(planned, finished=lambda stage: False)
+    for overrides, sentence in (
+        ({"reward": "reward_model"}, "set reward or process_reward to none"),
+        ({"environment_settings.think": False}, "set think = true"),
+        ({"step_labels.label_nose": 0.1}, "Did you mean 'label_noise'"),
+        ({"step_labels.label_noise": 1.5}, "label_noise must be at most 1"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            check_plan(plan(**overrides), finished=lambda stage: False)
+    alone = resolve_config(task, "process_reward_model", {"initial": "none"})
+    with pytest.raises(UserError, match="begins with, and there is none: set initial"):
+        build(alone)
+
+
+@pytest.mark.full
+def test_from_labels_to_the_best_of_n(task, tmp_path, capsys):
+    """Fine-tuning, a process reward model, GRPO on its scores, and choosing by it, from the command line."""
+    run, model = str(tmp_path / "run"), str(tmp_path / "run" / "process_reward_model")
+    assert main(["train", str(task), "process_grpo", "--out", run, "--quiet"]) == 0
+    metrics = run_directory.load_metrics(tmp_path / "run")
+    assert 0 < metrics["reward_process"][-1] < 1  # a probability, not a verdict
+    assert metrics["reasoning_steps"][-1] > 0
+    labels = run_directory.load_metrics(tmp_path / "run" / "process_reward_model")
+    assert {"loss", "accuracy", "evaluation_accuracy_wrong"} <= labels.keys()
+    capsys.readouterr()
+    assert main(["eval", run, "--episodes", "8", "--reward", model]) == 0
+    shown = capsys.readouterr().out
+    assert {"best@4", "weighted@4"} <= {line.split(" ")[0] for line in shown.splitlines()}
+    assert main(["eval", run, "--episodes", "8", "--samples", "2"]) == 0
+    assert "4 prompts x 2 samples" in " ".join(capsys.readouterr().out.split())
+    assert "add --samples 8" in refused(capsys, "eval", run, "--reward", model, "--greedy")
+    assert "holds no reward model" in refused(capsys, "eval", run, "--episodes", "8", "--reward", run)
+    begin = ["train", str(task), "process_grpo", "--out", str(tmp_path / "other"), "--set", "process_reward=none"]
+    assert "for the setting process_reward, not for reward" in refused(capsys, *begin, "--reward", model)
+    assert not (tmp_path / "other").exists()
