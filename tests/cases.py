@@ -42,6 +42,21 @@ counter, target = tiny.counter(), tiny.target()
 pictures = tiny.pictures(counter)
 states = envs.as_env(envs.random_mdp(jax.random.key(0), 6, 3), 4, "states")
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
+
+
+def steps_of_any_text(tokens, length):
+    """A step ends with an even token, so that untrained policies write some."""
+    place = jnp.arange(len(tokens))
+    return ((tokens % 2 == 0) & (place < length)) | (place == length - 1)
+
+
+stepped = envs.text.text_env(
+    envs.text.TASKS["reverse"](length=3, letters=5)._replace(
+        step_ends=steps_of_any_text,
+        check_steps=lambda problem, tokens, length: (tokens % 3 == 0).astype(jnp.float32),
+    ),
+    process_weight=0.5,
+)
 decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
 
 
@@ -143,6 +158,8 @@ CASES = {
         "grpo", GROUPS | MINIBATCHES, network=min_gru, adam=True, devices=False, seeds=True, quick=False
     ),
     "grpo, text": Case("grpo", GROUPS, env=text, network=decoder, seeds=True),
+    "process_grpo": Case("process_grpo", GROUPS, quick=False),
+    "process_grpo, text": Case("process_grpo", GROUPS, env=stepped, network=decoder, quick=False),
     "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
     "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}, quick=False),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled

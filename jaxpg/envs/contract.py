@@ -69,7 +69,7 @@ def _check_shapes(env: Env, name: str) -> None:
         _check_obs(env, timestep.obs, f"step of {name}")
         _check_scalars(timestep, name)
     if env.outcome is not None:
-        _trace(env.outcome, f"outcome of {name}", _check_outcome, state)
+        _trace(env.outcome, f"outcome of {name}", partial(_check_outcome, time_limit=env.time_limit), state)
 
 
 def _check_fields(env: Any, name: str) -> None:
@@ -127,9 +127,14 @@ def _check_timestep(result: Any, what: str) -> None:
         raise UserError(f"The {what} must return a state and a jaxpg.types.TimeStep, not {_describe(result)}.")
 
 
-def _check_outcome(result: Any, what: str) -> None:
+def _check_outcome(result: Any, what: str, *, time_limit: int) -> None:
     if not isinstance(result, Outcome) or jnp.shape(result.reward) != ():
         raise UserError(f"The {what} must return a jaxpg.types.Outcome with a scalar reward, not {_describe(result)}.")
+    if result.step_rewards != () and [jnp.shape(x) for x in result.step_rewards] != 2 * [(time_limit,)]:
+        raise UserError(
+            f"The step_rewards of the {what} must be a jaxpg.types.StepRewards with time_limit = {time_limit} rewards "
+            f"and as many ends, not {_describe(result.step_rewards)}."
+        )
 
 
 def _check_obs(env: Env, obs: Any, what: str) -> None:

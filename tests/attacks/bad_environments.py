@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, TimeStep
+from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, StepRewards, TimeStep
 
 Change = Callable[[TimeStep, Array], TimeStep]
 
@@ -192,6 +192,10 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "last of shape 2": (returned(last=lambda s: jnp.zeros(2, bool)), r"last .* bool\[\], not bool\[2\]"),
     "outcome a number": (fields(outcome=lambda s: s.x), r"outcome of .* must return a jaxpg\.types\.Outcome"),
     "outcome of shape 2": (fields(outcome=lambda s: Outcome(jnp.ones(2), {})), "Outcome with a scalar reward"),
+    "rewards of too few steps": (
+        fields(outcome=lambda s: Outcome(jnp.ones(()), {}, (), StepRewards(jnp.ones(2), jnp.ones(2)))),
+        "must be a jaxpg.types.StepRewards with time_limit = ",
+    ),
     # numbers
     "reward NaN": (returned(reward=at(3, jnp.nan, 0.0)), "the reward at step 3 .* must be finite, not nan"),
     "reward infinite": (returned(reward=at(3, -jnp.inf, 0.0)), "the reward at step 3 .* not -inf"),
