@@ -1,6 +1,6 @@
 """What papers say of language models under policy gradients, tried in small: one figure and one table per claim.
 
-    python benchmarks/claims.py [scratchpad] [lengths] [clips] [sampling] [overoptimization] [--seeds 5]
+    python benchmarks/claims.py [scratchpad] [lengths] [clips] [sampling] [overoptimization] [process] [--seeds 5]
 
 Every run is a command of `jaxpg`, which stands beside its figure in results/claims.md; runs that are finished are not
 trained again.
@@ -10,6 +10,7 @@ lengths: GRPO divides by a completion's length, which makes long wrong answers c
 clips: DAPO's wider clip keeps entropy up.
 sampling: DAPO's dynamic sampling learns more per update, at a price in completions.
 overoptimization: the reward model's score goes on rising when the true reward has long begun to fall.
+process: a reward for every step of a chain teaches more per completion than one for its answer, the longer the chain.
 
 Evaluations are of the last one; what is measured in training is pooled over its last quarter, in which an average
 counts as much as what it is an average of.
@@ -265,6 +266,54 @@ def overoptimization(seeds: int) -> Finding:
     return Finding(figure, [f"Reward model, held-out pairs: {accuracy}.\n", *lines], runs)
 
 
+CHAIN_LENGTHS, LABEL_NOISE = (4, 6, 8), (0.0, 0.1)
+
+
+def process(seeds: int) -> Finding:
+    """Outcome against process supervision on chains of growing length; on the longest also by learned step rewards.
+
+    All seeds begin with one fine-tuned policy per length. Step rewards are the task's own check, or those of a process
+    reward model that was trained on labels of which none or a tenth are wrong.
+    """
+    figure, axes = panels(len(CHAIN_LENGTHS), *(f"chains of {n} terms: accuracy" for n in CHAIN_LENGTHS))
+    runs, lines = [], ["| terms | rewards | accuracy | tokens | completions drawn |\n|---|---|---|---|---|"]
+    for terms, panel in zip(CHAIN_LENGTHS, axes, strict=True):
+        chain = {"terms": terms, "min_terms": terms, "modulus": 5}
+        setting = chosen(**{f"environment_settings.{name}": x for name, x in chain.items()}, **{"network.width": 32})
+        tuned = trained(
+            f"chain-{terms}",
+            1,
+            "modular_chain",
+            "sft",
+            *setting,
+            *chosen(learning_rate=3e-3),
+            "--steps",
+            f"{60_000 * terms}",
+        )
+        begin = [*setting, "--from", str(tuned.directory)]
+        learning = [*begin, *chosen(num_envs=128, learning_rate=1e-3), "--steps", f"{12_500 * terms}"]
+        variants = {"outcome": ("grpo", []), "steps": ("process_grpo", [])}
+        runs.append(tuned)
+        for noise in LABEL_NOISE if terms == max(CHAIN_LENGTHS) else ():
+            labels = [*begin, *chosen(**{"step_labels.label_noise": noise}), "--steps", "150000"]
+            model = trained(f"steps-{noise}", 1, "modular_chain", "process_reward_model", *labels)
+            judged = chosen(process_reward=model.directory)
+            variants[f"steps by a model, {noise:.0%} of labels wrong"] = ("process_grpo", judged)
+            runs.append(model)
+            agrees = estimate(at_the_end(model.metrics, "evaluation_accuracy"))
+            lines.insert(0, f"Process reward model, {noise:.0%} of labels wrong, held-out steps: {agrees}.\n")
+        for index, (label, (algorithm, judged)) in enumerate(variants.items()):
+            run = trained(f"process-{terms}-{index}", seeds, "modular_chain", algorithm, *learning, *judged)
+            drawn = np.nancumsum(run.metrics["episodes"], 0).mean(1) / 1e3
+            curve(panel, drawn, run.metrics["evaluation_accuracy"], index, label)
+            found = row(f"{terms} | {label}", run.metrics, "evaluation_accuracy", "evaluation_length")
+            lines.append(f"{found} {drawn[-1]:.1f} k |")
+            runs.append(run)
+        panel.set_xlabel("thousand completions drawn")
+        panel.legend(frameon=False, fontsize=8)
+    return Finding(figure, lines, runs)
+
+
 def _line(label: str, run: Trained) -> str:
     metrics = {**run.metrics, "evaluation_moved": divergence(run)[None]}
     return row(label, metrics, "evaluation_moved", "evaluation_return", "evaluation_true_reward")
@@ -294,7 +343,7 @@ def origin(runs: list[Trained]) -> str:
 
 
 CLAIMS: dict[str, Callable[[int], Finding]] = {
-    f.__name__: f for f in (scratchpad, lengths, clips, sampling, overoptimization)
+    f.__name__: f for f in (scratchpad, lengths, clips, sampling, overoptimization, process)
 }
 
 
