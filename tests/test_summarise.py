@@ -122,11 +122,12 @@ def test_settings_out_of_range_are_refused():
 
 def loves(letter):
     """A reward model: the number of times that a letter occurs, times its parameter."""
+
+    def token_scores(params, rollout):
+        return params * ((rollout.steps.action == CHARACTERS.id(letter)) * rollout.steps.mask).cumsum(0)
+
     return RewardModel(
-        init=lambda key: jnp.ones(()),
-        score=lambda params, rollout: (
-            params * ((rollout.steps.action == CHARACTERS.id(letter)) * rollout.steps.mask).sum(0)
-        ),
+        lambda key: jnp.ones(()), lambda params, rollout: token_scores(params, rollout)[-1], token_scores
     )
 
 
