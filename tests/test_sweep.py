@@ -71,15 +71,9 @@ def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     text = "num_envs" not in configs.algorithm_options(algorithm)
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
     required = {"max_length": 5} if algorithm == "dr_grpo" else {}
-    task = (
-        "modular_chain"
-        if algorithm == "process_reward_model"
-        else "summarise_toy"
-        if text
-        else "frozen_lake"
-        if algorithm in values.TABULAR_ALGORITHMS
-        else "catch"
-    )
+    task = "summarise_toy" if text else "frozen_lake" if algorithm in values.TABULAR_ALGORITHMS else "catch"
+    if algorithm == "process_reward_model":  # completions need steps
+        task = "modular_chain"
     settings = configs.resolve_config(task, algorithm, overrides | required).settings
     options = configs.algorithm_options(algorithm)
     numbers = {n for n, x in settings.items() if type(x) is float or "float" in str(options[n].kind)}

@@ -48,7 +48,7 @@ def check_scratchpad(tokens: Array, length: Array, right: Array, *, separator: i
     if separator is None:
         expected = _at(right, jnp.arange(len(tokens)) - 1)
         return (ends & (tokens == expected) & (expected != PAD)).astype(jnp.float32)
-    item, offset = _items(scratchpad.inside & (tokens == separator), first=1)
+    item, offset = _items(scratchpad.inside & (tokens == separator))
     separators = right == separator
     expected = _at(right, _start_of(separators, item) + offset)
     expected_end = (expected == separator) | (expected == PAD)
@@ -74,11 +74,14 @@ def _item_ends(tokens: Array, scratchpad: _Scratchpad, separator: int | None) ->
     return scratchpad.inside & (tokens == separator) | scratchpad.closes
 
 
-def _items(separators: Array, *, first: int) -> tuple[Array, Array]:
-    """The number of the item that each token belongs to, and its place in the item; a separator ends its own."""
+def _items(separators: Array) -> tuple[Array, Array]:
+    """The number of the item that each token belongs to, and its place in the item; a separator ends its own.
+
+    The first item begins behind <think>, at token 1.
+    """
     place = jnp.arange(len(separators))
     item = jnp.cumsum(separators) - separators
-    begins = jnp.concatenate([jnp.full(1, first), lax.cummax(jnp.where(separators, place + 1, first))[:-1]])
+    begins = jnp.concatenate([jnp.ones(1, place.dtype), lax.cummax(jnp.where(separators, place + 1, 1))[:-1]])
     return item, place - begins
 
 
