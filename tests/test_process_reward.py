@@ -21,7 +21,8 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.stages import check_plan, plan_stages
-from jaxpg.models.language_model import RewardModel
+from jaxpg.models.generation import completion_rollout
+from jaxpg.models.language_model import RewardModel, transformer_reward_model
 from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences import checked_steps, held_out_step_accuracy, judged_by_model, make_step_labels, selecting_env
 from jaxpg.preferences.selection import by_process
@@ -95,6 +96,28 @@ def counting_model():
     return RewardModel(
         lambda key: jnp.ones(()), lambda params, rollout: token_scores(params, rollout)[-1], token_scores
     )
+
+
+@pytest.mark.full
+def test_the_score_of_a_token_has_seen_it_and_nothing_behind_it():
+    """That of the last token is the score of the completion; another token changes the scores from it on."""
+    task = TASKS["parity"](length=7, think=True)
+    model = transformer_reward_model(text_env(task), width=8, layers=1, heads=2, kv_heads=1)
+    some = tiny.jit(jax.vmap(lambda key: (task.prompt(task.draw(key)), task.demonstration(task.draw(key), key))))(
+        jax.random.split(KEY, 8)
+    )
+    params = jax.tree.map(lambda x: 3.0 * x, tiny.jit(model.init)(KEY))
+
+    def both(tokens):
+        part = completion_rollout(some[0], tokens, end=1)
+        return model.score(params, part), model.token_scores(params, part), part.steps.mask.sum(0).astype(int)
+
+    score, scores, length = jax.tree.map(np.asarray, tiny.jit(both)(some[1]))
+    assert len(set(length.tolist())) > 1
+    np.testing.assert_allclose(scores[length - 1, np.arange(8)], score, rtol=1e-5, atol=1e-6)
+    _, changed, _ = tiny.jit(both)(some[1].at[:, 3].set(CHARACTERS.id("z")))
+    np.testing.assert_allclose(changed[:3], scores[:3], rtol=1e-5, atol=1e-6)
+    assert (np.abs(changed[3] - scores[3]) > 1e-3).all()
 
 
 @pytest.mark.full
@@ -283,11 +306,10 @@ def test_from_labels_to_the_best_of_n(task, tmp_path, capsys):
     labels = run_directory.load_metrics(tmp_path / "run" / "process_reward_model")
     assert {"loss", "accuracy", "evaluation_accuracy_wrong"} <= labels.keys()
     capsys.readouterr()
-    assert main(["eval", run, "--episodes", "8", "--reward", model]) == 0
+    assert main(["eval", run, "--episodes", "8", "--samples", "2", "--reward", model]) == 0
     shown = capsys.readouterr().out
-    assert {"best@4", "weighted@4"} <= {line.split(" ")[0] for line in shown.splitlines()}
-    assert main(["eval", run, "--episodes", "8", "--samples", "2"]) == 0
-    assert "4 prompts x 2 samples" in " ".join(capsys.readouterr().out.split())
+    assert {"best@2", "weighted@2"} <= {line.split(" ")[0] for line in shown.splitlines()}
+    assert "4 prompts x 2 samples" in " ".join(shown.split())
     assert "add --samples 8" in refused(capsys, "eval", run, "--reward", model, "--greedy")
     assert "holds no reward model" in refused(capsys, "eval", run, "--episodes", "8", "--reward", run)
     begin = ["train", str(task), "process_grpo", "--out", str(tmp_path / "other"), "--set", "process_reward=none"]
