@@ -1,140 +1,129 @@
-"""LunarLander in JAX beside Gymnasium's: speed, and what fewer iterations of the solver change.
+"""The line from REINFORCE to PPO on LunarLander-v3, in both action spaces, and what is only claimed about it.
 
-    python benchmarks/lunar_lander.py [--rounds 5] [--num-envs 512]
+    python benchmarks/lunar_lander.py [--spaces discrete continuous] [--only PATTERN] [--report]
 
-Random actions; environments of ours that end begin anew from a pool of start states, as in training. One core each:
-ours takes one device, and CPU seconds are counted. The settings take turns with Gymnasium's environment. The error is
-the largest difference of a body's position after 1, 10 and 50 steps from the same flight with Gymnasium's 180 and 60
-iterations. Writes results/lunar_lander.json.
+Ten seeds each, settings from configs/lunar_lander*.toml, trained with 60 and 20 passes of the physics' solver instead
+of Gymnasium's 180 and 60 (benchmarks/lunar_lander_speed.py measures what that changes) and scored with all of them: 100
+episodes per seed, sampled and greedy. `claims` are runs with one change each. What is finished is not trained again,
+and what was interrupted goes on. `--report` makes tables and figures from what there is.
+
+Writes results/lunar_lander.json, and for docs/lunar_lander.md the tables, learning curves, diagnostics and a GIF of the
+final policy of each algorithm.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # each run has one core; several runs go side by side
+
 import argparse
-import json
-import time
-from collections.abc import Callable
+import re
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
+from learning import Cell, fingerprint, learner_of, measure, read, resolve, run_folder, write
+from mistakes import normalized_targets
 from rich.console import Console
-from rich.table import Table
 
-from jaxpg import envs
-from jaxpg.training import advance
-from jaxpg.training.provenance import describe_machine
-from jaxpg.types import Env
+from jaxpg import report
+from jaxpg.experiments.build import build
+from jaxpg.report.comparison import to_jsonable
+from jaxpg.rollout.evaluation import evaluate
+from jaxpg.training.loop import restore
 
-RESULTS = Path(__file__).parent / "results"
-ITERATIONS = ((180, 60), (60, 20), (30, 20), (10, 10))
-STEPS, FLIGHT = 100, 50
-
-
-def lander(iterations: tuple[int, int]) -> Env:
-    """Ours, with so many passes of the solver over velocities and over poses."""
-    velocity, position = iterations
-    return envs.make("LunarLander-v3", velocity_iterations=velocity, position_iterations=position)
-
-
-def program(env: Env, num_envs: int) -> tuple[Callable[[Any, jax.Array], Any], Any, float]:
-    """`STEPS` steps of all environments as one compiled program, its first argument, and the seconds to compile it."""
-    starts, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
-
-    def one_step(states: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        key_action, key_step = jax.random.split(key)
-        actions = jax.random.randint(key_action, (num_envs,), 0, 4)
-        moved, timesteps = jax.vmap(env.step)(jax.random.split(key_step, num_envs), states, actions)
-
-        def anew(start: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.where(timesteps.last.reshape(-1, *[1] * (x.ndim - 1)), start, x)
-
-        return jax.tree.map(anew, starts, moved), timesteps.reward
-
-    def steps(states: Any, key: jax.Array) -> Any:
-        return jax.lax.scan(one_step, states, jax.random.split(key, STEPS))[0]
-
-    began = time.perf_counter()
-    compiled = jax.jit(steps).lower(starts, jax.random.key(0)).compile(advance.compiler_options())
-    return compiled, starts, time.perf_counter() - began
+RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
+SPACES = {"discrete": "lunar_lander", "continuous": "lunar_lander_continuous"}
+FEWER_PASSES = {"environment_settings": {"velocity_iterations": 60, "position_iterations": 20}}
+EPISODES, SEEDS = 100, 10
+LINE = {
+    "ppo": (240.0, 220.0),
+    "a2c": (150.0, None),
+    "trpo": (200.0, 200.0),
+    "actor_critic_td": (150.0, None),
+    "actor_critic_mc": (100.0, None),
+    "reinforce_baseline": (None, None),
+    "reinforce": (None, None),
+    "grpo": (None, None),
+}
+"""The algorithms, with the mean return that is expected in each space; None where it is only reported."""
 
 
-def cpu_rate(run: Callable[[], int]) -> float:
-    """Steps per CPU second."""
-    began = time.process_time()
-    return run() / (time.process_time() - began)
+def line() -> list[Cell]:
+    """Every algorithm in both action spaces."""
+    return [
+        Cell(task, algorithm, SEEDS, targets[i], overrides=FEWER_PASSES)
+        for i, task in enumerate(SPACES.values())
+        for algorithm, targets in LINE.items()
+    ]
 
 
-def fly_gymnasium(env: gymnasium.Env, actions: np.ndarray) -> int:
-    """Steps of Gymnasium's environment; their number."""
-    for action in actions:
-        *_, terminated, truncated, _ = env.step(int(action))
-        if terminated or truncated:
-            env.reset()
-    return len(actions)
+def claims() -> list[Cell]:
+    """One change each, of what the line has in the discrete space."""
+
+    def changed(algorithm: str, variant: str, change: Any = None, **overrides: Any) -> Cell:
+        return Cell("lunar_lander", algorithm, SEEDS, None, None, "", variant, {**FEWER_PASSES, **overrides}, change)
+
+    network = {"kind": "mlp", "hidden": [64, 64], "activation": "tanh"}
+    return [
+        changed("actor_critic_mc", "returns normalised", normalized_targets),
+        changed("actor_critic_td", "targets normalised", normalized_targets),
+        *(changed(name, "shared torso", network={**network, "shared": True}) for name in ("a2c", "ppo")),
+        *(changed(name, "layer normalisation", network={**network, "layer_norm": True}) for name in ("a2c", "ppo")),
+    ]
 
 
-def fly_ours(run: Callable[[Any, jax.Array], Any], starts: Any, key: jax.Array, num_envs: int) -> int:
-    """`STEPS` steps of all of ours; their number."""
-    jax.block_until_ready(run(starts, key))
-    return STEPS * num_envs
+def score(cell: Cell) -> dict[str, Any]:
+    """Return and length of EPISODES episodes per seed with all passes of the solver, sampled and greedy."""
+    config = resolve(cell)
+    exact = resolve(cell._replace(overrides={k: v for k, v in cell.overrides.items() if k not in FEWER_PASSES}))
+    learner, _ = learner_of(cell, config)
+    env = build(exact).held_out
+    state = restore(learner, run_folder(cell), config.seeds, "last").learner
+    keys = jax.random.split(jax.random.key(12345), cell.seeds)
+    found = {}
+    for name, greedy in (("sampled", False), ("greedy", True)):
+        play = partial(evaluate, env, episodes=EPISODES, greedy=greedy)
+        result = jax.jit(jax.vmap(lambda s, k, play=play: play(learner.actor(s), k)))(state, keys)
+        returns = jnp.mean(result.returns, 1)
+        found[name] = {
+            "returns": returns,
+            "lengths": jnp.mean(result.lengths, 1),
+            "landed": jnp.mean(result.returns >= 200, 1),
+            "mean": report.bootstrap(returns, statistic=report.mean),
+            "iqm": report.bootstrap(returns),
+        }
+    return found
 
 
-def flights(env: Env, num_flights: int = 64) -> np.ndarray:
-    """The positions of the three bodies over flights with random actions, [FLIGHT, num_flights, 3, 2]."""
-
-    def one_step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        key_action, key_step = jax.random.split(key)
-        state, _ = env.step(key_step, state, jax.random.randint(key_action, (), 0, 4))
-        return state, jnp.stack([jnp.stack([pose.centre.x, pose.centre.y]) for pose in state.craft.poses])
-
-    def flight(key: jax.Array) -> jax.Array:
-        key_start, key_steps = jax.random.split(key)
-        return jax.lax.scan(one_step, env.reset(key_start)[0], jax.random.split(key_steps, FLIGHT))[1]
-
-    return np.asarray(jax.jit(jax.vmap(flight, out_axes=1))(jax.random.split(jax.random.key(1), num_flights)))
+def train(cells: Iterable[Cell], console: Console) -> None:
+    """Train and score the cells that have no result."""
+    for cell in cells:
+        if read(RESULTS).get(cell.name, {}).get("fingerprint") == fingerprint(cell, resolve(cell)):
+            continue
+        trained = measure(cell, console, fresh=False)
+        found = to_jsonable({**trained, "command": "python benchmarks/lunar_lander.py", **score(cell)})
+        write(RESULTS, {**read(RESULTS), cell.name: found})  # read again: other cells may have been finished
+        for name in ("sampled", "greedy"):
+            console.print(f"{cell.name}, {name}: {found[name]['mean']}, {sorted(map(round, found[name]['returns']))}")
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Train what is missing and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--num-envs", type=int, default=512)
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--only", default="", help="only the runs whose name matches this regular expression")
+    parser.add_argument("--report", action="store_true", help="train nothing")
     arguments = parser.parse_args()
-    theirs = gymnasium.make("LunarLander-v3")
-    theirs.reset(seed=0)
-    actions = np.random.default_rng(0).integers(0, 4, 5_000)
-    programs = {iterations: program(lander(iterations), arguments.num_envs) for iterations in ITERATIONS}
-    rates: dict[Any, list[float]] = {"gymnasium": [], **{iterations: [] for iterations in ITERATIONS}}
-    for round_ in range(arguments.rounds):
-        rates["gymnasium"].append(cpu_rate(lambda: fly_gymnasium(theirs, actions)))
-        for iterations, (run, starts, _) in programs.items():
-            ours = partial(fly_ours, run, starts, jax.random.key(round_), arguments.num_envs)
-            rates[iterations].append(cpu_rate(ours))
-    exact = flights(lander(ITERATIONS[0]))
-    rows = []
-    for iterations in ITERATIONS:
-        ratios = np.array(rates[iterations]) / np.array(rates["gymnasium"])
-        error = np.abs(flights(lander(iterations)) - exact).max(axis=(1, 2, 3))
-        rows.append(
-            {
-                "velocity_iterations": iterations[0],
-                "position_iterations": iterations[1],
-                "times_gymnasium": float(np.median(ratios)),
-                "compile_seconds": programs[iterations][2],
-                **{f"error_after_{steps}": float(error[steps - 1]) for steps in (1, 10, FLIGHT)},
-            }
-        )
-    table = Table(*rows[0], title=f"LunarLander-v3, {arguments.num_envs} environments")
-    for row in rows:
-        table.add_row(*(f"{value:.3g}" for value in row.values()))
-    Console().print(table)
-    found = {"machine": describe_machine(), "num_envs": arguments.num_envs, "rounds": arguments.rounds, "rows": rows}
-    (RESULTS / "lunar_lander.json").write_text(json.dumps(found, indent=1) + "\n")
+    console = Console(highlight=False)
+    tasks = [SPACES[space] for space in arguments.spaces]
+    cells = [cell for cell in [*line(), *claims()] if cell.task in tasks and re.search(arguments.only, cell.name)]
+    if not arguments.report:
+        train(cells, console)
 
 
 if __name__ == "__main__":
