@@ -47,7 +47,9 @@ from jaxpg.training.loop import restore
 from jaxpg.training.run_directory import load_metrics
 
 RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
-FIGURES = Path(__file__).parent.parent / "docs" / "lunar_lander"
+PAGE = Path(__file__).parent.parent / "docs" / "lunar_lander.md"
+FIGURES = PAGE.with_suffix("")
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 COLUMNS = (
     "",
     "return, mean [95%]",
@@ -114,11 +116,12 @@ def score(cell: Cell) -> dict[str, Any]:
     for name, greedy in (("sampled", False), ("greedy", True)):
         play = partial(evaluate, env, episodes=EPISODES, greedy=greedy)
         result = jax.jit(jax.vmap(lambda s, k, play=play: play(learner.actor(s), k)))(state, keys)
-        returns = jnp.mean(result.returns, 1)
+        of_episodes, lengths = np.asarray(result.returns), np.asarray(result.lengths)
+        returns = of_episodes.mean(1)
         found[name] = {
             "returns": returns,
-            "lengths": jnp.mean(result.lengths, 1),
-            "landed": jnp.mean(result.returns >= 200, 1),
+            "lengths": lengths.mean(1),
+            "landed": (of_episodes >= 200).mean(1),
             "mean": report.bootstrap(returns, statistic=report.mean),
             "iqm": report.bootstrap(returns),
         }
@@ -291,6 +294,9 @@ def publish(console: Console) -> None:
     text = tables(results)
     RESULTS.with_suffix(".md").write_text(f"Made by `python benchmarks/lunar_lander.py`.\n\n{text}")
     console.print(text)
+    page = PAGE.read_text()
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
     draw(results)
 
 

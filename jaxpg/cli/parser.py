@@ -112,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("task", type=name, metavar="TASK")
     sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
-    sweep.add_argument("--grid", nargs="+", metavar="K=V,V", help=grid)
+    sweep.add_argument("--grid", nargs="+", action="extend", metavar="K=V,V", help=grid)
     sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
 
     resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
