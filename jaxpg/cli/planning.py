@@ -16,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
-from jaxpg.experiments.stages import INHERITED, ROLES, Stage, check_plan, plan_stages
+from jaxpg.experiments.stages import INHERITED, Stage, check_plan, plan_stages
 from jaxpg.training import run_directory
 from jaxpg.training.loop import check_total_steps
 
@@ -128,8 +128,8 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     (algorithm,) = options.algorithms
     groups = plan_grid(options.task, algorithm, options.overrides, options.grid)
     *stages, last = _plan_run(options, groups[0].config, out, out)
-    trained: dict[str, Any] = {"initial": last.config.initial, "reward": last.config.reward}
-    groups = [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups]
+    for setting, run in configs.runs_named(last.config).items():
+        groups = [group._replace(config=configs.with_run(group.config, setting, run)) for group in groups]
     _check_groups(groups, stages, options)
     tables = [
         {
@@ -196,7 +196,7 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
 
 def _updated_run(run: Mapping[str, Any], overrides: Mapping[str, Any], out: Path) -> dict[str, Any]:
     directory = out / run["directory"]
-    named = {n: str(out / x) if n in ROLES and x in configs.ALGORITHMS else x for n, x in overrides.items()}
+    named = {n: str(out / x) if configs.names_run(n) and x in configs.ALGORITHMS else x for n, x in overrides.items()}
     return {**run, "config": _tables(_overridden(_config(run["config"], out), named, directory))}
 
 

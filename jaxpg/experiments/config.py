@@ -86,7 +86,9 @@ class Config:
         evaluation_samples: evaluation episodes per start state (group size); pass@k is measured for k up to this.
         evaluation_greedy: evaluate the mode of the policy instead of samples.
         initial: the policy to begin with: directory of a run, or an algorithm that is trained first.
-        reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
+        reward: the reward model whose score is the only reward: directory of a run, or an algorithm trained first.
+        rewards: the rewards of a text task by name, each a weight or a table with weight, standardize (batch or
+            running), and function (module:function of your own) or model (directory of a run, or an algorithm).
         pairs: settings of the preference pairs, see preferences.make_pairs.
         learner: settings of the learner around the algorithm, see policy_gradient.
         settings: settings of the algorithm.
@@ -107,6 +109,7 @@ class Config:
     evaluation_greedy: bool = False
     initial: str | None = None
     reward: str | None = None
+    rewards: dict
     pairs: dict
     learner: dict
     settings: dict
@@ -115,6 +118,41 @@ class Config:
     def batch_size(self) -> int:
         """How many environments, or examples, the devices of one seed share."""
         return self.settings["num_envs"] if "num_envs" in self.settings else self.settings["batch_size"]
+
+    @property
+    def reward_list(self) -> dict[str, Any]:
+        """The list of rewards by name, `reward` being short for a list of one; empty for the environment's own."""
+        return self.rewards if self.reward is None else {preferences.SCORE: {"model": self.reward}}
+
+    @property
+    def reward_models(self) -> dict[str, str]:
+        """By the name of the reward, the directory of a run or the algorithm that its model comes from."""
+        models = {n: x.get("model") for n, x in self.reward_list.items() if isinstance(x, Mapping)}
+        return {name: model for name, model in models.items() if model is not None}
+
+
+def runs_named(config: Config) -> dict[str, str]:
+    """By the setting that names it, each run that a config starts from: a directory, or what is trained first.
+
+    They are in the order in which they are trained.
+    """
+    models = {f"rewards.{name}.model": run for name, run in config.reward_models.items() if config.reward is None}
+    named = {"reward": config.reward, **models, "initial": config.initial}
+    return {setting: run for setting, run in named.items() if run is not None}
+
+
+def with_run(config: Config, setting: str, run: str) -> Config:
+    """A config in which a setting of `runs_named` is another run."""
+    table, *path = setting.split(".")
+    changed: Any = run
+    if path:
+        changed = config_file.merge(getattr(config, table), config_file.nested({".".join(path): run}))
+    return dataclasses.replace(config, **{table: changed})
+
+
+def names_run(setting: str) -> bool:
+    """Whether a setting, with dots, names a run that another one starts from."""
+    return setting in ("reward", "initial") or (setting.startswith("rewards.") and setting.endswith(".model"))
 
 
 def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -232,11 +270,20 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def make_env(config: Config, split: str = "train") -> Env:
-    """The environment of a config, wrapped; `split` chooses between its train and test problems, where it has them."""
-    settings = config.environment_settings
+    """The environment of a config with its own rewards, wrapped.
+
+    `split` chooses between its train and test problems, where it has them.
+    """
+    settings = dict(config.environment_settings)
+    if config.rewards:
+        settings.pop("overlong_cache", None)  # of a reward in the list
     if "split" in envs.default_settings(config.environment):
         settings = {"split": split, **settings}
-    env = envs.make(config.environment, **settings)
+    return wrapped(config, envs.make(config.environment, **settings))
+
+
+def wrapped(config: Config, env: Env) -> Env:
+    """An environment with the wrappers of a config."""
     for name, arguments in config.wrappers.items():
         env = envs.wrap(env, name, **arguments)
     return env
@@ -343,7 +390,7 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
+    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "rewards": {}, "pairs": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
@@ -352,13 +399,29 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
     for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
-    for name in ("environment_settings", "wrappers"):
+    for name in ("environment_settings", "wrappers", "rewards"):
         check_free_settings(name, checked[name])
+    _check_rewards(checked)
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
     return dataclasses.replace(config, settings=settings)
+
+
+def _check_rewards(checked: Mapping[str, Any]) -> None:
+    """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
+    given = ["rewards"] if checked["rewards"] else []
+    given += ["reward"] if checked.get("reward") is not None else []
+    given += ["environment_settings.rewards"] if "rewards" in checked["environment_settings"] else []
+    if "rewards" in given and len(given) > 1:
+        raise UserError(
+            f"{' and '.join(given)} are given, and rewards is the whole list: name them all in it, a reward model as "
+            'rewards.NAME = { model = "..." }.'
+        )
+    for name, entry in checked["rewards"].items():
+        if isinstance(entry, Mapping) and "model" in entry:
+            check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
 
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:

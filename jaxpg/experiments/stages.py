@@ -1,24 +1,21 @@
 """The stages of a run: the runs that train its initial policy and its reward model, planned before anything is trained.
 
-A config may name an algorithm as its `reward` or as its `initial` policy. That algorithm is then a stage: a
+A config may name an algorithm as a reward model or as its `initial` policy. That algorithm is then a stage: a
 separate run on the same task, with the settings of its section, which may name further stages.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
-from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config
-from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, runs_named, with_run
+from jaxpg.experiments.warm_start import reward_params
 from jaxpg.training import checkpoint
 
-ROLES = ("reward", "initial")
-"""The settings that may name a stage, in the order in which the stages are trained."""
 INHERITED = ("environment", "environment_settings", "network", "pairs")
 """The settings in which a stage follows the overrides of the run that needs it."""
 
@@ -27,7 +24,7 @@ class Stage(NamedTuple):
     """One run of a plan.
 
     name: the algorithm.
-    config: its config, in which `reward` and `initial` are directories.
+    config: its config, in which the runs that it starts from are directories.
     directory: the directory of the run.
     """
 
@@ -74,19 +71,19 @@ def plan_stages(
 
     def plan(config: Config, directory: Path, needed_by: tuple[str, ...]) -> list[Stage]:
         stages: dict[Path, Stage] = {}
-        for role in ROLES:
-            name = getattr(config, role)
+        for setting, name in runs_named(config).items():
             if name not in ALGORITHMS:
                 continue
             if name in needed_by:
                 chain = " needs ".join((*needed_by[needed_by.index(name) :], name))
-                raise UserError(f"{chain}: there is no first stage. Set {role} to the directory of a run, or to none.")
+                raise UserError(
+                    f"{chain}: there is no first stage. Set {setting} to the directory of a run, or to none."
+                )
             stage = Stage(name, resolve_config(task, name, inherited), shared_dir / name)
             needed = [stage] if finished(stage) else plan(stage.config, stage.directory, (*needed_by, name))
             for each in needed:
                 stages.setdefault(each.directory, each)
-            change: dict[str, Any] = {role: str(stage.directory)}
-            config = dataclasses.replace(config, **change)
+            config = with_run(config, setting, str(stage.directory))
         return [*stages.values(), Stage(config.algorithm, config, directory)]
 
     return plan(config, directory, ())
@@ -101,5 +98,4 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
-        check = build if stage.config.reward in planned else build_experiment
-        check(stage.config)
+        build(stage.config, models=reward_params(stage.config, planned=planned))
