@@ -236,7 +236,12 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         type=completions,
         default=8,
         metavar="N",
-        help="number of completions (default 8)",
+        help="number of completions (default 8); with --out, of each prompt",
+    )
+    parser.add_argument("--out", type=path, metavar="FILE", help="write completions of training prompts: data.jsonl")
+    parser.add_argument("--prompts", type=completions, metavar="N", help="with --out, number of prompts (default 256)")
+    parser.add_argument(
+        "--only", choices=("right", "all"), metavar="WHICH", help="with --out, the right completions, or all (default)"
     )
     parser.add_argument("--temperature", type=temperature, default=1.0, metavar="X", help="below 1 for likelier tokens")
     parser.add_argument(

@@ -148,7 +148,8 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, _ = networks(config, env)
-    learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
+    task = preferences.make_demonstrations(text_task(config, "train"), **config.demonstrations)
+    learner = preferences.sft(task, policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
 
 

@@ -90,6 +90,7 @@ class Config:
         rewards: the rewards of a text task by name, each a weight or a table with weight, standardize (batch or
             running), and function (module:function of your own) or model (directory of a run, or an algorithm).
         pairs: settings of the preference pairs, see preferences.make_pairs.
+        demonstrations: where fine-tuning has its demonstrations from, see preferences.make_demonstrations.
         learner: settings of the learner around the algorithm, see policy_gradient.
         settings: settings of the algorithm.
     """
@@ -111,6 +112,7 @@ class Config:
     reward: str | None = None
     rewards: dict
     pairs: dict
+    demonstrations: dict
     learner: dict
     settings: dict
 
@@ -391,12 +393,16 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
     merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "rewards": {}, "pairs": {}} | dict(merged)
+    merged.setdefault("demonstrations", {})
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = _check_network(algorithm, checked["network"])
     checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
+    checked["demonstrations"] = _check_table(
+        checked["demonstrations"], options(preferences.make_demonstrations), " of demonstrations"
+    )
     for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
     for name in ("environment_settings", "wrappers", "rewards"):

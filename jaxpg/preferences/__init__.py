@@ -1,5 +1,6 @@
 """Learning from demonstrations and from preferences: fine-tuning, reward models, RLHF, DPO."""
 
+from jaxpg.preferences.demonstrations import make_demonstrations
 from jaxpg.preferences.dpo import dpo
 from jaxpg.preferences.pairs import Pairs, PreferencePair, corrupted_demonstrations, judged_pairs, stored_pairs
 from jaxpg.preferences.reward_model import held_out_accuracy, reward_model
@@ -16,6 +17,7 @@ __all__ = [
     "held_out_accuracy",
     "judged_pairs",
     "learned_reward_env",
+    "make_demonstrations",
     "make_pairs",
     "reward_model",
     "rlhf_env",

@@ -1,6 +1,6 @@
 """Text tasks: an episode is a completion, an action is a token."""
 
-from jaxpg.envs.text.jsonl import PairData, json_lines, preference_pairs
+from jaxpg.envs.text.jsonl import PairData, demonstrations, json_lines, preference_pairs
 from jaxpg.envs.text.metrics import majority_vote, pass_at_k
 from jaxpg.envs.text.registry import TASKS
 from jaxpg.envs.text.rewards import REWARDS, GradedCompletion, Reward, RewardFunction
@@ -26,6 +26,7 @@ __all__ = [
     "Verdict",
     "Vocabulary",
     "character_vocabulary",
+    "demonstrations",
     "json_lines",
     "majority_vote",
     "pass_at_k",
