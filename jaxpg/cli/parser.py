@@ -13,7 +13,7 @@ from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_n
 from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
-LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs")
+LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "demonstrations")
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -102,7 +102,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
     train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
-    train.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
+    train.add_argument(
+        "algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm (see jaxpg list), or a stage of the task"
+    )
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
     compare.add_argument("task", type=name, metavar="TASK")

@@ -14,6 +14,15 @@ that algorithm differs from its defaults, and may override the top level too:
 
 A section with `like = "grpo"` inherits those settings of that section that the algorithm has.
 
+A task may train an algorithm more than once, in stages that have names of their own. A stage takes over the settings of
+its algorithm's section, and a setting that names a run (`initial`, `demonstrations.sampled_from`, the model of a
+reward) may name a stage:
+
+    [stages.rules]
+    algorithm = "grpo"
+    initial = "cold_start"
+    rewards = { accuracy = 1.0, format = 0.1 }
+
 Later wins: defaults, top level, section, command line. A table is merged key by key, but one with a `kind` replaces the
 table before it. An integer may be given as the name of another number, `total_steps` or `time_limit`. The resolved
 config that a run writes is such a file again, with every setting in it.
@@ -63,6 +72,9 @@ MOST_SEEDS = 2**16
 NAMED_NUMBERS = ("total_steps", "time_limit")
 """Names that stand for an integer in a config."""
 _LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
+STAGES = "stages"
+"""The table of a task's stages by name: sections of algorithms that the task trains more than once."""
+SAMPLED_FROM = "demonstrations.sampled_from"
 COMMAND_ARGUMENTS = ("task", "algorithm")
 """What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
@@ -139,7 +151,8 @@ def runs_named(config: Config) -> dict[str, str]:
     They are in the order in which they are trained.
     """
     models = {f"rewards.{name}.model": run for name, run in config.reward_models.items() if config.reward is None}
-    named = {"reward": config.reward, **models, "initial": config.initial}
+    sampled_from = config.demonstrations.get("sampled_from")
+    named = {"reward": config.reward, **models, SAMPLED_FROM: sampled_from, "initial": config.initial}
     return {setting: run for setting, run in named.items() if run is not None}
 
 
@@ -154,7 +167,8 @@ def with_run(config: Config, setting: str, run: str) -> Config:
 
 def names_run(setting: str) -> bool:
     """Whether a setting, with dots, names a run that another one starts from."""
-    return setting in ("reward", "initial") or (setting.startswith("rewards.") and setting.endswith(".model"))
+    of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
+    return of_a_reward or setting in ("reward", "initial", SAMPLED_FROM)
 
 
 def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -163,7 +177,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     Args:
         task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
             "brax:ant" or "gymnasium:CartPole-v1", which is trained with the defaults.
-        algorithm: one of ALGORITHMS.
+        algorithm: one of ALGORITHMS, or a stage of the task.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
     Raises:
@@ -215,11 +229,24 @@ def resolve_tables(
     return _resolve(sections, algorithm, overrides or {}, source)
 
 
-def _resolve(sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any], source: Path) -> Config:
-    """`resolve_tables` of sections whose names have been checked."""
+def trainable(task: str | Path) -> list[str]:
+    """What a setting of a task's config may name as a run that is trained first: algorithms, and the task's stages."""
+    return [*ALGORITHMS, *config_file.read_task(task)[0].get(STAGES, {})]
+
+
+def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, Any], source: Path) -> Config:
+    """`resolve_tables` of sections whose names have been checked; `trained` is an algorithm or a stage."""
+    given = _nested_overrides(overrides)
+    stages = config_file.merge(sections.get(STAGES, {}), given.pop(STAGES, {}))
+    if unknown := stages.keys() - sections.get(STAGES, {}).keys():
+        refuse_unknown("stage", min(unknown), sections.get(STAGES, {}), f" of {source.stem}")
+    stage = dict(stages.get(trained, {}))
+    algorithm = stage.pop("algorithm", trained)
+    if algorithm not in ALGORITHMS:
+        refuse_unknown("algorithm", algorithm, [*ALGORITHMS, *stages])
     own = algorithm_options(algorithm)
-    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
-    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides)
+    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS and key != STAGES}
+    layers = top_level, _section(sections, algorithm), stage, given
     if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
@@ -353,8 +380,9 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained."""
     top_level = task_options()
     for key in sections:
-        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
-            refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
+        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm", STAGES):
+            refuse_unknown("setting", key, [*top_level, *ALGORITHMS, STAGES], f" of a task, in {path}")
+    _check_stages(sections.get(STAGES, {}), path)
     present = [name for name in sections if name in ALGORITHMS]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
@@ -363,11 +391,31 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
         models = [name for name in present if "like" not in sections[name]]
         if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
-        for key in section.keys() - {"like"}:
-            if key not in known:
-                refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
-            if not (_takes_integer(known[key]) and section[key] in NAMED_NUMBERS):
-                check(known[key], section[key])
+        _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
+
+
+def _check_section(section: Mapping[str, Any], known: Mapping[str, Option], name: str, path: Path) -> None:
+    """Refuse an unknown setting in a section, or a value of the wrong type."""
+    for key, value in section.items():
+        if key not in known:
+            refuse_unknown("setting", key, known, f" of {name}, in {path}")
+        if not (_takes_integer(known[key]) and value in NAMED_NUMBERS):
+            check(known[key], value)
+
+
+def _check_stages(stages: Any, path: Path) -> None:
+    """Refuse stages without an algorithm or with the name of one, and unknown settings in them."""
+    check(Option(STAGES, REQUIRED, dict, ""), stages)
+    for name, stage in stages.items():
+        check(Option(f"{STAGES}.{name}", REQUIRED, dict, ""), stage)
+        check_name(name)
+        if name in ALGORITHMS:
+            raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
+        if stage.get("algorithm") not in ALGORITHMS:
+            given = excerpt(stage["algorithm"]) if "algorithm" in stage else "none"
+            raise UserError(f"The stage {name}, in {path}, needs an algorithm, such as sft or grpo, not {given}.")
+        settings = {key: value for key, value in stage.items() if key != "algorithm"}
+        _check_section(settings, task_options() | algorithm_options(stage["algorithm"]), f"the stage {name}", path)
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:

@@ -15,17 +15,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg import files
+from jaxpg import files, preferences
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import Experiment, networks, text_task, writes_text
+from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, networks, text_task, writes_text
 from jaxpg.experiments.config import Config
+from jaxpg.experiments.signatures import options
+from jaxpg.experiments.warm_start import build_experiment, load_params
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
 from jaxpg.training.program import Program
-from jaxpg.types import Array, Key, Outcome, Tree
+from jaxpg.types import Array, Key, Outcome, Params, Tree
 
+SAMPLED = "demonstrations.jsonl"
+"""The file in the directory of a run that holds the demonstrations sampled for it."""
 SIDE_BY_SIDE = 1024
 """Completions that are written at once."""
 ONLY = ("all", "right")
@@ -108,6 +112,45 @@ def sample_to_file(
     return Counts(prompts, len(drawn), len(right), len(kept))
 
 
+def sample_demonstrations(config: Config, run_dir: Path) -> None:
+    """Write the demonstrations that a run wants sampled from another one into its directory, unless they are there.
+
+    The policy is the last one of that run's first seed. They depend on that policy and on the settings alone, so that
+    a command that was stopped in between goes on with the same ones.
+
+    Raises:
+        UserError: as `sample_to_file` and `check_writer`; the config names a file elsewhere, where nothing is written.
+    """
+    settings = config.demonstrations
+    if not settings.get("sampled_from") or Path(settings["file"]).exists():
+        return
+    if Path(settings["file"]) != run_dir / SAMPLED:
+        raise UserError(
+            f"There is no file {settings['file']}, and demonstrations are sampled into the directory of their own run, "
+            f"{run_dir}, alone: leave demonstrations.file out."
+        )
+    defaults = {name: option.default for name, option in options(preferences.make_demonstrations).items()}
+    earlier, params = check_writer(config)
+    sampled = {name: settings.get(name, defaults[name]) for name in ("prompts", "number", "temperature")}
+    policy, key = jax.tree.map(lambda x: x[0], params.policy), jax.random.key(0)
+    host_callback.clear_failures()
+    experiment = build_experiment(earlier)
+    sample_to_file(Path(settings["file"]), earlier, experiment, policy, key, only="right", **sampled)
+
+
+def check_writer(config: Config) -> tuple[Config, Params]:
+    """The config and the last parameters `[S, ...]` of the run from which a config samples its demonstrations.
+
+    Raises:
+        UserError: there is no such run, it writes no text, or it has another vocabulary.
+    """
+    run = config.demonstrations["sampled_from"]
+    earlier, params = load_params(run, config)
+    if not (KINDS[earlier.algorithm].has_policy and earlier.environment in TEXT_TASKS):
+        raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
+    return earlier, params
+
+
 def check_writes_text(config: Config, experiment: Experiment, run: Path | str) -> None:
     """Raise a UserError unless a run writes completions."""
     if not writes_text(config, experiment.env):
@@ -128,7 +171,10 @@ def _draw(
         reset_key, write_key = jax.random.split(key)
         state, _ = env.reset(reset_key)
         prompt = context(state)
-        write = partial(generate, policy, params, prompt, end=end, max_tokens=env.time_limit, **settings)
+
+        def write(key: Key) -> Array:
+            return generate(policy, params, prompt, key, end=end, max_tokens=env.time_limit, **settings)
+
         tokens = jax.vmap(write)(jax.random.split(write_key, number))
         length = jax.vmap(partial(completion_length, end=end))(tokens)
         tokens = jnp.where(jnp.arange(env.time_limit)[None] < length[:, None], tokens, PAD)

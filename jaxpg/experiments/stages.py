@@ -1,29 +1,32 @@
 """The stages of a run: the runs that train its initial policy and its reward model, planned before anything is trained.
 
-A config may name an algorithm as a reward model or as its `initial` policy. That algorithm is then a stage: a
-separate run on the same task, with the settings of its section, which may name further stages.
+A config may name an algorithm, or a stage of its task, as a reward model, as its `initial` policy, or as the policy
+whose right completions are its demonstrations. That is then trained first: a separate run on the same task, with the
+settings of its section, which may name further ones.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
-from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config, runs_named, with_run
+from jaxpg.experiments.config import STAGES, Config, resolve_config, runs_named, trainable, with_run
+from jaxpg.experiments.sampling import SAMPLED, check_writer
 from jaxpg.experiments.warm_start import reward_params
 from jaxpg.training import checkpoint
 
-INHERITED = ("environment", "environment_settings", "network", "pairs")
+INHERITED = ("environment", "environment_settings", "network", "pairs", STAGES)
 """The settings in which a stage follows the overrides of the run that needs it."""
 
 
 class Stage(NamedTuple):
     """One run of a plan.
 
-    name: the algorithm.
+    name: of the stage, or the algorithm.
     config: its config, in which the runs that it starts from are directories.
     directory: the directory of the run.
     """
@@ -49,6 +52,7 @@ def plan_stages(
     *,
     task: str | Path,
     overrides: Mapping[str, Any],
+    name: str | None = None,
     finished: Callable[[Stage], bool] = is_finished,
 ) -> list[Stage]:
     """The runs that a config needs, in training order; the last one is the run of the config itself.
@@ -58,9 +62,10 @@ def plan_stages(
     Args:
         config: the config of the final run.
         directory: the directory of that run.
-        shared_dir: where the stages go, each into a directory named after its algorithm.
+        shared_dir: where the stages go, each into a directory of its name.
         task: the task or TOML file that `config` was resolved from.
         overrides: settings of the command line; stages take over those that are INHERITED, and the seeds of `config`.
+        name: of the final run; its algorithm if not given.
         finished: whether a stage has been trained already.
 
     Raises:
@@ -69,10 +74,13 @@ def plan_stages(
     inherited = {name: value for name, value in overrides.items() if name.split(".")[0] in INHERITED}
     inherited["seeds"] = list(config.seeds)
 
-    def plan(config: Config, directory: Path, needed_by: tuple[str, ...]) -> list[Stage]:
+    names = trainable(task)
+
+    def plan(planned: Stage, needed_by: tuple[str, ...]) -> list[Stage]:
         stages: dict[Path, Stage] = {}
+        config = planned.config
         for setting, name in runs_named(config).items():
-            if name not in ALGORITHMS:
+            if name not in names:
                 continue
             if name in needed_by:
                 chain = " needs ".join((*needed_by[needed_by.index(name) :], name))
@@ -80,13 +88,15 @@ def plan_stages(
                     f"{chain}: there is no first stage. Set {setting} to the directory of a run, or to none."
                 )
             stage = Stage(name, resolve_config(task, name, inherited), shared_dir / name)
-            needed = [stage] if finished(stage) else plan(stage.config, stage.directory, (*needed_by, name))
+            needed = [stage] if finished(stage) else plan(stage, (*needed_by, name))
             for each in needed:
                 stages.setdefault(each.directory, each)
             config = with_run(config, setting, str(stage.directory))
-        return [*stages.values(), Stage(config.algorithm, config, directory)]
+        if config.demonstrations.get("sampled_from"):
+            config = with_run(config, "demonstrations.file", str(planned.directory / SAMPLED))
+        return [*stages.values(), planned._replace(config=config)]
 
-    return plan(config, directory, ())
+    return plan(Stage(name or config.algorithm, config, directory), ())
 
 
 def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_finished) -> None:
@@ -98,4 +108,9 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
-        build(stage.config, models=reward_params(stage.config, planned=planned))
+        config, source = stage.config, stage.config.demonstrations.get("sampled_from")
+        if source and not Path(config.demonstrations["file"]).exists():
+            if source not in planned:
+                check_writer(config)
+            config = dataclasses.replace(config, demonstrations={})
+        build(config, models=reward_params(config, planned=planned))

@@ -47,7 +47,7 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     """
     if config.initial is None:
         return None
-    earlier, params = _load_params(config.initial, config)
+    earlier, params = load_params(config.initial, config)
     if not KINDS[earlier.algorithm].has_policy:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
@@ -72,7 +72,7 @@ def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str,
 
 
 def _reward_model_of(run_dir: str, config: Config) -> Tree:
-    earlier, params = _load_params(run_dir, config)
+    earlier, params = load_params(run_dir, config)
     if KINDS[earlier.algorithm].has_policy:
         raise UserError(f"{run_dir} is a run of {earlier.algorithm}; reward takes one of reward_model.")
     model = jax.tree.map(lambda x: x[0], params.critic)
@@ -152,7 +152,7 @@ def _different_network(what: str, earlier: Config, config: Config) -> UserError:
     )
 
 
-def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
+def load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
     """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load_config(Path(run_dir))
     check_vocabulary(earlier, Path(run_dir))

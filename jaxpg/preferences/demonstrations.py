@@ -29,7 +29,7 @@ def make_demonstrations(
         file: JSON lines, each with a prompt and a completion, such as `jaxpg sample --out` writes. Prompts of the test
             split are left out.
         sampled_from: the run, or the stage that is trained first, whose right completions are the demonstrations
-            (rejection sampling). Its first seed writes them, into the file, before training begins.
+            (rejection sampling). Its first seed writes them before training begins; `file` is then theirs.
         prompts: number of prompts that it completes.
         number: completions of each prompt.
         temperature: of these completions.
