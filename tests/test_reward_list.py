@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from jaxpg import envs, user_code
 from jaxpg.envs.text import CHARACTERS, PAD, TASKS, GradedCompletion, Reward, Verdict, json_lines, text_env
@@ -18,13 +19,17 @@ from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build, reward_network
 from jaxpg.experiments.config import resolve_config, runs_named, with_run
+from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import host_callback
-from jaxpg.types import Episodes, RewardTerm, Rollout, Transition
+from jaxpg.rollout.dynamic_sampling import with_dynamic_sampling
+from jaxpg.rollout.episodes import episodic
+from jaxpg.types import Episodes, Policy, RewardTerm, Rollout, Transition
 from jaxpg.update.normalization import initial_term_moments, standardize_rewards
 
 LENGTHS = np.array([3, 1, 4, 2, 4, 1])
 TERMS = {"rule": RewardTerm(2.0, None), "model": RewardTerm(0.5, "batch"), "style": RewardTerm(-1.5, "running")}
 POISON = 1000.0
+KEY = jax.random.key(5)
 
 
 def finished(values: Mapping[str, np.ndarray]) -> Rollout:
@@ -284,3 +289,32 @@ def test_a_function_that_a_run_names_is_not_imported(tmp_path: Path) -> None:
     task = json_lines(tmp_path / "data.jsonl", held_out=0.0)
     with user_code.trust(lambda name: False), pytest.raises(UserError, match=re.escape("add --trust-code")):
         text_env(task, rewards={"mine": {"function": "os:system"}})
+
+
+@pytest.mark.full
+def test_dynamic_sampling_keeps_the_terms_of_the_episodes_that_it_keeps() -> None:
+    """Groups are replaced together with the values of their rewards; the outcomes stay those of the first round."""
+    rewards = {
+        "format": 0.5,
+        "language": {"weight": 2.0, "alphabet": "abcdefghijklmnop", "standardize": "running"},
+    }
+    env = envs.make("reverse", length=3, letters=5, rewards=rewards)
+    logits = jnp.zeros(CHARACTERS.size).at[CHARACTERS.end].set(3.0)
+    policy = Policy(
+        lambda key: (),
+        lambda params, prompt: (),
+        lambda params, memory, obs: (Categorical(logits), memory),
+        lambda params, rollout: Categorical(jnp.broadcast_to(logits, (*rollout.steps.mask.shape, len(logits)))),
+    )
+    collector = episodic(num_envs=32, group_size=2)
+    keep = with_dynamic_sampling(collector, max_resample_rounds=4, gamma=1.0)
+    _, once, _ = tiny.jit(lambda key: collector.collect(env, policy, (), (), key))(jax.random.fold_in(KEY, 0))
+    _, kept, _ = tiny.jit(lambda key: keep.collect(env, policy, (), (), key))(KEY)
+    terms = kept.episodes.reward_terms
+    plain = 0.5 * terms["format"] + 2.0 * terms["language"]
+    np.testing.assert_allclose(kept.steps.reward.sum(0), plain, rtol=1e-6)
+    replaced = (np.asarray(kept.steps.action) != np.asarray(once.steps.action)).any(0)
+    assert 0 < replaced.sum() < 32
+    first = kept.episodes.outcome.parts["reward_language"]
+    np.testing.assert_array_equal(first, once.episodes.reward_terms["language"])
+    assert (np.asarray(first) != np.asarray(terms["language"])).any()

@@ -109,7 +109,8 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
         config, source = stage.config, stage.config.demonstrations.get("sampled_from")
-        if source and not Path(config.demonstrations["file"]).exists():
+        file = config.demonstrations.get("file")
+        if source and file and not Path(file).exists():
             if source not in planned:
                 check_writer(config)
             config = dataclasses.replace(config, demonstrations={})
