@@ -207,7 +207,10 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     algorithm, params = parts.algorithm, state.params
     collect_key, update_key = jax.random.split(key)
     collector, rollout, stats = _collect(parts, state, collect_key)
-    rollout, normalization, weighed = _with_standardized_rewards(parts.env, rollout, state.normalization)
+    rollout, term_moments, weighed = standardize_rewards(
+        parts.env.reward_terms, rollout, state.normalization.reward_terms
+    )
+    normalization = state.normalization._replace(reward_terms=term_moments)
     rollout, reward_sum, normalization = normalize_rollout(
         rollout, state.runner.reward_sum, normalization, algorithm.gamma
     )
@@ -234,16 +237,6 @@ def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, 
     """The rollout of an iteration, with observations and rewards of the environment."""
     acting = with_normalized_obs(parts.policy, state.normalization)
     return parts.algorithm.collect.collect(parts.env, acting, state.params.policy, state.runner.collector, key)
-
-
-def _with_standardized_rewards(
-    env: Env, rollout: Rollout, normalization: NormalizationState
-) -> tuple[Rollout, NormalizationState, Metrics]:
-    """`standardize_rewards` in an environment that asks for it; nothing in any other."""
-    if not env.reward_terms:
-        return rollout, normalization, {}
-    rollout, moments, metrics = standardize_rewards(env.reward_terms, rollout, normalization.reward_terms)
-    return rollout, normalization._replace(reward_terms=moments), metrics
 
 
 def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Array]:

@@ -18,7 +18,8 @@ from jaxpg.envs.text import CHARACTERS, PAD, TASKS, GradedCompletion, Reward, Ve
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build, reward_network
-from jaxpg.experiments.config import resolve_config, runs_named, with_run
+from jaxpg.experiments.config import resolve_config
+from jaxpg.experiments.stages import runs_named, with_run
 from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import host_callback
 from jaxpg.rollout.dynamic_sampling import with_dynamic_sampling

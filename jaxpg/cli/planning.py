@@ -16,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
-from jaxpg.experiments.stages import INHERITED, Stage, check_plan, plan_stages
+from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import run_directory
 from jaxpg.training.loop import check_total_steps
 
@@ -130,8 +130,8 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     (algorithm,) = options.algorithms
     groups = plan_grid(options.task, algorithm, options.overrides, options.grid)
     *stages, last = _plan_run(options, algorithm, groups[0].config, out, out)
-    for setting, run in configs.runs_named(last.config).items():
-        groups = [group._replace(config=configs.with_run(group.config, setting, run)) for group in groups]
+    for setting, run in runs_named(last.config).items():
+        groups = [group._replace(config=with_run(group.config, setting, run)) for group in groups]
     _check_groups(groups, stages, options)
     tables = [
         {
@@ -206,7 +206,7 @@ def _updated_run(run: Mapping[str, Any], overrides: Mapping[str, Any], out: Path
 def _with_directories(overrides: Mapping[str, Any], record: CommandRecord, out: Path) -> dict[str, Any]:
     """Overrides in which the names of what a command trains first are the directories where it does."""
     trained = [run["directory"] for run in record.runs]
-    return {n: str(out / x) if configs.names_run(n) and x in trained else x for n, x in overrides.items()}
+    return {n: str(out / x) if names_run(n) and x in trained else x for n, x in overrides.items()}
 
 
 def _updated_sweep(sweep: Sweep, options: RunOptions, out: Path, what: str) -> Sweep:

@@ -74,7 +74,6 @@ NAMED_NUMBERS = ("total_steps", "time_limit")
 _LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
 STAGES = "stages"
 """The table of a task's stages by name: sections of algorithms that the task trains more than once."""
-SAMPLED_FROM = "demonstrations.sampled_from"
 COMMAND_ARGUMENTS = ("task", "algorithm")
 """What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
@@ -143,32 +142,6 @@ class Config:
         """By the name of the reward, the directory of a run or the algorithm that its model comes from."""
         models = {n: x.get("model") for n, x in self.reward_list.items() if isinstance(x, Mapping)}
         return {name: model for name, model in models.items() if model is not None}
-
-
-def runs_named(config: Config) -> dict[str, str]:
-    """By the setting that names it, each run that a config starts from: a directory, or what is trained first.
-
-    They are in the order in which they are trained.
-    """
-    models = {f"rewards.{name}.model": run for name, run in config.reward_models.items() if config.reward is None}
-    sampled_from = config.demonstrations.get("sampled_from")
-    named = {"reward": config.reward, **models, SAMPLED_FROM: sampled_from, "initial": config.initial}
-    return {setting: run for setting, run in named.items() if run is not None}
-
-
-def with_run(config: Config, setting: str, run: str) -> Config:
-    """A config in which a setting of `runs_named` is another run."""
-    table, *path = setting.split(".")
-    changed: Any = run
-    if path:
-        changed = config_file.merge(getattr(config, table), config_file.nested({".".join(path): run}))
-    return dataclasses.replace(config, **{table: changed})
-
-
-def names_run(setting: str) -> bool:
-    """Whether a setting, with dots, names a run that another one starts from."""
-    of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
-    return of_a_reward or setting in ("reward", "initial", SAMPLED_FROM)
 
 
 def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | None = None) -> Config:

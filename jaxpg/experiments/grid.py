@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpg.errors import UserError, excerpt
-from jaxpg.experiments.config import Config, names_run, resolve_configs
+from jaxpg.experiments.config import Config, resolve_configs
 from jaxpg.experiments.config_file import parse_value
+from jaxpg.experiments.stages import names_run
 
 Point = dict[str, Any]
 """A value for each setting that is swept."""

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
-from jaxpg.experiments.config import STAGES, Config, resolve_config, runs_named, trainable, with_run
+from jaxpg.experiments.config import STAGES, Config, resolve_config, trainable
+from jaxpg.experiments.config_file import merge, nested
 from jaxpg.experiments.sampling import SAMPLED, check_writer
 from jaxpg.experiments.warm_start import reward_params
 from jaxpg.training import checkpoint
 
+SAMPLED_FROM = "demonstrations.sampled_from"
 INHERITED = ("environment", "environment_settings", "network", "pairs", STAGES)
 """The settings in which a stage follows the overrides of the run that needs it."""
 
@@ -43,6 +45,32 @@ def is_finished(stage: Stage) -> bool:
     """
     last = checkpoint.find(stage.directory / checkpoint.CHECKPOINTS)
     return last is not None and last.steps >= stage.config.total_steps
+
+
+def runs_named(config: Config) -> dict[str, str]:
+    """By the setting that names it, each run that a config starts from: a directory, or what is trained first.
+
+    They are in the order in which they are trained.
+    """
+    models = {f"rewards.{name}.model": run for name, run in config.reward_models.items() if config.reward is None}
+    sampled_from = config.demonstrations.get("sampled_from")
+    named = {"reward": config.reward, **models, SAMPLED_FROM: sampled_from, "initial": config.initial}
+    return {setting: run for setting, run in named.items() if run is not None}
+
+
+def with_run(config: Config, setting: str, run: str) -> Config:
+    """A config in which a setting of `runs_named` is another run."""
+    table, *path = setting.split(".")
+    changed: Any = run
+    if path:
+        changed = merge(getattr(config, table), nested({".".join(path): run}))
+    return dataclasses.replace(config, **{table: changed})
+
+
+def names_run(setting: str) -> bool:
+    """Whether a setting, with dots, names a run that another one starts from."""
+    of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
+    return of_a_reward or setting in ("reward", "initial", SAMPLED_FROM)
 
 
 def plan_stages(

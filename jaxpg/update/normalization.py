@@ -102,13 +102,15 @@ def standardize_rewards(
     it has replaced counts in neither mean nor variance.
 
     Args:
-        terms: `Env.reward_terms`, some of which are standardised.
+        terms: `Env.reward_terms`, some of which are standardised; without any, nothing changes.
         rollout: of whole episodes.
         running: the moments of the "running" terms.
 
     Returns:
         The rollout; the moments; as metrics the means of the terms, standardised and weighed, "weighed_NAME".
     """
+    if not terms:
+        return rollout, {}, {}
     values, moments, weighed = rollout.episodes.reward_terms, dict(running), {}
     for name, term in terms.items():
         x = values[name]
