@@ -19,7 +19,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import sampling
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import load_config, resolve_config
-from jaxpg.preferences import make_demonstrations
+from jaxpg.preferences import make_demonstrations, make_pairs
 from jaxpg.training.loop import restore
 
 EQUALS = CHARACTERS.id("=")
@@ -150,6 +150,18 @@ def test_prompts_of_the_test_split_are_not_learned_from(tmp_path):
     path.write_text(json.dumps({"prompt": prompt, "completion": "abcd"}) + "\n")
     with pytest.raises(UserError, match=r"None of the 1 records of .* is in the train split"):
         make_demonstrations(task, file=str(path))
+
+
+@pytest.mark.full
+def test_a_judge_may_go_by_a_reward_function_that_the_rules_do_not_see() -> None:
+    task = TASKS["modular_chain"](terms=3, think=True, scratchpad_share=0.5)
+    pairs = make_pairs(task, task, judge="length", sharpness=1e4)
+    drawn = jax.jit(jax.vmap(pairs.draw))(jax.random.split(jax.random.key(0), 64))
+    chosen, rejected = ((x != PAD).sum(1) for x in (drawn.chosen, drawn.rejected))
+    assert (chosen <= rejected).all()
+    assert 10 < (chosen < rejected).sum() < 54
+    with pytest.raises(UserError, match=r"no reward 'lenght' of modular_chain. Did you mean 'length'"):
+        make_pairs(task, task, judge="lenght")
 
 
 # As a stage, on the command line.

@@ -31,7 +31,7 @@ from jaxpg.envs.text.tokenizer import TAGS
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
-from jaxpg.types import Array, Prompt, RewardTerm
+from jaxpg.types import Array, Prompt, RewardTerm, Tree
 from jaxpg.user_code import describe_failure, import_user_code
 
 STANDARDIZE = ("batch", "running")
@@ -65,6 +65,19 @@ class GradedCompletion(NamedTuple):
     max_tokens: int
     vocabulary: Tokenizer
     overlong_cache: int
+
+
+def grade(task: Task, problem: Tree, tokens: Array, length: Array, overlong_cache: int = 0) -> GradedCompletion:
+    """A completion `tokens` [T] of `length` [] tokens, verified, as reward functions see it."""
+    return GradedCompletion(
+        verdict=task.verify(problem, tokens, length),
+        prompt=task.prompt(problem),
+        tokens=tokens,
+        length=length,
+        max_tokens=task.max_tokens,
+        vocabulary=task.vocabulary,
+        overlong_cache=overlong_cache,
+    )
 
 
 RewardFunction = Callable[[GradedCompletion], Array]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxpg.envs.text.metrics import completion_metrics
-from jaxpg.envs.text.rewards import ACCURACY, Entry, GradedCompletion, make_rewards, reward_terms
+from jaxpg.envs.text.rewards import ACCURACY, Entry, grade, make_rewards, reward_terms
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
 from jaxpg.types import Array, Discrete, Env, Key, Outcome, TimeStep, Tree
@@ -68,16 +68,8 @@ def text_env(task: Task, *, rewards: Mapping[str, Entry] = ACCURACY, overlong_ca
         )
 
     def outcome(state: TextState) -> Outcome:
-        verdict = task.verify(state.problem, state.tokens, state.length)
-        graded = GradedCompletion(
-            verdict=verdict,
-            prompt=task.prompt(state.problem),
-            tokens=state.tokens,
-            length=state.length,
-            max_tokens=task.max_tokens,
-            vocabulary=vocabulary,
-            overlong_cache=overlong_cache,
-        )
+        graded = grade(task, state.problem, state.tokens, state.length, overlong_cache)
+        verdict = graded.verdict
         values = {name: reward.function(graded).astype(jnp.float32) for name, reward in made.items()}
         weighed = {name: reward.weight * values[name] for name, reward in made.items()}
         total = sum(weighed.values(), jnp.zeros((), jnp.float32))
