@@ -14,7 +14,7 @@ from jax import lax
 from jaxpg.errors import UserError
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
-from jaxpg.objectives.metrics import explained_variance
+from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import loss_and_clipped
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
@@ -248,9 +248,10 @@ def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Arr
 
 
 def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: RolloutStats) -> Metrics:
-    """Metrics of the experience and of the critic's values for it."""
+    """Metrics of the experience, of what its actions are credited with, and of the critic's values for it."""
     episodes = rollout.episodes
     metrics = episode_metrics(stats) | outcome_metrics(episodes.outcome)
+    metrics |= credit_metrics(batch.advantage, batch.target, rollout.loss_mask)
     if parts.env.measure:
         group_size = parts.algorithm.collect.group_size
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)

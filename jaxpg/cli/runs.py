@@ -260,6 +260,7 @@ def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
         seconds=float(metrics["seconds"][-1]),
         steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
         initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
+        metrics=metrics,
     )
 
 
