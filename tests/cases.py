@@ -42,6 +42,16 @@ counter, target = tiny.counter(), tiny.target()
 pictures = tiny.pictures(counter)
 states = envs.as_env(envs.random_mdp(jax.random.key(0), 6, 3), 4, "states")
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
+standardized = envs.make(
+    "reverse",
+    length=3,
+    letters=5,
+    rewards={
+        "accuracy": 1.0,
+        "length": {"weight": 0.5, "standardize": "batch"},
+        "language": {"weight": 0.5, "standardize": "running", "alphabet": "abcdefgh"},
+    },
+)
 decoder = partial(language.transformer, width=8, layers=1, heads=2, kv_heads=1)
 
 
@@ -143,6 +153,7 @@ CASES = {
         "grpo", GROUPS | MINIBATCHES, network=min_gru, adam=True, devices=False, seeds=True, quick=False
     ),
     "grpo, text": Case("grpo", GROUPS, env=text, network=decoder, seeds=True),
+    "grpo, text, standardised": Case("grpo", GROUPS, env=standardized, network=decoder, quick=False),
     "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
     "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}, quick=False),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled

@@ -40,12 +40,13 @@ def run_list(arguments: argparse.Namespace) -> int:
         "environments": lambda: _suite_table(arguments.of) if arguments.of else _all_environments(),
         "wrappers": _wrapper_table,
         "pairs": _pair_table,
+        "demonstrations": _demonstration_table,
     }
     console = make_console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
         console.print(listings[name]())
     if not arguments.what:
-        console.print("There is more: jaxpg list options ALGO, environments, wrappers or pairs.")
+        console.print("There is more: jaxpg list options ALGO, environments, wrappers, pairs or demonstrations.")
     return 0
 
 
@@ -117,6 +118,11 @@ def _wrapper_table() -> Table:
 
 def _pair_table() -> Table:
     return _setting_table("settings of preference pairs", [("pairs.", signatures.options(preferences.make_pairs))])
+
+
+def _demonstration_table() -> Table:
+    groups = [("demonstrations.", signatures.options(preferences.make_demonstrations))]
+    return _setting_table("settings of demonstrations", groups)
 
 
 def _option_table(algorithm: str) -> Table:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
+from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
+from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env, wrapped
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -57,20 +59,18 @@ class AlgorithmKind(NamedTuple):
     action_values: Callable[[Any], Array] | None = None
 
 
-def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
+def build(config: Config, shards: int = 1, models: Mapping[str, Tree] = MappingProxyType({})) -> Experiment:
     """The experiment of a config.
 
     Args:
         config: what to build.
         shards: devices over which the environments of one seed will be split.
-        reward: parameters of the reward model that judges completions, for a config that names one.
+        models: by the name of the reward, the parameters of the reward models that the config names.
 
     Raises:
         UserError: parts that do not fit together, such as minibatches that do not divide the batch.
     """
-    env, held_out = (make_env(config, split) for split in ("train", "test"))
-    if config.reward:
-        env, held_out = (_rlhf_env(config, split, reward) for split in ("train", "test"))
+    env, held_out = (_env(config, split, models) for split in ("train", "test"))
     kind = KINDS[config.algorithm]
     learner, measure = kind.build(config, env, held_out, shards)
 
@@ -148,7 +148,8 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, _ = networks(config, env)
-    learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
+    task = preferences.make_demonstrations(text_task(config, "train"), **config.demonstrations)
+    learner = preferences.sft(task, policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
 
 
@@ -207,10 +208,24 @@ def _pairs(config: Config) -> preferences.Pairs:
     return preferences.make_pairs(text_task(config, "train"), text_task(config, "test"), **config.pairs)
 
 
-def _rlhf_env(config: Config, split: str, reward: Tree) -> Env:
-    """The text task of a config, in which the reward of a completion is the score of the reward model."""
-    env = make_env(config, split)
-    return preferences.rlhf_env(text_task(config, split), reward_network(config, env), reward)
+def _env(config: Config, split: str, models: Mapping[str, Tree]) -> Env:
+    """The environment of a config, with the config's list of rewards where it has one."""
+    if not config.reward_list:
+        return make_env(config, split)
+    if config.environment not in TEXT_TASKS:
+        raise UserError(
+            f"A list of rewards is that of a text task, and {config.environment} is none: take "
+            f"{'rewards' if config.rewards else 'reward'} away. There are: {', '.join(TEXT_TASKS)}."
+        )
+    task, rewards = text_task(config, split), dict(config.reward_list)
+    if config.reward_models:
+        model = reward_network(config, make_env(config, split))
+        for name in config.reward_models:
+            rewards[name] = make_reward(name, rewards[name], task, preferences.score_of(model, models.get(name)))
+    make = preferences.learned_reward_env if config.reward_models else envs.text.text_env
+    return wrapped(
+        config, make(task, rewards=rewards, overlong_cache=config.environment_settings.get("overlong_cache", 0))
+    )
 
 
 def _refuse_scaling(config: Config) -> None:

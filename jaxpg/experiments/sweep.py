@@ -77,10 +77,10 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
 
 def swept_experiment(group: CompiledGroup, shards: int) -> Experiment:
     """The experiment that trains all points of a group: its learner's state holds the traced settings."""
-    config, reward = group.config, reward_params(group.config)
+    config, models = group.config, reward_params(group.config)
 
     def build_at(values: Mapping[str, Any]) -> Experiment:
-        return build(dataclasses.replace(config, settings=config.settings | dict(values)), shards, reward)
+        return build(dataclasses.replace(config, settings=config.settings | dict(values)), shards, models)
 
     return make_swept(build_at, {name: config.settings[name] for name in group.traced})
 
@@ -143,7 +143,7 @@ def train_wave(
     """
     config, seeds = group.config, np.asarray([run.seed for run in wave])
     values = {name: [group.points[run.point][name] for run in wave] for name in group.traced}
-    policies = initial_policies(config, build(config, reward=reward_params(config))) if config.initial else ()
+    policies = initial_policies(config, build(config, models=reward_params(config))) if config.initial else ()
     train(
         experiment.learner,
         seeds=[config.seeds[i] for i in seeds],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,7 @@ STORED_TABLE = run_files.record(
 
 
 def build_experiment(config: Config, shards: int = 1) -> Experiment:
-    """`build`, with the parameters of the reward model that the config names.
+    """`build`, with the parameters of the reward models that the config names.
 
     Raises:
         UserError: as `build` and `reward_params`.
@@ -47,7 +47,7 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     """
     if config.initial is None:
         return None
-    earlier, params = _load_params(config.initial, config)
+    earlier, params = load_params(config.initial, config)
     if not KINDS[earlier.algorithm].has_policy:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
@@ -59,21 +59,26 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     return policies
 
 
-def reward_params(config: Config) -> Tree:
-    """Parameters of the reward model that the config names, of its run's first seed; None where it names no run.
+def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str, Tree]:
+    """Parameters of the reward models that the config names, by the name of the reward, of their runs' first seeds.
+
+    Those of runs that are `planned` do not exist yet and are left out.
 
     Raises:
         UserError: there is no such run, it holds no reward model, or has another vocabulary or network.
     """
-    if config.reward is None:
-        return None
-    earlier, params = _load_params(config.reward, config)
+    runs = {name: run for name, run in config.reward_models.items() if run not in planned}
+    return {name: _reward_model_of(run, config) for name, run in runs.items()}
+
+
+def _reward_model_of(run_dir: str, config: Config) -> Tree:
+    earlier, params = load_params(run_dir, config)
     if KINDS[earlier.algorithm].has_policy:
-        raise UserError(f"{config.reward} is a run of {earlier.algorithm}; reward takes one of reward_model.")
+        raise UserError(f"{run_dir} is a run of {earlier.algorithm}; reward takes one of reward_model.")
     model = jax.tree.map(lambda x: x[0], params.critic)
     expected = jax.eval_shape(reward_network(config, make_env(config)).init, jax.random.key(0))
     if jax.tree.map(jnp.shape, model) != jax.tree.map(jnp.shape, expected):
-        raise _different_network(f"The reward model of {config.reward}", earlier, config)
+        raise _different_network(f"The reward model of {run_dir}", earlier, config)
     return model
 
 
@@ -147,7 +152,7 @@ def _different_network(what: str, earlier: Config, config: Config) -> UserError:
     )
 
 
-def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
+def load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
     """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load_config(Path(run_dir))
     check_vocabulary(earlier, Path(run_dir))

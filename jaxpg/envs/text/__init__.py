@@ -1,9 +1,9 @@
 """Text tasks: an episode is a completion, an action is a token."""
 
-from jaxpg.envs.text.jsonl import PairData, json_lines, preference_pairs
+from jaxpg.envs.text.jsonl import PairData, demonstrations, json_lines, preference_pairs
 from jaxpg.envs.text.metrics import majority_vote, pass_at_k
 from jaxpg.envs.text.registry import TASKS
-from jaxpg.envs.text.rewards import REWARDS
+from jaxpg.envs.text.rewards import REWARDS, GradedCompletion, Reward, RewardFunction
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.text_env import TextState, text_env
 from jaxpg.envs.text.tokenizer import TokenTable, character_vocabulary, token_table, tokenizer_file
@@ -15,7 +15,10 @@ __all__ = [
     "PAD",
     "REWARDS",
     "TASKS",
+    "GradedCompletion",
     "PairData",
+    "Reward",
+    "RewardFunction",
     "Task",
     "TextState",
     "TokenTable",
@@ -23,6 +26,7 @@ __all__ = [
     "Verdict",
     "Vocabulary",
     "character_vocabulary",
+    "demonstrations",
     "json_lines",
     "majority_vote",
     "pass_at_k",

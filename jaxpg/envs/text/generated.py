@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpg.envs.text import completion
@@ -110,6 +111,9 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
         tokens = jnp.asarray(pad_rows([CHARACTERS.encode(problems.canonical_prompt(text)) for text in prompts]))
         return _hash_holds_out(jax.vmap(fingerprint)(tokens)).tolist()
 
+    def right_answers(batch: Tree) -> list[str]:
+        return [CHARACTERS.decode(row) for row in np.asarray(jax.vmap(problems.answer)(batch)).tolist()]
+
     return Task(
         name=name,
         vocabulary=CHARACTERS,
@@ -120,6 +124,7 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
         demonstration=demonstration,
         verify=verify,
         is_held_out=prompts_held_out,
+        answers=right_answers,
     )
 
 

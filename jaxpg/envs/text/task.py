@@ -40,6 +40,7 @@ class Task(NamedTuple):
     is_held_out(prompts): whether each of these texts is a prompt of the test split; runs on the host.
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.
+    answers(problems): a right answer to each problem of a batch, as text; runs on the host. None where there is none.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Task(NamedTuple):
     verify: Callable[[Tree, Array, Array], Verdict]
     is_held_out: Callable[[Sequence[str]], Sequence[bool]]
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
+    answers: Callable[[Tree], Sequence[str]] | None = None
 
     def prompt(self, problem: Tree) -> Prompt:
         """The prompt of a problem, with the mask of its real tokens."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxpg.envs.text.metrics import completion_metrics
-from jaxpg.envs.text.rewards import ACCURACY, REWARDS, GradedCompletion, check_rewards
+from jaxpg.envs.text.rewards import ACCURACY, Entry, grade, make_rewards, reward_terms
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
 from jaxpg.types import Array, Discrete, Env, Key, Outcome, TimeStep, Tree
@@ -27,25 +27,28 @@ class TextState(NamedTuple):
     length: Array
 
 
-def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, overlong_cache: int = 0) -> Env:
+def text_env(task: Task, *, rewards: Mapping[str, Entry] = ACCURACY, overlong_cache: int = 0) -> Env:
     """The environment of a text task.
 
     Observations are the token before each action: the last one of the prompt, then those of the completion. The context
     is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
-    Rewards of the steps are 0. The reward of the outcome is Σ weight · reward function. Its parts are the reward
-    functions without their weights ("reward_accuracy" and so on), "accuracy" (pass@1), "format", "truncated" (1 where
-    the completion has no end token) and, for tasks with a scratchpad, "scratchpad_used".
+    Rewards of the steps are 0. The reward of the outcome is Σ weight · value over the list of rewards. Its parts are
+    the values ("reward_accuracy" and so on), of several rewards also weight · value ("weighed_accuracy" and so on),
+    "accuracy" (pass@1), "format", "truncated" (1 where the completion has no end token) and, for tasks with a
+    scratchpad, "scratchpad_used". Where values are to be standardised, that is left to the learner, which sees all
+    episodes of a rollout (`Env.reward_terms`): the reward of the outcome, which is logged as the return and by which
+    checkpoints are ranked, is that of the plain values.
 
     Args:
         task: the task.
-        rewards: weights of reward functions by name: accuracy, format, length, overlong.
+        rewards: the list of rewards by name: weights, tables of settings, or `Reward` (rewards.py).
         overlong_cache: the number of tokens before the maximum over which the overlong reward falls to -1.
 
     Raises:
         UserError: unknown rewards, weights that are not finite, or an overlong_cache without the reward overlong.
     """
-    check_rewards(task, rewards, overlong_cache)
-    vocabulary = task.vocabulary
+    made = make_rewards(task, rewards, overlong_cache)
+    terms, vocabulary = reward_terms(made), task.vocabulary
 
     def reset(key: Key) -> tuple[TextState, Array]:
         problem = task.draw(key)
@@ -65,12 +68,15 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         )
 
     def outcome(state: TextState) -> Outcome:
-        verdict = task.verify(state.problem, state.tokens, state.length)
-        graded = GradedCompletion(verdict, state.length, task.max_tokens, overlong_cache)
-        values = {name: REWARDS[name](graded).astype(jnp.float32) for name in rewards}
-        total = sum((weight * values[name] for name, weight in rewards.items()), jnp.zeros((), jnp.float32))
+        graded = grade(task, state.problem, state.tokens, state.length, overlong_cache)
+        verdict = graded.verdict
+        values = {name: reward.function(graded).astype(jnp.float32) for name, reward in made.items()}
+        weighed = {name: reward.weight * values[name] for name, reward in made.items()}
+        total = sum(weighed.values(), jnp.zeros((), jnp.float32))
         truncated = state.tokens[state.length - 1] != vocabulary.end
         parts = {f"reward_{name}": value for name, value in values.items()}
+        if len(weighed) > 1 and not terms:
+            parts |= {f"weighed_{name}": value for name, value in weighed.items()}
         parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": truncated.astype(jnp.float32)}
         if not isinstance(verdict.scratchpad_used, tuple):
             parts["scratchpad_used"] = verdict.scratchpad_used
@@ -87,4 +93,5 @@ def text_env(task: Task, *, rewards: Mapping[str, Array | float] = ACCURACY, ove
         context=lambda state: task.prompt(state.problem),
         outcome=outcome,
         measure=completion_metrics,
+        reward_terms=terms,
     )
