@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
@@ -58,17 +59,17 @@ def diagnostics_figure(runs: Metrics) -> Figure | None:
         for name, axes in zip(drawn, figure.subplots(rows, COLUMNS, squeeze=False).flat, strict=False):
             for index, (steps, metrics) in enumerate(curves.values()):
                 if name in metrics:
-                    style: dict[str, Any] = {"color": color(index), "linestyle": line_style(index), "linewidth": 1.2}
-                    axes.plot(steps, metrics[name], **style)
+                    axes.plot(steps, metrics[name], **_style(index))
             _decorate(axes, name)
         for axes in figure.axes[len(drawn) :]:
             axes.remove()
-        keys = [
-            matplotlib.lines.Line2D([], [], color=color(i), linestyle=line_style(i), label=literal(label))
-            for i, label in enumerate(curves)
-        ]
+        keys = [Line2D([], [], label=literal(label), **_style(i)) for i, label in enumerate(curves)]
         figure.legend(handles=keys, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
     return figure
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": color(index), "linestyle": line_style(index), "linewidth": 1.2}
 
 
 def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats, dict[str, Floats]]:
