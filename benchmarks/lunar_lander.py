@@ -1,19 +1,25 @@
-"""LunarLander in JAX beside Gymnasium's: speed, and what fewer iterations of the solver change.
+"""The line from REINFORCE to PPO on LunarLander-v3, in both action spaces, and what is only claimed about it.
 
-    python benchmarks/lunar_lander.py [--rounds 5] [--num-envs 512]
+    python benchmarks/lunar_lander.py [--spaces discrete continuous] [--only PATTERN] [--report]
 
-Random actions; environments of ours that end begin anew from a pool of start states, as in training. One core each:
-ours takes one device, and CPU seconds are counted. The settings take turns with Gymnasium's environment. The error is
-the largest difference of a body's position after 1, 10 and 50 steps from the same flight with Gymnasium's 180 and 60
-iterations. Writes results/lunar_lander.json.
+Ten seeds each, settings from configs/lunar_lander*.toml, trained with 60 and 20 passes of the physics' solver instead
+of Gymnasium's 180 and 60 (benchmarks/lunar_lander_speed.py measures what that changes) and scored with all of them: 100
+episodes per seed, sampled and greedy. `claims` are runs with one change each. What is finished is not trained again,
+and what was interrupted goes on. `--report` trains nothing and makes tables and figures from what there is.
+
+Writes results/lunar_lander.json, and for docs/lunar_lander.md the tables, learning curves, diagnostics and a GIF of the
+final policy of each algorithm.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # each run has one core; several runs go side by side
+
 import argparse
-import json
-import time
-from collections.abc import Callable
+import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,119 +28,292 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
+from learning import Cell, fingerprint, learner_of, markdown, measure, read, resolve, run_folder, write
+from mistakes import normalized_targets
 from rich.console import Console
-from rich.table import Table
+from scipy import stats
 
-from jaxpg import envs
-from jaxpg.training import advance
-from jaxpg.training.provenance import describe_machine
-from jaxpg.types import Env
+from jaxpg import report, rollout
+from jaxpg.experiments.build import build, networks
+from jaxpg.experiments.config import Config
+from jaxpg.objectives import advantages
+from jaxpg.policy_gradient import normalize_rollout
+from jaxpg.report.comparison import to_jsonable
+from jaxpg.report.diagnostics import diagnostics_figure
+from jaxpg.report.figures import save
+from jaxpg.rollout.evaluation import evaluate, record_episode
+from jaxpg.training.loop import restore
+from jaxpg.training.run_directory import load_metrics
 
-RESULTS = Path(__file__).parent / "results"
-ITERATIONS = ((180, 60), (60, 20), (30, 20), (10, 10))
-STEPS, FLIGHT = 100, 50
-
-
-def lander(iterations: tuple[int, int]) -> Env:
-    """Ours, with so many passes of the solver over velocities and over poses."""
-    velocity, position = iterations
-    return envs.make("LunarLander-v3", velocity_iterations=velocity, position_iterations=position)
-
-
-def program(env: Env, num_envs: int) -> tuple[Callable[[Any, jax.Array], Any], Any, float]:
-    """`STEPS` steps of all environments as one compiled program, its first argument, and the seconds to compile it."""
-    starts, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
-
-    def one_step(states: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        key_action, key_step = jax.random.split(key)
-        actions = jax.random.randint(key_action, (num_envs,), 0, 4)
-        moved, timesteps = jax.vmap(env.step)(jax.random.split(key_step, num_envs), states, actions)
-
-        def anew(start: jax.Array, x: jax.Array) -> jax.Array:
-            return jnp.where(timesteps.last.reshape(-1, *[1] * (x.ndim - 1)), start, x)
-
-        return jax.tree.map(anew, starts, moved), timesteps.reward
-
-    def steps(states: Any, key: jax.Array) -> Any:
-        return jax.lax.scan(one_step, states, jax.random.split(key, STEPS))[0]
-
-    began = time.perf_counter()
-    compiled = jax.jit(steps).lower(starts, jax.random.key(0)).compile(advance.compiler_options())
-    return compiled, starts, time.perf_counter() - began
-
-
-def cpu_rate(run: Callable[[], int]) -> float:
-    """Steps per CPU second."""
-    began = time.process_time()
-    return run() / (time.process_time() - began)
+RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
+PAGE = Path(__file__).parent.parent / "docs" / "lunar_lander.md"
+FIGURES = PAGE.with_suffix("")
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+COLUMNS = (
+    "",
+    "return, mean [95%]",
+    "IQM [95%]",
+    "worst seed",
+    "greedy, mean [95%]",
+    "episodes ≥ 200",
+    "length",
+    "wanted",
+)
+SPACES = {"discrete": "lunar_lander", "continuous": "lunar_lander_continuous"}
+FEWER_PASSES = {"environment_settings": {"velocity_iterations": 60, "position_iterations": 20}}
+EPISODES, SEEDS = 100, 10
+LINE = {
+    "ppo": (240.0, 220.0),
+    "a2c": (150.0, None),
+    "trpo": (200.0, 200.0),
+    "actor_critic_td": (150.0, None),
+    "actor_critic_mc": (100.0, None),
+    "reinforce_baseline": (None, None),
+    "reinforce": (None, None),
+    "grpo": (None, None),
+}
+"""The algorithms, with the mean return that is expected in each space; None where it is only reported."""
 
 
-def fly_gymnasium(env: gymnasium.Env, actions: np.ndarray) -> int:
-    """Steps of Gymnasium's environment; their number."""
-    for action in actions:
-        *_, terminated, truncated, _ = env.step(int(action))
-        if terminated or truncated:
-            env.reset()
-    return len(actions)
+def line() -> list[Cell]:
+    """Every algorithm in both action spaces."""
+    return [
+        Cell(task, algorithm, SEEDS, targets[i], overrides=FEWER_PASSES)
+        for i, task in enumerate(SPACES.values())
+        for algorithm, targets in LINE.items()
+    ]
 
 
-def fly_ours(run: Callable[[Any, jax.Array], Any], starts: Any, key: jax.Array, num_envs: int) -> int:
-    """`STEPS` steps of all of ours; their number."""
-    jax.block_until_ready(run(starts, key))
-    return STEPS * num_envs
+def claims() -> list[Cell]:
+    """One change each, of what the line has in the discrete space."""
+
+    def changed(algorithm: str, variant: str, change: Any = None, **overrides: Any) -> Cell:
+        return Cell("lunar_lander", algorithm, SEEDS, None, None, "", variant, {**FEWER_PASSES, **overrides}, change)
+
+    network = {"kind": "mlp", "hidden": [64, 64], "activation": "tanh"}
+    return [
+        changed("actor_critic_mc", "returns normalised", normalized_targets),
+        changed("actor_critic_td", "targets normalised", normalized_targets),
+        *(changed(name, "shared torso", network={**network, "shared": True}) for name in ("a2c", "ppo")),
+        *(changed(name, "layer normalisation", network={**network, "layer_norm": True}) for name in ("a2c", "ppo")),
+    ]
 
 
-def flights(env: Env, num_flights: int = 64) -> np.ndarray:
-    """The positions of the three bodies over flights with random actions, [FLIGHT, num_flights, 3, 2]."""
+def exact(cell: Cell) -> Config:
+    """The config of a cell with as many passes of the solver as Gymnasium has."""
+    return resolve(cell._replace(overrides={k: x for k, x in cell.overrides.items() if k not in FEWER_PASSES}))
 
-    def one_step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        key_action, key_step = jax.random.split(key)
-        state, _ = env.step(key_step, state, jax.random.randint(key_action, (), 0, 4))
-        return state, jnp.stack([jnp.stack([pose.centre.x, pose.centre.y]) for pose in state.craft.poses])
 
-    def flight(key: jax.Array) -> jax.Array:
-        key_start, key_steps = jax.random.split(key)
-        return jax.lax.scan(one_step, env.reset(key_start)[0], jax.random.split(key_steps, FLIGHT))[1]
+def score(cell: Cell) -> dict[str, Any]:
+    """Return and length of EPISODES episodes per seed with all passes of the solver, sampled and greedy."""
+    config = resolve(cell)
+    learner, _ = learner_of(cell, config)
+    env = build(exact(cell)).held_out
+    state = restore(learner, run_folder(cell), config.seeds, "last").learner
+    keys = jax.random.split(jax.random.key(12345), cell.seeds)
+    found = {}
+    for name, greedy in (("sampled", False), ("greedy", True)):
+        play = partial(evaluate, env, episodes=EPISODES, greedy=greedy)
+        result = jax.jit(jax.vmap(lambda s, k, play=play: play(learner.actor(s), k)))(state, keys)
+        of_episodes, lengths = np.asarray(result.returns), np.asarray(result.lengths)
+        returns = of_episodes.mean(1)
+        found[name] = {
+            "returns": returns,
+            "lengths": lengths.mean(1),
+            "landed": (of_episodes >= 200).mean(1),
+            "mean": report.bootstrap(returns, statistic=report.mean),
+            "iqm": report.bootstrap(returns),
+        }
+    return found
 
-    return np.asarray(jax.jit(jax.vmap(flight, out_axes=1))(jax.random.split(jax.random.key(1), num_flights)))
+
+def train(cells: Iterable[Cell], console: Console) -> None:
+    """Train and score the cells that have no result."""
+    for cell in cells:
+        if read(RESULTS).get(cell.name, {}).get("fingerprint") == fingerprint(cell, resolve(cell)):
+            continue
+        trained = measure(cell, console, fresh=False)
+        found = to_jsonable({**trained, "command": "python benchmarks/lunar_lander.py", **score(cell)})
+        write(RESULTS, {**read(RESULTS), cell.name: found})  # read again: other cells may have been finished
+        for name in ("sampled", "greedy"):
+            console.print(f"{cell.name}, {name}: {found[name]['mean']}, {sorted(map(round, found[name]['returns']))}")
+
+
+def gradient_variances(cell: Cell, batches: int = 64, episodes: int = 4) -> dict[str, float]:
+    """tr Cov[g] / |E[g]|^2 of the policy's gradient g over batches of whole episodes, for each psi of the line.
+
+    Policy and critic are those of a trained run, of its first seed, and all psi see the same episodes.
+    """
+    config = resolve(cell)
+    env = build(config).env
+    policy, critic = networks(config, env)
+    state = jax.tree.map(lambda x: x[0], restore(learner_of(cell, config)[0], run_folder(cell), config.seeds, "last"))
+    params, normalization = state.learner.params, state.learner.normalization
+    gamma = config.settings["gamma"]
+    psis = {
+        "reinforce: R": advantages.total_return,
+        "reinforce_to_go: G_t": advantages.reward_to_go,
+        "reinforce_baseline: G_t - b": advantages.mean_baseline,
+        "actor_critic_mc: G_t - V": advantages.critic_baseline,
+        "actor_critic_td: 32 steps - V": partial(advantages.n_step, n=32),
+        "a2c: GAE(0.95)": partial(advantages.generalized_advantage, lambda_=0.95),
+    }
+    collect = rollout.episodic(num_envs=episodes).collect
+
+    def gradients(key: jax.Array) -> dict[str, jax.Array]:
+        _, collected, _ = collect(env, policy, params.policy, (), key)
+        collected, *_ = normalize_rollout(collected, jnp.zeros(episodes), normalization, gamma)
+        steps = collected.steps
+        v_tm1, v_t = critic.values(params, collected)
+
+        def objective(policy_params: Any, psi: jax.Array) -> jax.Array:
+            log_prob = policy.evaluate(policy_params, collected).log_prob(steps.action)
+            return (steps.mask * psi * log_prob).sum() / episodes
+
+        def gradient(credit: Any) -> jax.Array:
+            psi = credit(steps, v_tm1, v_t, jnp.zeros(()), gamma=gamma).advantage
+            return ravel_pytree(jax.grad(objective)(params.policy, psi))[0]
+
+        return {name: gradient(credit) for name, credit in psis.items()}
+
+    found = jax.jit(lambda keys: jax.lax.map(gradients, keys, batch_size=16))(
+        jax.random.split(jax.random.key(0), batches)
+    )
+    return {name: float(g.var(0, ddof=1).sum() / (g.mean(0) ** 2).sum()) for name, g in found.items()}
+
+
+def fly_gymnasium(cell: Cell, episodes: int = 200) -> dict[str, Any]:
+    """Sampled episodes of a trained run's first seed in Gymnasium's environment and in ours, and a two-sample test."""
+    config = resolve(cell)
+    learner, _ = learner_of(cell, config)
+    seed = jax.tree.map(lambda x: x[0], restore(learner, run_folder(cell), config.seeds, "last").learner)
+    actor, env = learner.actor(seed), build(exact(cell)).held_out
+    act = jax.jit(lambda obs, key: actor.act((), obs, key, False)[0])
+    theirs = gymnasium.make("LunarLander-v3", continuous=cell.task.endswith("continuous"))
+    key, returns = jax.random.key(0), []
+    for episode in range(episodes):
+        obs, _ = theirs.reset(seed=episode)
+        total, done = 0.0, False
+        while not done:
+            key, key_action = jax.random.split(key)
+            action = np.asarray(act(jnp.asarray(obs), key_action))
+            obs, reward, terminated, truncated, _ = theirs.step(np.clip(action, -1, 1) if action.ndim else int(action))
+            total, done = total + float(reward), terminated or truncated
+        returns.append(total)
+    play = jax.jit(partial(evaluate, env, actor, episodes=episodes, greedy=False))
+    ours = np.asarray(play(jax.random.key(1)).returns)
+    return {
+        "gymnasium": float(np.mean(returns)),
+        "ours": float(ours.mean()),
+        "episodes": episodes,
+        "p_value": float(stats.ks_2samp(returns, ours).pvalue),
+    }
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """The line in both spaces and the claims, as Markdown."""
+
+    def estimate(x: Mapping[str, float]) -> str:
+        return f"{x['value']:.0f} [{x['low']:.0f}, {x['high']:.0f}]"
+
+    def cells_of(cell: Cell) -> tuple[str, ...]:
+        sampled, greedy = (results[cell.name][name] for name in ("sampled", "greedy"))
+        return (
+            f"`{cell.algorithm}`" + (f", {cell.variant}" if cell.variant else ""),
+            estimate(sampled["mean"]),
+            estimate(sampled["iqm"]),
+            f"{min(sampled['returns']):.0f}",
+            estimate(greedy["mean"]),
+            f"{100 * np.mean(sampled['landed']):.0f} %",
+            f"{np.mean(sampled['lengths']):.0f}",
+            "" if cell.target is None else f"{cell.target:.0f}",
+        )
+
+    text = ""
+    for space, task in SPACES.items():
+        done = [cells_of(cell) for cell in line() if cell.task == task and cell.name in results]
+        text += f"{space.capitalize()}:\n\n{markdown(COLUMNS, done)}\n"
+    changed = [cell for cell in claims() if cell.name in results]
+    as_they_are = [c for c in line() if c.task == "lunar_lander" and c.algorithm in {x.algorithm for x in changed}]
+    both = sorted([*(c for c in as_they_are if c.name in results), *changed], key=lambda cell: cell.algorithm)
+    text += f"One change each:\n\n{markdown(COLUMNS, [cells_of(cell) for cell in both])}\n"
+    if variances := results.get("gradient variance"):
+        rows = [(f"`{name}`", f"{value:.3g}") for name, value in variances.items()]
+        text += f"Variance of the policy's gradient:\n\n{markdown(('psi', 'tr Cov / squared mean'), rows)}\n"
+    if flown := results.get("flown in Gymnasium"):
+        columns = ("trained policy, first seed", "return in Gymnasium", "return in ours", "p of equal distributions")
+        rows = [(n, f"{x['gymnasium']:.1f}", f"{x['ours']:.1f}", f"{x['p_value']:.2f}") for n, x in flown.items()]
+        text += markdown(columns, rows)
+    return text
+
+
+def draw(results: Mapping[str, Any]) -> None:
+    """Learning curves and diagnostics of each space, and a GIF of each final policy, into docs/lunar_lander/."""
+    FIGURES.mkdir(exist_ok=True)
+    for space, task in SPACES.items():
+        done = [cell for cell in line() if cell.task == task and cell.name in results]
+        metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in done if run_folder(cell).exists()}
+        if not metrics:
+            continue
+        curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
+        title = f"LunarLander-v3, {space} actions"
+        report.learning_curve(curves, FIGURES / f"{space}.png", title=title, threshold=200.0)
+        shown = diagnostics_figure({name: (m["steps"], m) for name, m in metrics.items()})
+        assert shown is not None
+        save(shown, FIGURES / f"{space}_diagnostics.png")
+        for cell in done:
+            play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
+
+
+def play(cell: Cell, path: Path) -> None:
+    """One sampled episode of the seed with the median return."""
+    config = resolve(cell)
+    learner, _ = learner_of(cell, config)
+    env = build(exact(cell)).held_out
+    returns = read(RESULTS)[cell.name]["sampled"]["returns"]
+    median = int(np.argsort(returns)[len(returns) // 2])
+    state = restore(learner, run_folder(cell), config.seeds, "last").learner
+    actor = learner.actor(jax.tree.map(lambda x: x[median], state))
+    record = jax.jit(lambda key: record_episode(env, actor, key, greedy=False))
+    report.render_gif(env, jax.device_get(record(jax.random.key(0))), path)
+
+
+def publish(console: Console) -> None:
+    """Measure what needs trained runs, and write tables, figures and GIFs."""
+    results = read(RESULTS)
+    table = {cell.name: cell for cell in line()}
+    judge = table["lunar_lander actor_critic_mc"]
+    if judge.name in results and "gradient variance" not in results:
+        results["gradient variance"] = gradient_variances(judge)
+    flown = results.setdefault("flown in Gymnasium", {})
+    for name in ("lunar_lander ppo", "lunar_lander_continuous ppo"):
+        if name in results and name not in flown:
+            flown[name] = fly_gymnasium(table[name])
+    write(RESULTS, results)
+    text = tables(results)
+    RESULTS.with_suffix(".md").write_text(f"Made by `python benchmarks/lunar_lander.py`.\n\n{text}")
+    console.print(text)
+    page = PAGE.read_text()
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+    draw(results)
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Train what is missing and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--num-envs", type=int, default=512)
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--only", default="", help="only the runs whose name matches this regular expression")
+    parser.add_argument("--report", action="store_true", help="train nothing; make tables and figures")
     arguments = parser.parse_args()
-    theirs = gymnasium.make("LunarLander-v3")
-    theirs.reset(seed=0)
-    actions = np.random.default_rng(0).integers(0, 4, 5_000)
-    programs = {iterations: program(lander(iterations), arguments.num_envs) for iterations in ITERATIONS}
-    rates: dict[Any, list[float]] = {"gymnasium": [], **{iterations: [] for iterations in ITERATIONS}}
-    for round_ in range(arguments.rounds):
-        rates["gymnasium"].append(cpu_rate(lambda: fly_gymnasium(theirs, actions)))
-        for iterations, (run, starts, _) in programs.items():
-            ours = partial(fly_ours, run, starts, jax.random.key(round_), arguments.num_envs)
-            rates[iterations].append(cpu_rate(ours))
-    exact = flights(lander(ITERATIONS[0]))
-    rows = []
-    for iterations in ITERATIONS:
-        ratios = np.array(rates[iterations]) / np.array(rates["gymnasium"])
-        error = np.abs(flights(lander(iterations)) - exact).max(axis=(1, 2, 3))
-        rows.append(
-            {
-                "velocity_iterations": iterations[0],
-                "position_iterations": iterations[1],
-                "times_gymnasium": float(np.median(ratios)),
-                "compile_seconds": programs[iterations][2],
-                **{f"error_after_{steps}": float(error[steps - 1]) for steps in (1, 10, FLIGHT)},
-            }
-        )
-    table = Table(*rows[0], title=f"LunarLander-v3, {arguments.num_envs} environments")
-    for row in rows:
-        table.add_row(*(f"{value:.3g}" for value in row.values()))
-    Console().print(table)
-    found = {"machine": describe_machine(), "num_envs": arguments.num_envs, "rounds": arguments.rounds, "rows": rows}
-    (RESULTS / "lunar_lander.json").write_text(json.dumps(found, indent=1) + "\n")
+    console = Console(highlight=False)
+    tasks = [SPACES[space] for space in arguments.spaces]
+    cells = [cell for cell in [*line(), *claims()] if cell.task in tasks and re.search(arguments.only, cell.name)]
+    if arguments.report:
+        publish(console)
+    else:
+        train(cells, console)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpg.objectives import surrogates
+from jaxpg.objectives import advantages, surrogates
 from jaxpg.objectives.advantages import Credit
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Array, Transition
@@ -42,5 +42,20 @@ def groups_shuffled(algorithm: PolicyGradient, *, group_size: int) -> PolicyGrad
     def credit(*args: Any, **settings: Any) -> Credit:
         right = algorithm.credit(*args, **settings)
         return right._replace(advantage=jnp.roll(right.advantage, group_size, 1))
+
+    return algorithm._replace(credit=credit)
+
+
+def normalized_targets(algorithm: PolicyGradient) -> PolicyGradient:
+    """What the critic regresses on is standardised over the batch, and psi is that less the critic's value.
+
+    No mistake where targets are whole returns: a critic of standardised returns is a baseline as well. Where they
+    bootstrap from the critic, its values and the rewards are then of different scales.
+    """
+
+    def credit(steps: Transition, v_tm1: Array, *args: Array, **settings: Any) -> Credit:
+        raw = algorithm.credit(steps, v_tm1, *args, **settings)
+        target = advantages.standardize(raw.target, steps.mask)
+        return raw._replace(target=target, advantage=jnp.where(steps.mask, target - v_tm1, 0))
 
     return algorithm._replace(credit=credit)

@@ -63,11 +63,11 @@ def python_sweeps(mdp: envs.MDP, gamma: float, sweeps: int) -> Callable[[], np.n
     return run
 
 
-def timed(program: Callable[[], Any]) -> dict[str, float]:
-    """Wall seconds of a call, and CPU seconds of the process with all of its threads."""
+def timed(program: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """The result of a call, its wall seconds, and the CPU seconds of the process with all of its threads."""
     wall, cpu = time.perf_counter(), time.process_time()
-    jax.block_until_ready(program())
-    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    result = jax.block_until_ready(program())
+    return result, {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -75,7 +75,7 @@ def in_turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, d
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
     for _ in range(rounds + 1):
         for name, program in programs.items():
-            taken[name].append(timed(program))
+            taken[name].append(timed(program)[1])
     return {name: {kind: [x[kind] for x in times[1:]] for kind in ("wall", "cpu")} for name, times in taken.items()}
 
 
@@ -116,10 +116,10 @@ def sparse(rounds: int) -> list[dict[str, Any]]:
             ("value iteration", values.value_iteration),
             ("modified policy iteration, 20 sweeps", partial(values.policy_iteration, max_sweeps=20)),
         ):
-            plan = jax.block_until_ready(method(mdp, gamma))  # compiles and warms up
-            times = [timed(lambda m=method, g=gamma: m(mdp, g).values) for _ in range(rounds)]
-            seconds = {kind: [x[kind] for x in times] for kind in ("wall", "cpu")}
-            row = {"method": name, "gamma": gamma, "sweeps": int(plan.sweeps), "seconds": seconds}
+            jax.block_until_ready(method(mdp, 0.0))  # compiles; without a future one sweep is enough
+            runs = [timed(partial(method, mdp, gamma)) for _ in range(rounds)]
+            seconds = {kind: [x[kind] for _, x in runs] for kind in ("wall", "cpu")}
+            row = {"method": name, "gamma": gamma, "sweeps": int(runs[0][0].sweeps), "seconds": seconds}
             rows.append(row | {"states": 1_000_000})
             taken = {kind: median(x) for kind, x in seconds.items()}
             print(name, gamma, row["sweeps"], "{wall:.2f} s, {cpu:.2f} CPU s".format(**taken), flush=True)

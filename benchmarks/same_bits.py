@@ -37,7 +37,7 @@ def cases() -> Iterator[tuple[str, str, int]]:
             yield path.stem, algorithm, 6_000 if raw.get("network", {}).get("kind") == "transformer" else 20_000
 
 
-TABLES = ("network", "environment_settings", "wrappers", "pairs")
+TABLES = ("network", "environment_settings", "wrappers", "rewards", "pairs", "demonstrations", "stages")
 
 
 def digest(values: np.ndarray) -> str:

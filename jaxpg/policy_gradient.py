@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from jax import lax
 from jaxpg.errors import UserError
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
-from jaxpg.objectives.metrics import explained_variance
+from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import loss_and_clipped
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
@@ -23,8 +23,10 @@ from jaxpg.update.normalization import (
     Moments,
     discounted_reward_sums,
     initial_moments,
+    initial_term_moments,
     normalize_obs,
     scale_rewards,
+    standardize_rewards,
     update_moments,
 )
 from jaxpg.update.objective import Batch, Objective
@@ -74,10 +76,14 @@ class PolicyGradient(NamedTuple):
 
 
 class NormalizationState(NamedTuple):
-    """Running moments of observations and of discounted sums of rewards; `()` for what is not normalised."""
+    """Running moments of observations and of discounted sums of rewards, `()` for what is not normalised.
+
+    reward_terms: by name, those of the terms of an episode's reward that are standardised by them.
+    """
 
     obs: Moments | tuple[()]
     reward_sums: Moments | tuple[()]
+    reward_terms: Mapping[str, Moments]
 
 
 class RunnerState(NamedTuple):
@@ -179,6 +185,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     normalization = NormalizationState(
         obs=initial_moments(parts.env.observation_space.shape) if normalize_observations else (),
         reward_sums=initial_moments() if scale_rewards else (),
+        reward_terms=initial_term_moments(parts.env.reward_terms),
     )
     acting = with_normalized_obs(policy, normalization)
     return TrainState(
@@ -200,15 +207,19 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     algorithm, params = parts.algorithm, state.params
     collect_key, update_key = jax.random.split(key)
     collector, rollout, stats = _collect(parts, state, collect_key)
+    rollout, term_moments, weighed = standardize_rewards(
+        parts.env.reward_terms, rollout, state.normalization.reward_terms
+    )
+    normalization = state.normalization._replace(reward_terms=term_moments)
     rollout, reward_sum, normalization = normalize_rollout(
-        rollout, state.runner.reward_sum, state.normalization, algorithm.gamma
+        rollout, state.runner.reward_sum, normalization, algorithm.gamma
     )
     batch, credit = make_batch(parts.policy, parts.critic, algorithm, params, state.reference, state.baseline, rollout)
     learning_rate = algorithm.learning_rate(state.steps)
     params, opt_state, metrics = algorithm.update(
         parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
     )
-    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats)}
+    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighed}
     state = TrainState(
         params=params,
         opt_state=opt_state,
@@ -237,9 +248,10 @@ def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Arr
 
 
 def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: RolloutStats) -> Metrics:
-    """Metrics of the experience and of the critic's values for it."""
+    """Metrics of the experience, of what its actions are credited with, and of the critic's values for it."""
     episodes = rollout.episodes
     metrics = episode_metrics(stats) | outcome_metrics(episodes.outcome)
+    metrics |= credit_metrics(batch.advantage, batch.target, rollout.loss_mask)
     if parts.env.measure:
         group_size = parts.algorithm.collect.group_size
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
@@ -362,4 +374,5 @@ def normalize_rollout(
         reward_sum, sums = discounted_reward_sums(reward_sum, steps.reward, steps.last, gamma)
         sum_moments = update_moments(sum_moments, sums, steps.mask)
         steps = steps._replace(reward=scale_rewards(sum_moments, steps.reward))
-    return rollout._replace(steps=steps), reward_sum, NormalizationState(obs_moments, sum_moments)
+    moments = normalization._replace(obs=obs_moments, reward_sums=sum_moments)
+    return rollout._replace(steps=steps), reward_sum, moments

@@ -7,8 +7,9 @@ no base classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -125,6 +126,17 @@ class Outcome(NamedTuple):
         return self.reward + self.step_rewards.reward.sum(-1) if self.step_rewards else self.reward
 
 
+class RewardTerm(NamedTuple):
+    """A term of the reward of a whole episode, whose value is the part "reward_NAME" of the outcome.
+
+    weight: of the value in the sum, once it is standardised.
+    standardize: "batch" over the episodes of a rollout, "running" over all episodes so far, None not at all.
+    """
+
+    weight: Scalar
+    standardize: str | None
+
+
 class Episodes(NamedTuple):
     """What is stored once per column instead of once per step; every leaf `[B, ...]`, `()` where there is none.
 
@@ -133,12 +145,14 @@ class Episodes(NamedTuple):
     outcome: Outcome, in environments that have one. With dynamic sampling it is that of the first round of sampling,
         before groups were replaced, so that its mean is an unbiased measure of the policy.
     length: steps of the episodes of `outcome`.
+    reward_terms: by name, the values of the terms of the reward (`Env.reward_terms`) of the episode in this column.
     """
 
     memory: Tree = ()
     context: Tree = ()
     outcome: Tree = ()
     length: Tree = ()
+    reward_terms: Tree = ()
 
 
 class Rollout(NamedTuple):
@@ -200,6 +214,10 @@ class Env(NamedTuple):
         axes. Policies give the others probability 0 (Huang and Ontañón 2022, "A Closer Look at Invalid Action Masking
         in Policy Gradient Algorithms"). None where all actions are always allowed.
     host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
+    reward_terms: by name, the terms of `outcome`'s reward, where some are to be standardised over episodes: a learner
+        then makes the reward anew (`update.normalization.standardize_rewards`). The reward of
+        the last action must be the outcome's alone; the rewards of the actions before it, such as those of the steps
+        of a reasoning, stay as they are. Empty where the reward of the outcome is final.
     """
 
     name: str
@@ -214,6 +232,7 @@ class Env(NamedTuple):
     min_truncation_step: int = 1
     action_mask: Callable[[Array], Array] | None = None
     host: HostParts | None = None
+    reward_terms: Mapping[str, RewardTerm] = MappingProxyType({})
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

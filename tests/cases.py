@@ -42,6 +42,16 @@ counter, target = tiny.counter(), tiny.target()
 pictures = tiny.pictures(counter)
 states = envs.as_env(envs.random_mdp(jax.random.key(0), 6, 3), 4, "states")
 text = envs.make("reverse", length=3, letters=5, rewards={"accuracy": 1.0, "length": 1.0})
+standardized = envs.make(
+    "reverse",
+    length=3,
+    letters=5,
+    rewards={
+        "accuracy": 1.0,
+        "length": {"weight": 0.5, "standardize": "batch"},
+        "language": {"weight": 0.5, "standardize": "running", "alphabet": "abcdefgh"},
+    },
+)
 
 
 def steps_of_any_text(tokens, length):
@@ -160,6 +170,7 @@ CASES = {
     "grpo, text": Case("grpo", GROUPS, env=text, network=decoder, seeds=True),
     "process_grpo": Case("process_grpo", GROUPS, quick=False),
     "process_grpo, text": Case("process_grpo", GROUPS, env=stepped, network=decoder, quick=False),
+    "grpo, text, standardised": Case("grpo", GROUPS, env=standardized, network=decoder, quick=False),
     "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
     "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}, quick=False),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled

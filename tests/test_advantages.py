@@ -381,3 +381,26 @@ def test_four_devices_give_what_one_gives(name: str) -> None:
     )
     one, four = (jax.jit(f)(steps, v_tm1, v_t) for f in (compute, sharded))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-12), four, one)
+
+
+def test_what_a_batch_credits_its_actions_with() -> None:
+    rng = np.random.default_rng(0)
+    mask = rng.random((5, 4)) < 0.6
+    advantage = np.where(mask, rng.normal(0.5, 2.0, mask.shape), 1000.0)  # padding must not be read
+    target = np.where(mask, rng.normal(-3.0, 1.0, mask.shape), 1000.0)
+    real, returns = advantage[mask], target[mask]
+    expected = {
+        "advantage_mean": real.mean(),
+        "advantage_std": real.std(),
+        "advantage_min": real.min(),
+        "advantage_max": real.max(),
+        "advantage_positive": (real > 0).mean(),
+        "return_variation": returns.std() / abs(returns.mean()),
+    }
+    found = metrics.credit_metrics(jnp.asarray(advantage), jnp.asarray(target), jnp.asarray(mask, float))
+    assert {name: float(x) for name, x in found.items()} == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_batch_without_a_step_credits_nothing() -> None:
+    found = metrics.credit_metrics(*jnp.ones((2, 3, 2)), jnp.zeros((3, 2)))
+    assert {float(x) for x in found.values()} == {0.0}

@@ -181,7 +181,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
     out = listed()
     assert all(name in out for name in ("cartpole", "CartPole-v1", "reinforce_to_go", "dapo"))
-    assert out.endswith("There is more: jaxpg list options ALGO, environments, wrappers or pairs.")
+    assert out.endswith("There is more: jaxpg list options ALGO, environments, wrappers, pairs or demonstrations.")
     out = listed("environments")
     assert all(name in out for name in envs.names())
     assert "Catch-bsuite rows = 10, columns = 5, max_steps_in_episode = 1000" in out
@@ -190,6 +190,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in envs.WRAPPERS)
     assert "probability 0.25 of repeating the previous action, in [0, 1]." in out
     assert "pairs.sharpness 10.0 how well the judge distinguishes rewards." in listed("pairs")
+    assert "demonstrations.number 16 completions of each prompt." in listed("demonstrations")
     out = listed("options", "dapo")
     assert "clip_high 0.28" in out
     assert "sampling rounds" in out

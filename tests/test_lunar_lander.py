@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -68,9 +68,14 @@ class Twins:
 
     def step(self, action: Any) -> tuple[Any, Any]:
         """(observation, reward, whether it is over) of both."""
+        return self.step_ours(action), self.step_theirs(action)
+
+    def step_ours(self, action: Any) -> tuple[Any, Any, Any]:
         self.state, *ours = self._step(self._scatter(), self.state, jnp.asarray(action))
-        theirs = self.theirs.step(action)
-        return tuple(ours), theirs[:3]
+        return tuple(ours)  # type: ignore[return-value]
+
+    def step_theirs(self, action: Any) -> tuple[Any, Any, Any]:
+        return self.theirs.step(action)[:3]
 
     def positions(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the three bodies are, [3, 2], in ours and in theirs."""
@@ -160,6 +165,65 @@ def test_episodes_are_distributed_as_gymnasiums(pilot: str, space: str) -> None:
 def test_the_comparison_notices_a_gravity_that_is_a_tenth_weaker() -> None:
     weaker = ours("discrete", gravity=-9.0)["landing"]
     assert min(differences(weaker, gymnasiums("discrete", "landing")).values()) < LEVEL
+
+
+class Landing(NamedTuple):
+    """How one side came to rest.
+
+    settling: steps from the first moment at which both legs touch the ground to the end of the episode.
+    still: steps at the end in which no body moves faster than Box2D lets a body sleep.
+    reward: of the last step.
+    """
+
+    settling: int
+    still: int
+    reward: float
+
+
+def landings(seed: int) -> list[Landing] | None:
+    """How ours and theirs come to rest from one start, each flown by a pilot that sees its own; None after a crash."""
+    twins = Twins(seed)
+    quiet = np.ones(2)  # the pilot does nothing by chance
+    flights: list[list[tuple[Any, Any, bool]]] = [[], []]
+    looks = [lambda: ours_at_rest(twins), lambda: theirs_at_rest(twins)]
+    actions = [0, 0]
+    while min(map(len, flights)) < LIMIT and not all(flight and flight[-1][1][1] for flight in flights):
+        for side, stepped in enumerate((twins.step_ours, twins.step_theirs)):
+            if not (flights[side] and flights[side][-1][1][1]):
+                obs, reward, over = stepped(actions[side])
+                actions[side] = int(landing_pilot(np, np.asarray(obs), quiet))
+                flights[side].append((np.asarray(obs), (float(reward), bool(over)), looks[side]()))
+    if any(flight[-1][1][0] != 100 for flight in flights):
+        return None
+    return [summary(flight) for flight in flights]
+
+
+def summary(flight: list[tuple[Any, Any, bool]]) -> Landing:
+    stands = [obs[6] > 0 and obs[7] > 0 for obs, _, _ in flight]
+    at_rest = [rests for *_, rests in flight]
+    still = at_rest[::-1].index(False) if False in at_rest else len(at_rest)
+    return Landing(len(flight) - stands.index(True), still, flight[-1][1][0])
+
+
+def ours_at_rest(twins: Twins) -> bool:
+    craft = twins.state.craft
+    return all(bool(environment.crafts._rests(velocity)) for velocity in craft.velocities)
+
+
+def theirs_at_rest(twins: Twins) -> bool:
+    bodies_ = [twins.theirs.lander, *twins.theirs.legs]
+    return all(b.linearVelocity.length <= 0.01 and abs(b.angularVelocity) <= 2 / 180 * np.pi for b in bodies_)
+
+
+@pytest.mark.full
+def test_it_falls_asleep_on_its_legs_as_box2d_does() -> None:
+    pairs = [pair for pair in map(landings, range(12 if "JAXPG_LONG" in os.environ else 3)) if pair is not None]
+    assert len(pairs) >= 2
+    for mine, boxes in pairs:
+        assert mine.still == boxes.still == 25  # half a second in which all three bodies rest
+        assert mine.reward == boxes.reward == 100
+        assert abs(mine.settling - boxes.settling) < 20
+    assert abs(np.mean([mine.settling - boxes.settling for mine, boxes in pairs])) < 10
 
 
 @pytest.mark.full

@@ -35,8 +35,8 @@ def test_a_tree_is_updated_alike_as_one_vector_and_array_by_array(flat_below):
     optimizer = update.adam(max_grad_norm=0.5, flat_below=flat_below)
     state = optimizer.init(params)
     assert any(x.ndim == 2 for x in jax.tree.leaves(state)) == (flat_below == 0)
-    params, state, norm = update.apply_gradient(optimizer, 0.1, gradient, params, state)
-    assert norm == pytest.approx(13.0)
+    params, state, norms = update.apply_gradient(optimizer, 0.1, gradient, params, state)
+    assert norms == {"gradient_norm": pytest.approx(13.0)}
     expected = {"a": [2.9, 1.0], "b": [[3.9, -2.1]]}  # Adam's first step is the sign of the gradient
     for name, value in expected.items():
         np.testing.assert_allclose(params[name], value, rtol=1e-4)

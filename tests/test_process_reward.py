@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import tiny
 from refusals import refused
-from test_text_steps import babbler, slow_steps
+from test_text_steps import babbler, slow_steps, spelled
 
 from jaxpg.cli.main import main
 from jaxpg.envs.text import CHARACTERS, TASKS, best_of_n, json_lines, labelled_steps, majority_vote, text_env
 from jaxpg.envs.text import weighted_vote as weighted_vote_of
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import build
+from jaxpg.experiments.build import build, reward_network
 from jaxpg.experiments.config import resolve_config
-from jaxpg.experiments.stages import check_plan, plan_stages
+from jaxpg.experiments.stages import check_plan, plan_stages, runs_named
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer_reward_model
 from jaxpg.policy_gradient import make_actor
@@ -127,7 +127,7 @@ def test_a_model_takes_the_place_of_the_check_and_chooses_among_completions():
     judged = judged_by_model(task, model, jnp.ones(()))
     env = selecting_env(text_env(judged, process_weight=0.5), task, model, jnp.ones(()), by_process)
     actor = make_actor(policy, policy.init(KEY))
-    _, part, _ = tiny.jit(episodic(num_envs=32).collect, static_argnums=(0, 1))(env, policy, policy.init(KEY), (), KEY)
+    _, part, _ = tiny.jit(partial(episodic(num_envs=32).collect, env, policy, policy.init(KEY), ()))(KEY)
     outcome, high, low = part.episodes.outcome, 1 / (1 + np.exp(-4)), 1 / (1 + np.exp(4))
     for b, n in enumerate(np.asarray(part.steps.mask.sum(0), int)):
         tokens = np.asarray(part.steps.action[:n, b]).tolist()
@@ -283,7 +283,6 @@ def test_what_judges_steps_is_trained_first_and_wrong_judges_are_refused(task):
     assert planned[2].config.process_reward == "out/process_reward_model"
     check_plan(planned, finished=lambda stage: False)
     for overrides, sentence in (
-        ({"reward": "reward_model"}, "set reward or process_reward to none"),
         ({"environment_settings.think": False}, "set think = true"),
         ({"step_labels.label_nose": 0.1}, "Did you mean 'label_noise'"),
         ({"step_labels.label_noise": 1.5}, "label_noise must be at most 1"),
@@ -293,6 +292,21 @@ def test_what_judges_steps_is_trained_first_and_wrong_judges_are_refused(task):
     alone = resolve_config(task, "process_reward_model", {"initial": "none"})
     with pytest.raises(UserError, match="begins with, and there is none: set initial"):
         build(alone)
+
+
+@pytest.mark.full
+def test_one_model_may_judge_completions_and_another_one_their_steps(task):
+    learned = {"rewards.accuracy": 1.0, "rewards.liked": {"model": "reward_model", "weight": 2.0}}
+    config = resolve_config(task, "process_grpo", learned)
+    assert list(runs_named(config)) == ["rewards.liked.model", "process_reward", "initial"]
+    shapes = jax.eval_shape(reward_network(config, text_env(parity())).init, KEY)
+    ones, zeros = (jax.tree.map(lambda x, value=value: jnp.full(x.shape, value), shapes) for value in (1.0, 0.0))
+    env = build(config, models={"rewards.liked.model": ones, "process_reward": zeros}).env
+    outcome = tiny.jit(env.outcome)(spelled(env, "<think>01</think><eos>"))
+    score = outcome.parts["reward_liked"]
+    assert abs(score) > 1
+    np.testing.assert_allclose(outcome.reward, outcome.parts["accuracy"] + 2 * score, rtol=1e-6)
+    np.testing.assert_allclose(outcome.step_rewards.reward[:4], [0, 0.25, 0.25, 0])  # 0.5 of one half, that of zeros
 
 
 @pytest.mark.full

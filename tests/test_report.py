@@ -14,6 +14,7 @@ from rich.console import Console
 from jaxpg import report
 from jaxpg.errors import UserError
 from jaxpg.report.comparison import format_duration, format_number, format_quantity
+from jaxpg.report.diagnostics import TITLES, diagnostics_figure
 from jaxpg.report.figures import curves_figure, spread_labels
 from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
@@ -223,8 +224,28 @@ def test_a_comparison_is_written_in_full(tmp_path):
     assert "i" not in outline.tags
     assert "prefers-color-scheme: dark" in page
     assert "currentColor" in page
+    assert "Diagnostics" not in outline.text  # nothing but returns was recorded
     for text in ("A & B", "jaxpg compare <task>", "<i>ours", "gamma", "0.99", "123 k", "1:15", "97.00", "(0/6)"):
         assert text in outline.text
+
+
+def test_a_page_draws_the_metrics_that_a_run_has_and_no_others():
+    steps = np.arange(1, 11) * 100.0
+    constant = np.ones((10, 3))
+    own = {"entropy": 0.5 * constant, "gradient_norm": constant, "policy_gradient_norm": constant, "loss": constant}
+    ppo, reinforce = toy_runs().values()
+    runs = {
+        "ppo": ppo._replace(steps=steps, returns=constant, metrics=own),
+        "reinforce": reinforce._replace(steps=steps, returns=constant, metrics={"q_value": np.nan * constant}),
+    }
+    figure = diagnostics_figure({name: (run.steps, run.metrics) for name, run in runs.items()})
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [TITLES["entropy"], TITLES["policy_gradient_norm"]]  # in place of the whole gradient's norm
+    (line,) = figure.axes[0].lines
+    drawn = line.get_ydata()
+    np.testing.assert_array_equal(drawn[np.isfinite(drawn)], 0.5)
+    assert TITLES["entropy"] in Outline(report.comparison_page(runs, title="task", details={})).text
+    assert diagnostics_figure({"ppo": (steps, {"loss": constant})}) is None
 
 
 def test_the_table_names_every_figure_within_80_columns():

@@ -9,6 +9,7 @@ from PIL import Image
 from jaxpg import envs
 from jaxpg.envs import text
 from jaxpg.report import render_gif
+from jaxpg.report.episodes import gif
 from jaxpg.report.episodes.boards import _explore, observations
 from jaxpg.report.episodes.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
 from jaxpg.report.episodes.gif import HOLD, SCENES, draw_frame, trimmed
@@ -51,6 +52,22 @@ def test_every_environment_plays(name, tmp_path):
     scene = SCENES.get(name, observations)(env, drawn)
     for t, frame in enumerate(frames):  # 255 colours lose next to nothing
         assert np.abs(frame - np.asarray(draw_frame(env, scene, drawn, t), int)).mean() < 1.5
+
+
+def test_a_long_episode_keeps_its_speed_in_fewer_frames(tmp_path, monkeypatch):
+    env = envs.make("CartPole-v1")
+    episode = some_episode(env, steps=8)
+    monkeypatch.setattr(gif, "MOST_FRAMES", 3)
+    render_gif(env, episode, tmp_path / "play.gif", fps=25)
+    with Image.open(tmp_path / "play.gif") as animation:
+        durations = []
+        for index in range(animation.n_frames):
+            animation.seek(index)
+            durations.append(animation.info["duration"])
+        last = np.asarray(animation.convert("RGB"), int)
+    assert durations == [120, 120, 120, HOLD]  # steps 0, 3 and 6, and the end
+    drawn = trimmed(episode)
+    assert np.abs(last - np.asarray(draw_frame(env, SCENES["CartPole-v1"](env, drawn), drawn, 8), int)).mean() < 1.5
 
 
 def frame_of(name: str, action, **fields) -> np.ndarray:

@@ -76,6 +76,106 @@ def test_a_run_that_needs_itself_is_refused(tmp_path: Path) -> None:
         plan("grpo", task=str(task))
 
 
+CHAIN = """
+environment = "sort"
+network = { kind = "transformer", width = 8, layers = 1, heads = 2, kv_heads = 1 }
+pairs = { slip_rate = 0.1 }
+
+[grpo]
+initial = "sft"
+num_envs = 16
+group_size = 8
+
+[stages.cold_start]
+algorithm = "sft"
+total_steps = 70
+demonstrations = { num_demonstrations = 5 }
+
+[stages.rules]
+algorithm = "grpo"
+initial = "cold_start"
+rewards = { accuracy = 1.0, format = 0.2 }
+
+[stages.tuned]
+algorithm = "sft"
+initial = "cold_start"
+demonstrations = { sampled_from = "rules", prompts = 3 }
+
+[stages.r1]
+algorithm = "grpo"
+initial = "tuned"
+rewards = { accuracy = 1.0, liked = { model = "reward_model", weight = 0.5, standardize = "running" } }
+"""
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> str:
+    path = tmp_path / "chain.toml"
+    path.write_text(CHAIN)
+    return str(path)
+
+
+def test_stages_with_names_of_their_own_are_planned_from_the_last_one(chain: str) -> None:
+    planned = plan("r1", task=chain)
+    assert [stage.name for stage in planned] == ["reward_model", "cold_start", "rules", "tuned", "grpo"]
+    algorithms = [stage.config.algorithm for stage in planned]
+    assert algorithms == ["reward_model", "sft", "grpo", "sft", "grpo"]
+    _, cold_start, rules, tuned, last = (stage.config for stage in planned)
+    assert (cold_start.total_steps, tuned.total_steps, rules.settings["num_envs"]) == (70, 500_000, 16)
+    assert (rules.initial, tuned.initial, last.initial) == tuple(
+        f"out/shared/{x}" for x in ("cold_start",) * 2 + ("tuned",)
+    )
+    assert rules.rewards == {"accuracy": 1.0, "format": 0.2}
+    assert last.rewards["liked"] == {"model": "out/shared/reward_model", "weight": 0.5, "standardize": "running"}
+    file = "out/shared/tuned/demonstrations.jsonl"
+    assert tuned.demonstrations == {"sampled_from": "out/shared/rules", "prompts": 3, "file": file}
+    assert [stage.name for stage in plan("r1", task=chain, finished=("tuned",))] == ["reward_model", "tuned", "grpo"]
+
+
+def test_the_chain_of_a_shipped_task() -> None:
+    planned = plan("r1", task="modular_chain")
+    assert [stage.name for stage in planned] == ["cold_start", "reward_model", "rules", "tuned", "grpo"]
+    assert planned[-1].config.rewards.keys() == {"accuracy", "format", "language", "preference"}
+
+
+def test_settings_of_a_stage_are_overridden_from_the_command_line(chain: str) -> None:
+    planned = plan("r1", {"stages.rules.total_steps": 9, "total_steps": 8}, task=chain)
+    assert [stage.config.total_steps for stage in planned] == [500_000, 70, 9, 500_000, 8]
+    with pytest.raises(UserError, match=r"no stage 'rulse' of chain. Did you mean 'rules'"):
+        plan("r1", {"stages.rulse.total_steps": 9}, task=chain)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ('"rules", prompts', '"r1", prompts', "tuned needs r1 needs tuned: there is no first stage. Set initial"),
+        ('initial = "cold_start"\nrewards', 'initial = "tuned"\nrewards', "tuned needs rules needs tuned"),
+        ("[stages.r1]", "[stages.dpo]", "The stage dpo, in .* has the name of an algorithm"),
+        ('algorithm = "sft"\ntotal', "total", "The stage cold_start, in .* needs an algorithm, .* not none"),
+        ('algorithm = "sft"\ntotal', 'algorithm = "rules"\ntotal', "needs an algorithm, .* not 'rules'"),
+        ("num_demonstrations", "demos", "no setting 'demos' of demonstrations"),
+        ("total_steps = 70", "total_stepps = 70", "no setting 'total_stepps' of the stage cold_start.* 'total_steps'"),
+        ("[stages.r1]", '[stages."a/b"]', "becomes part of the names"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(chain: str, before: str, after: str, sentence: str) -> None:
+    Path(chain).write_text(CHAIN.replace(before, after))
+    with pytest.raises(UserError, match=sentence):
+        plan("r1", task=chain)
+
+
+@pytest.mark.full
+def test_stages_are_checked_before_what_they_need_is_there(chain: str, tmp_path: Path) -> None:
+    """Neither the reward model nor the demonstrations exist; a wrong reward in a stage is found all the same."""
+    stages.check_plan(plan("r1", task=chain), finished=lambda stage: False)
+    Path(chain).write_text(CHAIN.replace("format = 0.2", "formatt = 0.2"))
+    with pytest.raises(UserError, match=r"no reward 'formatt' of sort. Did you mean 'format'"):
+        stages.check_plan(plan("r1", task=chain), finished=lambda stage: False)
+    Path(chain).write_text(CHAIN.replace('sampled_from = "rules"', f'sampled_from = "{tmp_path}"'))
+    with pytest.raises(UserError, match=r"is not the directory of a run: it has no config\.toml"):
+        stages.check_plan(plan("r1", task=chain), finished=lambda stage: False)
+
+
 def test_every_stage_is_checked_before_the_first_is_trained() -> None:
     """The run itself, then a stage; a finished stage is not checked."""
     good = plan("rlhf")

@@ -145,7 +145,8 @@ def test_what_is_paid_is_what_the_reward_model_says(summary, paid, right):
     assert outcome.reward == paid
     np.testing.assert_allclose(outcome.parts["true_reward"], slow_reward(text, summary), atol=1e-6)
     assert outcome.parts["accuracy"] == right
-    assert outcome.parts.keys() == {"true_reward", "accuracy", "format", "truncated"}
+    assert outcome.parts["reward_score"] == paid
+    assert outcome.parts.keys() == {"true_reward", "reward_score", "accuracy", "format", "truncated"}
     assert outcome.answer == text_env(task).outcome(state).answer
 
 

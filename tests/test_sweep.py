@@ -170,7 +170,7 @@ def test_too_little_memory_is_told_before_anything_is_trained(
 def test_a_run_that_diverges_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step size of 1e38 spoils its runs, and the others reach their end."""
     command = ["sweep", "catch", "a2c", "--seeds", "2", *SMALL, "--set", "num_envs=4", "--out", str(tmp_path)]
-    assert main([*command, "--grid", "learning_rate=0.01,1e38", "max_grad_norm=none"]) == 0
+    assert main([*command, "--grid", "learning_rate=0.01,1e38", "--grid", "max_grad_norm=none"]) == 0
     final = scores(tmp_path)
     assert np.isfinite(final[0]).all()
     assert np.isnan(final[1]).all()

@@ -99,6 +99,10 @@ def test_a_completion_step_by_step(name):
         "reward_format": form,
         "reward_length": -length / T,
         "reward_overlong": overlong,
+        "weighed_accuracy": 2 * accuracy,
+        "weighed_format": 0.5 * form,
+        "weighed_length": -0.25 * length / T,
+        "weighed_overlong": 3 * overlong,
         "accuracy": accuracy,
         "format": form,
         "truncated": truncated,
@@ -135,7 +139,8 @@ def test_only_the_rewards_asked_for_are_paid_and_listed():
     assert outcome.parts.keys() == {"reward_accuracy", "accuracy", "format", "truncated"}
     assert outcome.reward == 0
     _, outcome = walk(text_env(copying(), rewards={"format": -1, "length": 1.0}), (A, 1), "a", [A, END])
-    assert outcome.parts.keys() == {"reward_format", "reward_length", "accuracy", "format", "truncated"}
+    several = {f"{kind}_{name}" for kind in ("reward", "weighed") for name in ("format", "length")}
+    assert outcome.parts.keys() == several | {"accuracy", "format", "truncated"}
     np.testing.assert_allclose(outcome.reward, -1 - 2 / T, rtol=1e-6)
     assert outcome.parts["accuracy"] == 1
 
@@ -160,7 +165,10 @@ def walk_array(env, problem, ids):
     ("settings", "sentence"),
     [
         ({"rewards": {"acuracy": 1.0}}, "no reward 'acuracy' of copying. Did you mean 'accuracy'"),
-        ({"rewards": {"style": 1.0}}, "no reward 'style' of copying. There are: accuracy, format, length, overlong"),
+        (
+            {"rewards": {"style": 1.0}},
+            "no reward 'style' of copying. There are: accuracy, format, language, length",
+        ),
         ({"rewards": {}}, "copying needs a reward. There are: accuracy"),
         ({"rewards": {"accuracy": "high"}}, "weight of the reward accuracy must be a finite number, not 'high'"),
         ({"rewards": {"accuracy": True}}, "must be a finite number, not True"),
@@ -296,7 +304,7 @@ def test_settings_of_the_task_and_of_its_rewards_go_together():
     for _ in range(6):
         state, _ = env.step(jax.random.key(0), state, jnp.int32(CHARACTERS.id("1")))
     assert env.outcome(state).reward == -0.5
-    assert set(REWARDS) == {"accuracy", "format", "length", "overlong"}
+    assert set(REWARDS) == {"accuracy", "format", "length", "overlong", "language"}
 
 
 def test_states_have_one_type_so_that_loops_compile_once():

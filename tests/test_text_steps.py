@@ -20,6 +20,7 @@ from jaxpg.policy_gradient import make_actor
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.types import Policy
+from jaxpg.update.normalization import standardize_rewards
 
 T = 24
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<eos>", " ", " ", "a", "b", "a", "b", "a b", "ab "]
@@ -171,10 +172,12 @@ def babbler():
 
 @pytest.mark.full
 def test_rollouts_and_evaluation_have_the_rewards_of_steps():
-    env, policy = envs.make("parity", length=6, think=True, max_tokens=9, process_weight=0.5), babbler()
+    rewards = {"accuracy": 1.0, "length": {"weight": 0.5, "standardize": "batch"}}
+    settings = {"length": 6, "think": True, "max_tokens": 9}
+    env, policy = envs.make("parity", rewards=rewards, process_weight=0.5, **settings), babbler()
     table = policy.init(None)
-    collect = tiny.jit(episodic(num_envs=64).collect, static_argnums=(0, 1))
-    _, part, stats = collect(env, policy, table, (), jax.random.key(0))
+    collect = tiny.jit(partial(episodic(num_envs=64).collect, env, policy, table, ()))
+    _, part, stats = collect(jax.random.key(0))
     steps, outcome = part.steps, part.episodes.outcome
     lengths = np.asarray(steps.mask.sum(0), int)
     assert len(set(lengths.tolist())) > 3
@@ -191,11 +194,18 @@ def test_rollouts_and_evaluation_have_the_rewards_of_steps():
     assert judged > 10
     np.testing.assert_allclose(stats.return_sum, outcome.total().sum(), rtol=1e-6)
 
+    learned, _, _ = standardize_rewards(env.reward_terms, part, {})  # of the answer, where steps keep their own
+    answers, length = (lengths - 1, np.arange(64)), np.asarray(outcome.parts["reward_length"])
+    standardized = outcome.parts["accuracy"] + 0.5 * (length - length.mean()) / length.std()
+    np.testing.assert_allclose(learned.steps.reward[answers], standardized, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(*(x.at[answers].set(0) for x in (learned.steps.reward, steps.reward)))
+
     actor = make_actor(policy, table)
     one = jax.vmap(lambda key: evaluate(env, actor, key, episodes=1, greedy=False))
     result = tiny.jit(one)(jax.random.split(jax.random.key(0), 64))
     by_steps = 0.5 * result.metrics["reward_process"] * result.metrics["reasoning_steps"]
-    np.testing.assert_allclose(result.returns[:, 0], result.metrics["accuracy"] + by_steps, atol=1e-6)
+    by_answer = result.metrics["accuracy"] + 0.5 * result.metrics["reward_length"]
+    np.testing.assert_allclose(result.returns[:, 0], by_answer + by_steps, atol=1e-6)
     assert by_steps.max() > 0
 
 
@@ -206,6 +216,11 @@ def test_rollouts_and_evaluation_have_the_rewards_of_steps():
         ("reverse", {"process_weight": 1.0, "think": True}, "completions have no steps"),
         ("countdown", {"process_weight": 1.0, "think": True}, "countdown cannot check the steps.*process_reward"),
         ("parity", {"process_weight": float("nan"), "think": True}, r"weight of a step \(process_weight\) must be a"),
+        (
+            "parity",
+            {"process_weight": 1.0, "think": True, "rewards": {"process": {"function": "format"}}},
+            "process is the name under which the rewards of steps are logged",
+        ),
     ],
 )
 def test_steps_that_nothing_can_judge_are_refused(name, settings, sentence):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs
+from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs, stage_report
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.progress import Interruption, interruptible
@@ -46,7 +46,19 @@ def _finish_train(session: Session) -> int:
         return code
     if processes.is_main_process():
         _show_run(stages_of(session.record, session.out)[-1].config, session.out)
+        _show_stages(session)
     return 0
+
+
+def _show_stages(session: Session) -> None:
+    """What came into each stage of a run and what went out, where there was more than one."""
+    stages = stages_of(session.record, session.out)
+    if len(stages) == 1:
+        return
+    rows = stage_report.stage_rows(stages)
+    make_console().print(stage_report.stage_table(rows))
+    if (session.out / runs.PAGE).exists():
+        runs.write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
 
 
 def _train_stages(session: Session) -> int:
@@ -71,7 +83,7 @@ def _show_run(config: Config, out: Path) -> None:
     _print_line(console, f"Learning curve: {curve}")
     if (out / runs.PAGE).exists():
         _print_line(console, f"Report:         {out / runs.PAGE}")
-    if KINDS[config.algorithm].judge is None:
+    if KINDS[config.algorithm].has_policy:
         look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
         _print_line(console, f"Look at it:     jaxpg {look}")
 

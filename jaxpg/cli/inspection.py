@@ -18,7 +18,7 @@ from jaxpg.cli.runs import last_evaluation, training_returns
 from jaxpg.cli.terminal import make_console
 from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
-from jaxpg.experiments import completions
+from jaxpg.experiments import completions, sampling
 from jaxpg.experiments.build import KINDS, Experiment, reward_network, text_task, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary, load_reward_model
@@ -30,6 +30,9 @@ from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import restore
 from jaxpg.types import Env
+
+PROMPTS = 256
+"""Prompts that `jaxpg sample --out` completes if their number is not given."""
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
@@ -188,20 +191,41 @@ def _best_seed(metrics: Mapping[str, np.ndarray], state: RunState) -> int:
 
 
 def run_sample(arguments: argparse.Namespace) -> int:
-    """Completions of a trained language model, of a given prompt or of held-out ones."""
+    """Completions of a trained language model, of a given prompt, of held-out ones, or of training prompts as data."""
+    _check_sample_arguments(arguments)
     config, experiment, state = _load_run(arguments)
-    if not writes_text(config, experiment.env):
-        raise UserError(f"{arguments.run} is a run of {config.algorithm} on {config.task}, which writes no text.")
+    sampling.check_writes_text(config, experiment, arguments.run)
     params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
     key = jax.random.key(arguments.seed)
     settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
-    if arguments.prompt is None:
+    if arguments.out is not None:
+        only, prompts = arguments.only or "all", arguments.prompts or PROMPTS
+        counts = sampling.sample_to_file(
+            arguments.out, config, experiment, params, key, prompts=prompts, only=only, **settings
+        )
+        print(f"{printable(arguments.out)}: {counts.sentence(only)}")
+    elif arguments.prompt is None:
         for sample in completions.completion_sampler(config, experiment, **settings)(params, key):
             make_console().print(sample.line())
     else:
         for text in completions.complete_prompt(config, experiment, params, arguments.prompt, key, **settings):
             print(printable(text, keep="\n\t"))
     return 0
+
+
+def _check_sample_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse arguments of `sample` that do not go together, and a file that would be overwritten."""
+    if arguments.out is None:
+        for name in ("prompts", "only"):
+            if getattr(arguments, name) is not None:
+                raise UserError(f"--{name} is for completions that are written to a file: add --out FILE.")
+        return
+    if arguments.prompt is not None:
+        raise UserError("--out writes completions of the prompts that the run was trained on: leave out --prompt.")
+    if arguments.out.suffix != ".jsonl":
+        raise UserError(f"--out takes a file that ends in .jsonl, not {arguments.out}.")
+    if arguments.out.exists():
+        raise UserError(f"{arguments.out} exists already: choose another --out.")
 
 
 def run_plot(arguments: argparse.Namespace) -> int:

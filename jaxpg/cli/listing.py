@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from jaxpg import envs, preferences
+from jaxpg import envs
 from jaxpg.cli.terminal import make_console
 from jaxpg.envs import suites
 from jaxpg.errors import UserError
@@ -39,14 +40,15 @@ def run_list(arguments: argparse.Namespace) -> int:
         "options": lambda: _option_table(arguments.of),
         "environments": lambda: _suite_table(arguments.of) if arguments.of else _all_environments(),
         "wrappers": _wrapper_table,
-        "pairs": _pair_table,
-        "step_labels": _label_table,
+        **{name: partial(_source_table, name) for name in configs.SOURCES},
     }
     console = make_console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
         console.print(listings[name]())
     if not arguments.what:
-        console.print("There is more: jaxpg list options ALGO, environments, wrappers, pairs or step_labels.")
+        console.print(
+            "There is more: jaxpg list options ALGO, environments, wrappers, pairs, step_labels or demonstrations."
+        )
     return 0
 
 
@@ -116,13 +118,9 @@ def _wrapper_table() -> Table:
     return table
 
 
-def _pair_table() -> Table:
-    return _setting_table("settings of preference pairs", [("pairs.", signatures.options(preferences.make_pairs))])
-
-
-def _label_table() -> Table:
-    labels = signatures.options(preferences.make_step_labels)
-    return _setting_table("settings of labelled steps", [("step_labels.", labels)])
+def _source_table(name: str) -> Table:
+    make, data = configs.SOURCES[name]
+    return _setting_table(f"settings of {data}", [(f"{name}.", signatures.options(make))])
 
 
 def _option_table(algorithm: str) -> Table:

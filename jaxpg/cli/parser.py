@@ -13,7 +13,7 @@ from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_n
 from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
-LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels")
+LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels", "demonstrations")
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -102,7 +102,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
     train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
-    train.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
+    train.add_argument(
+        "algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm (see jaxpg list), or a stage of the task"
+    )
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
     compare.add_argument("task", type=name, metavar="TASK")
@@ -112,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("task", type=name, metavar="TASK")
     sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO")
     grid = "values of a setting, or low:high:log:n"
-    sweep.add_argument("--grid", nargs="+", metavar="K=V,V", help=grid)
+    sweep.add_argument("--grid", nargs="+", action="extend", metavar="K=V,V", help=grid)
     sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
 
     resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
@@ -242,7 +244,12 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         type=completions,
         default=8,
         metavar="N",
-        help="number of completions (default 8)",
+        help="number of completions (default 8); with --out, of each prompt",
+    )
+    parser.add_argument("--out", type=path, metavar="FILE", help="write completions of training prompts: data.jsonl")
+    parser.add_argument("--prompts", type=completions, metavar="N", help="with --out, number of prompts (default 256)")
+    parser.add_argument(
+        "--only", choices=("right", "all"), metavar="WHICH", help="with --out, the right completions, or all (default)"
     )
     parser.add_argument("--temperature", type=temperature, default=1.0, metavar="X", help="below 1 for likelier tokens")
     parser.add_argument(

@@ -16,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
-from jaxpg.experiments.stages import INHERITED, ROLES, Stage, check_plan, plan_stages
+from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import run_directory
 from jaxpg.training.loop import check_total_steps
 
@@ -55,8 +55,9 @@ def has_begun(record: CommandRecord, out: Path) -> bool:
 def stages_of(record: CommandRecord, out: Path) -> list[Stage]:
     """The runs of a command in training order; of a sweep, those before it."""
     configs_of_runs = [_config(run["config"], out) for run in record.runs]
-    directories = [out / run["directory"] for run in record.runs]
-    return [Stage(c.algorithm, c, d) for c, d in zip(configs_of_runs, directories, strict=True)]
+    directories = [run["directory"] for run in record.runs]
+    names = [record.algorithms[0] if directory == "." else directory for directory in directories]
+    return [Stage(n, c, out / d) for n, c, d in zip(names, configs_of_runs, directories, strict=True)]
 
 
 def groups_of(record: CommandRecord, out: Path) -> list[CompiledGroup]:
@@ -85,13 +86,14 @@ def config_of_run(options: RunOptions, algorithm: str, directory: Path) -> confi
     if not (options.resume and (directory / run_directory.CONFIG).exists()):
         return configs.resolve_config(options.task, algorithm, options.overrides)
     begun = configs.load_config(directory)
-    _refuse_other_runs(f"The run in {directory}", begun.task, [begun.algorithm], options, [algorithm])
+    wanted = configs.resolve_config(options.task, algorithm, options.overrides).algorithm
+    _refuse_other_runs(f"The run in {directory}", begun.task, [begun.algorithm], options, [wanted])
     return _overridden(begun, options.overrides, directory)
 
 
 def _plan_train(options: RunOptions, out: Path) -> list[Stage]:
     (algorithm,) = options.algorithms
-    return _plan_run(options, config_of_run(options, algorithm, out), out, out)
+    return _plan_run(options, algorithm, config_of_run(options, algorithm, out), out, out)
 
 
 def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
@@ -101,7 +103,7 @@ def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
         if not options.resume:
             run_directory.refuse_begun(out / algorithm)
         config = config_of_run(options, algorithm, out / algorithm)
-        for stage in _plan_run(options, config, out / algorithm, out):
+        for stage in _plan_run(options, algorithm, config, out / algorithm, out):
             if stages.setdefault(stage.directory, stage).config != stage.config:
                 raise UserError(
                     f"{stage.name} is compared here and also trained before another algorithm, with other settings. "
@@ -110,10 +112,10 @@ def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
     return list(stages.values())
 
 
-def _plan_run(options: RunOptions, config: configs.Config, directory: Path, shared_dir: Path) -> list[Stage]:
+def _plan_run(options: RunOptions, name: str, config: configs.Config, directory: Path, shared_dir: Path) -> list[Stage]:
     """The stages of a config, checked if anything is to be trained before the config itself."""
     assert options.task is not None
-    plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides)
+    plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides, name=name)
     for stage in plan:
         check_total_steps(stage.config.total_steps)
     if len(plan) > 1 or options.command == "compare":
@@ -127,9 +129,9 @@ def _plan_sweep(options: RunOptions, out: Path) -> CommandRecord:
     assert options.task is not None
     (algorithm,) = options.algorithms
     groups = plan_grid(options.task, algorithm, options.overrides, options.grid)
-    *stages, last = _plan_run(options, groups[0].config, out, out)
-    trained: dict[str, Any] = {role: getattr(last.config, role) for role in ROLES}
-    groups = [group._replace(config=dataclasses.replace(group.config, **trained)) for group in groups]
+    *stages, last = _plan_run(options, algorithm, groups[0].config, out, out)
+    for setting, run in runs_named(last.config).items():
+        groups = [group._replace(config=with_run(group.config, setting, run)) for group in groups]
     _check_groups(groups, stages, options)
     tables = [
         {
@@ -188,16 +190,23 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
         _refuse_other_runs(what, tables[0]["task"], record.algorithms, given, options.algorithms or record.algorithms)
     record = dataclasses.replace(record, devices=options.devices.devices, mesh=options.devices.mesh)
     if record.sweep:
+        options = dataclasses.replace(options, overrides=_with_directories(options.overrides, record, out))
         return dataclasses.replace(record, sweep=_updated_sweep(record.sweep, options, out, what))
     shown = ["."] if record.command == "train" else record.algorithms
-    runs = [_updated_run(run, options.overrides, out) if run["directory"] in shown else run for run in record.runs]
+    overrides = _with_directories(options.overrides, record, out)
+    runs = [_updated_run(run, overrides, out) if run["directory"] in shown else run for run in record.runs]
     return dataclasses.replace(record, runs=runs)
 
 
 def _updated_run(run: Mapping[str, Any], overrides: Mapping[str, Any], out: Path) -> dict[str, Any]:
     directory = out / run["directory"]
-    named = {n: str(out / x) if n in ROLES and x in configs.ALGORITHMS else x for n, x in overrides.items()}
-    return {**run, "config": _tables(_overridden(_config(run["config"], out), named, directory))}
+    return {**run, "config": _tables(_overridden(_config(run["config"], out), overrides, directory))}
+
+
+def _with_directories(overrides: Mapping[str, Any], record: CommandRecord, out: Path) -> dict[str, Any]:
+    """Overrides in which the names of what a command trains first are the directories where it does."""
+    trained = [run["directory"] for run in record.runs]
+    return {n: str(out / x) if names_run(n) and x in trained else x for n, x in overrides.items()}
 
 
 def _updated_sweep(sweep: Sweep, options: RunOptions, out: Path, what: str) -> Sweep:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.sampling import sample_demonstrations
 from jaxpg.experiments.stages import Stage, is_finished
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import process_exit, processes
@@ -111,10 +113,11 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     config, out, options = stage.config, stage.directory, session.options
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = mesh_for(options.devices, config, len(config.seeds))
+    processes.on_main_process(partial(sample_demonstrations, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
-    with training_hooks(options, interruption, _header(config, out, mesh), config.total_steps) as hooks:
+    with training_hooks(options, interruption, _header(stage, mesh), config.total_steps) as hooks:
         state = train(
             experiment.learner,
             seeds=config.seeds,
@@ -157,17 +160,18 @@ def _evaluation_hook(config: Config, experiment: Experiment, out: Path, console:
     def on_evaluation(state: Any) -> None:
         log_completions(state)
         if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
-            _write_page(config, out)
+            write_page(config, out)
 
     return on_evaluation if processes.is_main_process() else lambda state: None
 
 
-def _write_page(config: Config, out: Path) -> None:
-    """The report of a run on a text task so far: learning curve, and completions with their rewards."""
+def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """The report of a run on a text task so far: learning curve, completions with their rewards, and its stages."""
     from jaxpg import report
 
     written = completions.format_completions(completions.load_completions(out))
-    details: dict[str, Any] = {"completions": written} if written else {}
+    details: dict[str, Any] = {"stages": stages} if stages else {}
+    details |= {"completions": written} if written else {}
     details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
     run = run_result(run_directory.load_metrics(out))
     page = report.comparison_page(
@@ -224,10 +228,12 @@ def report_interrupted(session: Session, interruption: Interruption) -> int:
     return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
-def _header(config: Config, out: Path, mesh: Mesh) -> Text:
+def _header(stage: Stage, mesh: Mesh) -> Text:
+    name, config, out = stage
+    what = config.algorithm if name == config.algorithm else f"{name}: {config.algorithm}"
     seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
     details = f"{seeds}, {config.total_steps:,} steps each; {devices.describe(mesh)}, jax {jax.__version__}"
-    return heading(f"{config.algorithm} on {config.task}", details, out)
+    return heading(f"{what} on {config.task}", details, out)
 
 
 def _lost_message(out: Path, resume_command: str) -> str:
@@ -254,6 +260,7 @@ def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
         seconds=float(metrics["seconds"][-1]),
         steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
         initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
+        metrics=metrics,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
+from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
+from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env, wrapped
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -43,20 +45,6 @@ class Experiment(NamedTuple):
     record: Callable[[Any, Key], RecordedEpisode] | None = None
 
 
-class RewardParams(NamedTuple):
-    """Parameters of the reward models that a config names, each None where it names none.
-
-    reward: of the one that judges completions.
-    process_reward: of the one that judges their steps.
-    """
-
-    reward: Tree = None
-    process_reward: Tree = None
-
-
-NO_MODELS = RewardParams()
-
-
 class Judge(NamedTuple):
     """What a learned reward model is good for.
 
@@ -73,7 +61,7 @@ class AlgorithmKind(NamedTuple):
 
     build(config, env, held_out, shards): its learner, and the function that evaluates it.
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
-    judge: what its reward model is good for; None where it learns a policy, which can act and write.
+    judge: what its reward model is good for; None where it learns a policy instead.
     action_values(state): the table of action values `[S, A]` that it has learned; None where it learns no table.
     """
 
@@ -82,14 +70,19 @@ class AlgorithmKind(NamedTuple):
     judge: Judge | None = None
     action_values: Callable[[Any], Array] | None = None
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether it learns a policy, which can act and write."""
+        return self.judge is None
 
-def build(config: Config, shards: int = 1, models: RewardParams = NO_MODELS) -> Experiment:
+
+def build(config: Config, shards: int = 1, models: Mapping[str, Tree] = MappingProxyType({})) -> Experiment:
     """The experiment of a config.
 
     Args:
         config: what to build.
         shards: devices over which the environments of one seed will be split.
-        models: parameters of the reward models that the config names.
+        models: by the setting that names it, the parameters of each reward model (`Config.reward_models`).
 
     Raises:
         UserError: parts that do not fit together, such as minibatches that do not divide the batch.
@@ -111,7 +104,7 @@ def build(config: Config, shards: int = 1, models: RewardParams = NO_MODELS) -> 
 
 def writes_text(config: Config, env: Env) -> bool:
     """Whether what is trained on `env` writes completions."""
-    return KINDS[config.algorithm].judge is None and env.context is not None
+    return KINDS[config.algorithm].has_policy and env.context is not None
 
 
 def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
@@ -172,7 +165,8 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, _ = networks(config, env)
-    learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
+    task = preferences.make_demonstrations(text_task(config, "train"), **config.demonstrations)
+    learner = preferences.sft(task, policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
 
 
@@ -253,20 +247,31 @@ def _pairs(config: Config) -> preferences.Pairs:
     return preferences.make_pairs(text_task(config, "train"), text_task(config, "test"), **config.pairs)
 
 
-def _env(config: Config, split: str, models: RewardParams) -> Env:
-    """The environment of a config, in which the reward models that it names judge completions or their steps."""
-    if config.reward and config.process_reward:
-        raise UserError("A reward model takes the place of all rewards: set reward or process_reward to none.")
-    env = make_env(config, split)
-    if not config.reward and not config.process_reward:
-        return env
-    task, model = text_task(config, split), reward_network(config, env)
-    if config.reward:
-        return preferences.rlhf_env(task, model, models.reward)
-    task.check_steps_exist()
+def _env(config: Config, split: str, models: Mapping[str, Tree]) -> Env:
+    """The environment of a config, with the rewards and the reward models that the config itself names."""
+    given = [name for name in ("rewards", "reward", "process_reward") if getattr(config, name)]
+    if not given:
+        return make_env(config, split)
+    if config.environment not in TEXT_TASKS:
+        raise UserError(
+            f"A list of rewards is that of a text task, and {config.environment} is none: take {' and '.join(given)} "
+            f"away. There are: {', '.join(TEXT_TASKS)}."
+        )
+    task, rewards = text_task(config, split), dict(config.reward_list)
     settings = {name: x for name, x in config.environment_settings.items() if name in options(envs.text.text_env)}
-    judged = preferences.judged_by_model(task, model, models.process_reward)
-    return envs.text.text_env(judged, **{"process_weight": 1.0} | settings)
+    if not config.reward_models:
+        return wrapped(config, envs.text.text_env(task, **{**settings, "rewards": rewards}))
+    model = reward_network(config, make_env(config, split))
+    if config.process_reward:
+        task = preferences.judged_by_model(task, model, models.get("process_reward"))
+        settings["process_weight"] = config.process_weight
+    for name, entry in rewards.items():
+        setting = "reward" if config.reward else f"rewards.{name}.model"
+        if setting in config.reward_models:
+            rewards[name] = make_reward(name, entry, task, preferences.score_of(model, models.get(setting)))
+    if rewards:
+        settings["rewards"] = rewards
+    return wrapped(config, preferences.with_true_reward(envs.text.text_env(task, **settings), task))
 
 
 def _refuse_scaling(config: Config) -> None:

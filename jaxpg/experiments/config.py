@@ -14,6 +14,15 @@ that algorithm differs from its defaults, and may override the top level too:
 
 A section with `like = "grpo"` inherits those settings of that section that the algorithm has.
 
+A task may train an algorithm more than once, in stages that have names of their own. A stage takes over the settings of
+its algorithm's section, and a setting that names a run (`initial`, `demonstrations.sampled_from`, the model of a
+reward) may name a stage:
+
+    [stages.rules]
+    algorithm = "grpo"
+    initial = "cold_start"
+    rewards = { accuracy = 1.0, format = 0.1 }
+
 Later wins: defaults, top level, section, command line. A table is merged key by key, but one with a `kind` replaces the
 table before it. An integer may be given as the name of another number, `total_steps` or `time_limit`. The resolved
 config that a run writes is such a file again, with every setting in it.
@@ -66,6 +75,14 @@ MOST_SEEDS = 2**16
 NAMED_NUMBERS = ("total_steps", "time_limit")
 """Names that stand for an integer in a config."""
 _LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
+SOURCES: dict[str, tuple[Callable[..., Any], str]] = {
+    "pairs": (preferences.make_pairs, "preference pairs"),
+    "step_labels": (preferences.make_step_labels, "labelled steps"),
+    "demonstrations": (preferences.make_demonstrations, "demonstrations"),
+}
+"""The tables that say where data comes from: the function whose settings they hold, and what it makes, in words."""
+STAGES = "stages"
+"""The table of a task's stages by name: sections of algorithms that the task trains more than once."""
 COMMAND_ARGUMENTS = ("task", "algorithm")
 """What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
@@ -89,11 +106,15 @@ class Config:
         evaluation_samples: evaluation episodes per start state (group size); pass@k is measured for k up to this.
         evaluation_greedy: evaluate the mode of the policy instead of samples.
         initial: the policy to begin with: directory of a run, or an algorithm that is trained first.
-        reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
+        reward: the reward model whose score is the only reward of whole completions: directory of a run, or an
+            algorithm trained first.
+        rewards: the rewards of a text task by name, each a weight or a table with weight, standardize (batch or
+            running), and function (module:function of your own) or model (directory of a run, or an algorithm).
         process_reward: the process reward model that judges the steps of completions: directory of a run, or an
             algorithm that is trained first.
         pairs: settings of the preference pairs, see preferences.make_pairs.
         step_labels: settings of the completions with labelled steps, see preferences.make_step_labels.
+        demonstrations: where fine-tuning has its demonstrations from, see preferences.make_demonstrations.
         learner: settings of the learner around the algorithm, see policy_gradient.
         settings: settings of the algorithm.
     """
@@ -113,9 +134,11 @@ class Config:
     evaluation_greedy: bool = False
     initial: str | None = None
     reward: str | None = None
+    rewards: dict
     process_reward: str | None = None
     pairs: dict
     step_labels: dict
+    demonstrations: dict
     learner: dict
     settings: dict
 
@@ -124,6 +147,23 @@ class Config:
         """How many environments, or examples, the devices of one seed share."""
         return self.settings["num_envs"] if "num_envs" in self.settings else self.settings["batch_size"]
 
+    @property
+    def reward_list(self) -> dict[str, Any]:
+        """The list of rewards by name, `reward` being short for a list of one; empty for the environment's own."""
+        return self.rewards if self.reward is None else {preferences.SCORE: {"model": self.reward}}
+
+    @property
+    def reward_models(self) -> dict[str, str]:
+        """By the setting that names it, the directory of a run or the algorithm that each reward model comes from."""
+        listed = {f"rewards.{n}.model": x.get("model") for n, x in self.rewards.items() if isinstance(x, Mapping)}
+        named = {"reward": self.reward, **listed, "process_reward": self.process_reward}
+        return {setting: run for setting, run in named.items() if run is not None}
+
+    @property
+    def process_weight(self) -> float:
+        """The weight of the rewards of steps: 1 where a model judges them, unless the environment's settings say."""
+        return self.environment_settings.get("process_weight", 1.0 if self.process_reward else 0.0)
+
 
 def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """The config of an algorithm on a task.
@@ -131,7 +171,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     Args:
         task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
             "brax:ant" or "gymnasium:CartPole-v1", which is trained with the defaults.
-        algorithm: one of ALGORITHMS.
+        algorithm: one of ALGORITHMS, or a stage of the task.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
 
     Raises:
@@ -183,11 +223,24 @@ def resolve_tables(
     return _resolve(sections, algorithm, overrides or {}, source)
 
 
-def _resolve(sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any], source: Path) -> Config:
-    """`resolve_tables` of sections whose names have been checked."""
+def trainable(task: str | Path) -> list[str]:
+    """What a setting of a task's config may name as a run that is trained first: algorithms, and the task's stages."""
+    return [*ALGORITHMS, *config_file.read_task(task)[0].get(STAGES, {})]
+
+
+def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, Any], source: Path) -> Config:
+    """`resolve_tables` of sections whose names have been checked; `trained` is an algorithm or a stage."""
+    given = _nested_overrides(overrides)
+    stages = config_file.merge(sections.get(STAGES, {}), given.pop(STAGES, {}))
+    if unknown := stages.keys() - sections.get(STAGES, {}).keys():
+        refuse_unknown("stage", min(unknown), sections.get(STAGES, {}), f" of {source.stem}")
+    stage = dict(stages.get(trained, {}))
+    algorithm = stage.pop("algorithm", trained)
+    if algorithm not in ALGORITHMS:
+        refuse_unknown("algorithm", algorithm, [*ALGORITHMS, *stages])
     own = algorithm_options(algorithm)
-    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
-    layers = top_level, _section(sections, algorithm), _nested_overrides(overrides)
+    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS and key != STAGES}
+    layers = top_level, _section(sections, algorithm), stage, given
     if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
@@ -240,13 +293,21 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def make_env(config: Config, split: str = "train") -> Env:
-    """The environment of a config, wrapped; `split` chooses between its train and test problems, where it has them."""
+    """The environment of a config, wrapped, without the rewards and the reward models that the config names itself.
+
+    `split` chooses between its train and test problems, where it has them.
+    """
     settings = config.environment_settings
-    if config.process_reward:  # a model judges steps in the place of the task, which need not be able to
-        settings = {name: value for name, value in settings.items() if name != "process_weight"}
+    if config.rewards or config.process_reward:  # what goes with those is not for the rewards of the environment
+        of_the_rewards = options(envs.text.text_env)
+        settings = {name: value for name, value in settings.items() if name not in of_the_rewards}
     if "split" in envs.default_settings(config.environment):
         settings = {"split": split, **settings}
-    env = envs.make(config.environment, **settings)
+    return wrapped(config, envs.make(config.environment, **settings))
+
+
+def wrapped(config: Config, env: Env) -> Env:
+    """An environment with the wrappers of a config."""
     for name, arguments in config.wrappers.items():
         env = envs.wrap(env, name, **arguments)
     return env
@@ -314,8 +375,9 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained."""
     top_level = task_options()
     for key in sections:
-        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
-            refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
+        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm", STAGES):
+            refuse_unknown("setting", key, [*top_level, *ALGORITHMS, STAGES], f" of a task, in {path}")
+    _check_stages(sections.get(STAGES, {}), path)
     present = [name for name in sections if name in ALGORITHMS]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
@@ -324,11 +386,31 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
         models = [name for name in present if "like" not in sections[name]]
         if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
-        for key in section.keys() - {"like"}:
-            if key not in known:
-                refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
-            if not (_takes_integer(known[key]) and section[key] in NAMED_NUMBERS):
-                check(known[key], section[key])
+        _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
+
+
+def _check_section(section: Mapping[str, Any], known: Mapping[str, Option], name: str, path: Path) -> None:
+    """Refuse an unknown setting in a section, or a value of the wrong type."""
+    for key, value in section.items():
+        if key not in known:
+            refuse_unknown("setting", key, known, f" of {name}, in {path}")
+        if not (_takes_integer(known[key]) and value in NAMED_NUMBERS):
+            check(known[key], value)
+
+
+def _check_stages(stages: Any, path: Path) -> None:
+    """Refuse stages without an algorithm or with the name of one, and unknown settings in them."""
+    check(Option(STAGES, REQUIRED, dict, ""), stages)
+    for name, stage in stages.items():
+        check(Option(f"{STAGES}.{name}", REQUIRED, dict, ""), stage)
+        check_name(name)
+        if name in ALGORITHMS:
+            raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
+        if stage.get("algorithm") not in ALGORITHMS:
+            given = excerpt(stage["algorithm"]) if "algorithm" in stage else "none"
+            raise UserError(f"The stage {name}, in {path}, needs an algorithm, such as sft or grpo, not {given}.")
+        settings = {key: value for key, value in stage.items() if key != "algorithm"}
+        _check_section(settings, task_options() | algorithm_options(stage["algorithm"]), f"the stage {name}", path)
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -353,24 +435,40 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}, "step_labels": {}} | dict(merged)
+    tables = "environment_settings", "wrappers", "network", "rewards", *SOURCES
+    merged = {name: {} for name in tables} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = _check_network(algorithm, checked["network"])
-    checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
-    known_labels = options(preferences.make_step_labels)
-    checked["step_labels"] = _check_table(checked["step_labels"], known_labels, " of labelled steps")
+    for name, (source, words) in SOURCES.items():
+        checked[name] = _check_table(checked[name], options(source), f" of {words}")
     for name, settings in checked["wrappers"].items():
         check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
-    for name in ("environment_settings", "wrappers"):
+    for name in ("environment_settings", "wrappers", "rewards"):
         check_free_settings(name, checked[name])
+    _check_rewards(checked)
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
     return dataclasses.replace(config, settings=settings)
+
+
+def _check_rewards(checked: Mapping[str, Any]) -> None:
+    """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
+    given = ["rewards"] if checked["rewards"] else []
+    given += ["reward"] if checked.get("reward") is not None else []
+    given += ["environment_settings.rewards"] if "rewards" in checked["environment_settings"] else []
+    if "rewards" in given and len(given) > 1:
+        raise UserError(
+            f"{' and '.join(given)} are given, and rewards is the whole list: name them all in it, a reward model as "
+            'rewards.NAME = { model = "..." }.'
+        )
+    for name, entry in checked["rewards"].items():
+        if isinstance(entry, Mapping) and "model" in entry:
+            check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
 
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:

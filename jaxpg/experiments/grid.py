@@ -14,6 +14,7 @@ import numpy as np
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import Config, resolve_configs
 from jaxpg.experiments.config_file import parse_value
+from jaxpg.experiments.stages import names_run
 
 Point = dict[str, Any]
 """A value for each setting that is swept."""
@@ -21,8 +22,8 @@ MOST_POINTS = 10_000
 """More points than anybody trains: a mistake in typing."""
 MOST_PROGRAMS = 128
 """More programs than anybody compiles, at seconds each, and than are checked within seconds."""
-FIXED = ("task", "algorithm", "seeds", "initial", "reward", "process_reward")
-"""What all points of a grid share: the seeds that they are compared on, and the stages that are trained once."""
+FIXED = ("task", "algorithm", "seeds")
+"""What all points of a grid share, beside the runs that they start from: the seeds that they are compared on."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 
 
@@ -61,7 +62,7 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
             )
         if name in grid:
             raise UserError(f"--grid has {name} twice: give all of its values at once, as {name}=value,value.")
-        if name in FIXED:
+        if name in FIXED or names_run(name):
             raise UserError(f"--grid cannot have {name}, which is the same in all points.")
         values = _parse_range(name, text) if text.count(":") == 3 else _parse_list(text)
         grid[name] = [x for i, x in enumerate(values) if x not in values[:i]]

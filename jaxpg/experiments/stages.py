@@ -1,7 +1,8 @@
 """The stages of a run: the runs that train its initial policy and its reward model, planned before anything is trained.
 
-A config may name an algorithm as its `reward`, its `process_reward` or its `initial` policy. That algorithm is then a
-stage: a separate run on the same task, with the settings of its section, which may name further stages.
+A config may name an algorithm, or a stage of its task, as a reward model, as its `initial` policy, or as the policy
+whose right completions are its demonstrations. That is then trained first: a separate run on the same task, with the
+settings of its section, which may name further ones.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
-from jaxpg.experiments.config import ALGORITHMS, Config, resolve_config
-from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.experiments.config import STAGES, Config, resolve_config, trainable
+from jaxpg.experiments.config_file import merge, nested
+from jaxpg.experiments.sampling import SAMPLED, check_writer
+from jaxpg.experiments.warm_start import reward_params
 from jaxpg.training import checkpoint
 
-ROLES = ("reward", "process_reward", "initial")
-"""The settings that may name a stage, in the order in which the stages are trained."""
-INHERITED = ("environment", "environment_settings", "network", "pairs", "step_labels")
+SAMPLED_FROM = "demonstrations.sampled_from"
+INHERITED = ("environment", "environment_settings", "network", "pairs", "step_labels", STAGES)
 """The settings in which a stage follows the overrides of the run that needs it."""
 
 
 class Stage(NamedTuple):
     """One run of a plan.
 
-    name: the algorithm.
-    config: its config, in which the ROLES are directories.
+    name: of the stage, or the algorithm.
+    config: its config, in which the runs that it starts from are directories.
     directory: the directory of the run.
     """
 
@@ -45,6 +47,31 @@ def is_finished(stage: Stage) -> bool:
     return last is not None and last.steps >= stage.config.total_steps
 
 
+def runs_named(config: Config) -> dict[str, str]:
+    """By the setting that names it, each run that a config starts from: a directory, or what is trained first.
+
+    They are in the order in which they are trained.
+    """
+    sampled_from = config.demonstrations.get("sampled_from")
+    named = {**config.reward_models, SAMPLED_FROM: sampled_from, "initial": config.initial}
+    return {setting: run for setting, run in named.items() if run is not None}
+
+
+def with_run(config: Config, setting: str, run: str) -> Config:
+    """A config in which a setting of `runs_named` is another run."""
+    table, *path = setting.split(".")
+    changed: Any = run
+    if path:
+        changed = merge(getattr(config, table), nested({".".join(path): run}))
+    return dataclasses.replace(config, **{table: changed})
+
+
+def names_run(setting: str) -> bool:
+    """Whether a setting, with dots, names a run that another one starts from."""
+    of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
+    return of_a_reward or setting in ("reward", "process_reward", "initial", SAMPLED_FROM)
+
+
 def plan_stages(
     config: Config,
     directory: Path,
@@ -52,6 +79,7 @@ def plan_stages(
     *,
     task: str | Path,
     overrides: Mapping[str, Any],
+    name: str | None = None,
     finished: Callable[[Stage], bool] = is_finished,
 ) -> list[Stage]:
     """The runs that a config needs, in training order; the last one is the run of the config itself.
@@ -61,9 +89,10 @@ def plan_stages(
     Args:
         config: the config of the final run.
         directory: the directory of that run.
-        shared_dir: where the stages go, each into a directory named after its algorithm.
+        shared_dir: where the stages go, each into a directory of its name.
         task: the task or TOML file that `config` was resolved from.
         overrides: settings of the command line; stages take over those that are INHERITED, and the seeds of `config`.
+        name: of the final run; its algorithm if not given.
         finished: whether a stage has been trained already.
 
     Raises:
@@ -72,24 +101,29 @@ def plan_stages(
     inherited = {name: value for name, value in overrides.items() if name.split(".")[0] in INHERITED}
     inherited["seeds"] = list(config.seeds)
 
-    def plan(config: Config, directory: Path, needed_by: tuple[str, ...]) -> list[Stage]:
+    names = trainable(task)
+
+    def plan(planned: Stage, needed_by: tuple[str, ...]) -> list[Stage]:
         stages: dict[Path, Stage] = {}
-        for role in ROLES:
-            name = getattr(config, role)
-            if name not in ALGORITHMS:
+        config = planned.config
+        for setting, name in runs_named(config).items():
+            if name not in names:
                 continue
             if name in needed_by:
                 chain = " needs ".join((*needed_by[needed_by.index(name) :], name))
-                raise UserError(f"{chain}: there is no first stage. Set {role} to the directory of a run, or to none.")
+                raise UserError(
+                    f"{chain}: there is no first stage. Set {setting} to the directory of a run, or to none."
+                )
             stage = Stage(name, resolve_config(task, name, inherited), shared_dir / name)
-            needed = [stage] if finished(stage) else plan(stage.config, stage.directory, (*needed_by, name))
+            needed = [stage] if finished(stage) else plan(stage, (*needed_by, name))
             for each in needed:
                 stages.setdefault(each.directory, each)
-            change: dict[str, Any] = {role: str(stage.directory)}
-            config = dataclasses.replace(config, **change)
-        return [*stages.values(), Stage(config.algorithm, config, directory)]
+            config = with_run(config, setting, str(stage.directory))
+        if config.demonstrations.get("sampled_from"):
+            config = with_run(config, "demonstrations.file", str(planned.directory / SAMPLED))
+        return [*stages.values(), planned._replace(config=config)]
 
-    return plan(config, directory, ())
+    return plan(Stage(name or config.algorithm, config, directory), ())
 
 
 def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_finished) -> None:
@@ -101,5 +135,10 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
-        check = build if {stage.config.reward, stage.config.process_reward} & planned else build_experiment
-        check(stage.config)
+        config, source = stage.config, stage.config.demonstrations.get("sampled_from")
+        file = config.demonstrations.get("file")
+        if source and file and not Path(file).exists():
+            if source not in planned:
+                check_writer(config)
+            config = dataclasses.replace(config, demonstrations={})
+        build(config, models=reward_params(config, planned=planned))

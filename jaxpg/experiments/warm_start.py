@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from jaxpg.experiments.build import (
     TEXT_TASKS,
     Experiment,
     Judge,
-    RewardParams,
     build,
     reward_network,
     text_task,
@@ -56,8 +55,8 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     """
     if config.initial is None:
         return None
-    earlier, params = _load_params(config.initial, config)
-    if KINDS[earlier.algorithm].judge:
+    earlier, params = load_params(config.initial, config)
+    if not KINDS[earlier.algorithm].has_policy:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
     learner = experiment.learner
@@ -68,13 +67,16 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     return policies
 
 
-def reward_params(config: Config) -> RewardParams:
-    """Parameters of the reward models that the config names, of the first seed of each run.
+def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str, Tree]:
+    """Parameters of the reward models that the config names, by the setting, of the first seeds of their runs.
+
+    Those of runs that are `planned` do not exist yet and are left out.
 
     Raises:
-        UserError: as `load_reward_model`, or a model that judges something else than it is named for.
+        UserError: as `load_reward_model`, or a model that judges something else than the setting takes.
     """
-    return RewardParams(**{role: _model_of_role(config, role) for role in RewardParams._fields})
+    runs = {setting: run for setting, run in config.reward_models.items() if run not in planned}
+    return {setting: _model_for(setting, run, config) for setting, run in runs.items()}
 
 
 def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
@@ -83,7 +85,7 @@ def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
     Raises:
         UserError: there is no such run, it holds no reward model, or has another vocabulary or network.
     """
-    earlier, params = _load_params(run_dir, config)
+    earlier, params = load_params(run_dir, config)
     judge = KINDS[earlier.algorithm].judge
     if judge is None:
         judging = ", ".join(name for name, kind in KINDS.items() if kind.judge)
@@ -95,13 +97,12 @@ def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
     return judge, model
 
 
-def _model_of_role(config: Config, role: str) -> Tree:
-    run_dir = getattr(config, role)
-    if run_dir is None:
-        return None
+def _model_for(setting: str, run_dir: str, config: Config) -> Tree:
     judge, params = load_reward_model(run_dir, config)
-    if judge.role != role:
-        raise UserError(f"{run_dir} holds a reward model for the setting {judge.role}, not for {role}: name it there.")
+    if (judge.role == "process_reward") != (setting == "process_reward"):
+        raise UserError(
+            f"{run_dir} holds a reward model for the setting {judge.role}, not for {setting}: name it there."
+        )
     return params
 
 
@@ -175,7 +176,7 @@ def _different_network(what: str, earlier: Config, config: Config) -> UserError:
     )
 
 
-def _load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
+def load_params(run_dir: str, config: Config) -> tuple[Config, Params]:
     """The config of a run and its last parameters, `[S, ...]`; its vocabulary must be that of `config`."""
     earlier = configs.load_config(Path(run_dir))
     check_vocabulary(earlier, Path(run_dir))

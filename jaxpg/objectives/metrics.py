@@ -1,11 +1,13 @@
-"""How well a critic predicts."""
+"""What losses do not show: how well a critic predicts, and what the advantages look like before they are normalised."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array
+from jaxpg.types import Array, Metrics
 
 
 def explained_variance(value: Array, target: Array, mask: Array) -> Array:
@@ -13,11 +15,41 @@ def explained_variance(value: Array, target: Array, mask: Array) -> Array:
 
     All `[T, B]`. 1 for a critic that predicts every target, 0 or less for one that is no better than a constant.
     """
-    count = jnp.maximum(collectives.psum(mask.sum()), 1)
+    spread, unexplained = _variances((target, target - value), mask)[1]
+    return jnp.where(spread > 0, 1 - unexplained / jnp.where(spread > 0, spread, 1.0), 0.0)
 
-    def variance(x: Array) -> Array:
-        mean = collectives.psum((mask * x).sum()) / count
-        return collectives.psum((mask * (x - mean) ** 2).sum()) / count
 
-    spread = variance(target)
-    return jnp.where(spread > 0, 1 - variance(target - value) / jnp.where(spread > 0, spread, 1.0), 0.0)
+def credit_metrics(advantage: Array, target: Array, mask: Array) -> Metrics:
+    """What a batch credits its actions with, over the steps of `mask` on all devices; all `[T, B]`.
+
+    advantage_mean, advantage_std, advantage_min, advantage_max: of the advantages before they are normalised.
+    advantage_positive: share of them above 0; half where the baseline is the median of what follows.
+    return_variation: std / |mean| of the returns or targets that they are made of, the coefficient of variation;
+        0 where all of them are 0.
+    """
+    (mean, target_mean), (variance, target_variance) = _variances((advantage, target), mask)
+    (positive,) = _means((advantage > 0,), mask)
+    real = mask > 0
+    highest, lowest = (collectives.maximum(jnp.where(real, x, -jnp.inf)) for x in (advantage, -advantage))
+    any_real = highest > -jnp.inf
+    spread, scale = jnp.sqrt(target_variance), jnp.maximum(jnp.abs(target_mean), jnp.finfo(target.dtype).tiny)
+    return {
+        "advantage_mean": mean,
+        "advantage_std": jnp.sqrt(variance),
+        "advantage_min": jnp.where(any_real, -lowest, 0.0),
+        "advantage_max": jnp.where(any_real, highest, 0.0),
+        "advantage_positive": positive,
+        "return_variation": jnp.where(spread > 0, spread / scale, 0.0),
+    }
+
+
+def _variances(arrays: Sequence[Array], mask: Array) -> tuple[list[Array], list[Array]]:
+    """The means of several arrays over the steps of `mask` on all devices, and their variances."""
+    means = _means(arrays, mask)
+    return means, _means([(x - mean) ** 2 for x, mean in zip(arrays, means, strict=True)], mask)
+
+
+def _means(arrays: Sequence[Array], mask: Array) -> list[Array]:
+    """The means of several arrays over the steps of `mask`, summed over the devices together; 0 without a step."""
+    *sums, count = collectives.psum([*((mask * x).sum() for x in arrays), mask.sum()])
+    return [x / jnp.maximum(count, 1) for x in sums]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpg.envs.text import Task, preference_pairs
+from jaxpg.envs.text.rewards import grade, make_reward
 from jaxpg.errors import UserError
 from jaxpg.preferences.pairs import Pairs, corrupted_demonstrations, judged_pairs, stored_pairs
 from jaxpg.types import Array, Tree
@@ -18,6 +19,7 @@ def make_pairs(
     num_pairs: int | None = None,
     sharpness: float = 10.0,
     slip_rate: float = 0.0,
+    judge: str | None = None,
     skip_long_prompts: bool = False,
 ) -> Pairs:
     """Preference pairs on a task: those of a file, or those of a judge who knows the true reward.
@@ -30,6 +32,8 @@ def make_pairs(
         num_pairs: number of judged pairs, reused again and again; every pair is new if not given.
         sharpness: how well the judge distinguishes rewards.
         slip_rate: the judged completions are demonstrations in which each token is replaced with this probability.
+        judge: the reward function that the judge goes by, such as length, which prefers the shorter completion; the
+            task's true reward if not given, or its accuracy.
         skip_long_prompts: leave out the pairs of the file whose prompts are longer than those of the task, and log how
             many; else such a pair is an error.
 
@@ -53,7 +57,7 @@ def make_pairs(
         return stored_pairs(train, test, end=task.vocabulary.end)
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
-    if task.true_reward is None and not slip_rate:
+    if judge is None and task.true_reward is None and not slip_rate:
         raise UserError(
             f"All demonstrations of {task.name} are right, so a judge has nothing to prefer: set pairs.slip_rate above "
             "0, or name a file of pairs."
@@ -63,13 +67,14 @@ def make_pairs(
     return judged_pairs(
         task,
         held_out,
-        task.true_reward or _accuracy(task),
+        _judged_by(judge, task) if judge else task.true_reward or _judged_by("accuracy", task),
         generate=corrupted_demonstrations(task, rate=slip_rate),
         num_pairs=num_pairs,
         sharpness=sharpness,
     )
 
 
-def _accuracy(task: Task) -> Callable[[Tree, Array, Array], Array]:
-    """The verifier's accuracy as a true reward."""
-    return lambda problem, completion, length: task.verify(problem, completion, length).accuracy
+def _judged_by(name: str, task: Task) -> Callable[[Tree, Array, Array], Array]:
+    """A reward function of the task as a true reward."""
+    reward = make_reward(name, 1.0, task)
+    return lambda problem, completion, length: reward.function(grade(task, problem, completion, length))

@@ -119,9 +119,9 @@ def supervised(
             _micro_batch,
         )
         rate = schedule(state.steps, value=settings.learning_rate)
-        params, opt_state, norm = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
+        params, opt_state, norms = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
         steps = state.steps + collectives.psum(rollout.steps.mask.sum()).astype(jnp.int32)
-        metrics = lax.stop_gradient(metrics) | {"gradient_norm": norm, "learning_rate": rate}
+        metrics = lax.stop_gradient(metrics) | norms | {"learning_rate": rate}
         state = state._replace(params=params, opt_state=opt_state, steps=steps)
         return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
 

@@ -30,6 +30,7 @@ class RunResult(NamedTuple):
     seconds: wall time of the whole run, all seeds together.
     steps_per_second: environment steps of all seeds per second of training, without compilation.
     initial: [S], the performance before training, measured like `final`; None if it was not.
+    metrics: what else was recorded, `[N, S]` by name; the page draws those of `diagnostics.TITLES`.
     """
 
     steps: ArrayLike
@@ -38,6 +39,7 @@ class RunResult(NamedTuple):
     seconds: float
     steps_per_second: float
     initial: ArrayLike | None = None
+    metrics: Mapping[str, ArrayLike] = {}
 
 
 class Summary(NamedTuple):
@@ -186,6 +188,7 @@ def comparison_page(
             *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
         ],
         seeds=[("seed", *summaries), *_per_seed(summaries)],
+        diagnostics={name: (run.steps, run.metrics) for name, run in runs.items()},
         details=details,
     )
 

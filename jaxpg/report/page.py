@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpg.printable import printable
+from jaxpg.report.diagnostics import Metrics, diagnostics_figure
 from jaxpg.report.figures import Curves, color, curves_figure, finals_figure, inline_svg
 from jaxpg.report.statistics import Estimate
 
@@ -53,6 +54,7 @@ def html_page(
     finals: Mapping[str, tuple[np.ndarray, Estimate]],
     rows: Sequence[Sequence[str]],
     seeds: Sequence[Sequence[str]],
+    diagnostics: Metrics,
     details: Mapping[str, Any],
 ) -> str:
     """The comparison as a page.
@@ -64,6 +66,7 @@ def html_page(
         finals: algorithm -> (final performance of each seed, its interquartile mean with interval).
         rows: the table, its header first.
         seeds: the table per seed, its header first.
+        diagnostics: algorithm -> (steps, further metrics), as for `diagnostics_figure`.
         details: heading -> text, or a mapping of names to text, numbers and further mappings.
     """
     learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold))
@@ -74,6 +77,8 @@ def html_page(
         "Steps to threshold: of the median seed, and the number of seeds that reached it. "
         "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0."
     )
+    further = diagnostics_figure(diagnostics)
+    metrics = "" if further is None else f"<h2>Diagnostics</h2><figure>{inline_svg(further)}</figure>"
     sections = "".join(f"<h2>{_text(name)}</h2>{_detail(value)}" for name, value in details.items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -82,7 +87,7 @@ def html_page(
         f'<h1>{_text(title)}</h1><p class="quiet">{_text(", ".join(curves))}.{solved}</p>'
         f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
         f'<p class="quiet">{note}</p><figure>{performance}</figure>'
-        f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{sections}</body></html>\n"
+        f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{metrics}{sections}</body></html>\n"
     )
 
 

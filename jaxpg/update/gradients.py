@@ -20,7 +20,7 @@ from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import nth_chunk
 from jaxpg.update.objective import Batch, Objective
-from jaxpg.update.optimizers import gradient_norm
+from jaxpg.update.optimizers import gradient_norms
 
 
 def gradient_step(
@@ -34,8 +34,8 @@ def gradient_step(
 ) -> tuple[Params, Tree, Metrics]:
     """One step along the gradient of the loss over the whole batch; `key` is not read."""
     gradient, metrics = summed_gradient(objective.loss, params, objective.as_minibatch(batch))
-    params, opt_state, norm = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
-    return params, opt_state, {**metrics, "gradient_norm": norm}
+    params, opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
+    return params, opt_state, metrics | norms
 
 
 def summed_gradient(
@@ -92,11 +92,12 @@ def apply_gradient(
     gradient: Tree,
     params: Tree,
     opt_state: Tree,
-) -> tuple[Any, Tree, Array]:
-    """`params, opt_state, norm` after params <- params - learning_rate * optimizer(gradient).
+) -> tuple[Any, Tree, Metrics]:
+    """`params, opt_state, norms` after params <- params - learning_rate * optimizer(gradient).
 
-    The optimizer's updates point uphill and contain no learning rate. `norm` is that of the gradient before clipping.
+    The optimizer's updates point uphill and contain no learning rate. `norms` are those of the gradient before
+    clipping, see `gradient_norms`.
     """
     updates, opt_state = optimizer.update(gradient, opt_state, params)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, gradient_norm(gradient, opt_state)
+    return params, opt_state, gradient_norms(gradient, opt_state)

@@ -73,10 +73,10 @@ def minibatch_epochs(
             objective.loss, params, minibatch, minibatches.num_chunks, chunk, lifted=lifted
         )
         running = _still_running(progress.running, metrics, target_kl)
-        new_params, new_opt_state, norm = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
+        new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
             new_params, new_opt_state = tree_where(running, (new_params, new_opt_state), (params, opt_state))
-        metrics = {**metrics, "gradient_norm": norm, "updates": running.astype(norm.dtype)}
+        metrics = {**metrics, **norms, "updates": running.astype(jnp.float32)}
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))

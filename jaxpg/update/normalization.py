@@ -7,13 +7,14 @@ exactly one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array
+from jaxpg.types import Array, Metrics, RewardTerm, Rollout
 
 
 class Moments(NamedTuple):
@@ -78,3 +79,51 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
         return jnp.where(last_t, 0.0, total), total
 
     return lax.scan(step, start, (reward, last))
+
+
+def initial_term_moments(terms: Mapping[str, RewardTerm]) -> dict[str, Moments]:
+    """Moments before any episode, of the terms that are standardised by running moments."""
+    return {name: initial_moments() for name, term in terms.items() if term.standardize == "running"}
+
+
+def standardize_rewards(
+    terms: Mapping[str, RewardTerm], rollout: Rollout, running: Mapping[str, Moments]
+) -> tuple[Rollout, dict[str, Moments], Metrics]:
+    """The rollout with the reward of each episode made anew from its terms, the new moments, and the weighed terms.
+
+        reward_b = sum_k weight_k z_kb,    z_kb = (x_kb - mean_k) / sqrt(variance_k + 1e-8), clipped to +-10,
+
+    or z_kb = x_kb for a term that is not standardised. It stands at the last action; the rewards of other actions, such
+    as those of the steps of a reasoning, stay as they are. Mean and (biased) variance of a "batch" term are over the
+    episodes of the rollout, of all groups on all devices; those of a "running" term over all episodes so far, these
+    included. So mean and scale are the same for all groups. A group method then takes the group's own mean off the sum
+    and may divide by its spread: for it the means do not matter, and the scales decide how much each term counts.
+
+    Dynamic sampling looks for groups with signal before this, by the sum of the plain weighed values; an episode that
+    it has replaced counts in neither mean nor variance.
+
+    Args:
+        terms: `Env.reward_terms`, some of which are standardised; without any, nothing changes.
+        rollout: of whole episodes.
+        running: the moments of the "running" terms.
+
+    Returns:
+        The rollout; the moments; as metrics the means of the terms, standardised and weighed, "weighed_NAME".
+    """
+    if not terms:
+        return rollout, {}, {}
+    values, moments, weighed = rollout.episodes.reward_terms, dict(running), {}
+    for name, term in terms.items():
+        x = values[name]
+        if term.standardize:
+            seen = update_moments(moments.get(name, initial_moments()), x[None], jnp.ones_like(x)[None])
+            x = normalize_obs(seen, x)
+            if name in moments:
+                moments[name] = seen
+        weighed[name] = term.weight * x
+    steps = rollout.steps
+    last_step = steps.mask.sum(0).astype(jnp.int32) - 1
+    total = sum(weighed.values(), jnp.zeros(steps.reward.shape[1], jnp.float32))
+    reward = steps.reward.at[last_step, jnp.arange(len(last_step))].set(total)
+    metrics = {f"weighed_{name}": collectives.mean(x) for name, x in weighed.items()}
+    return rollout._replace(steps=steps._replace(reward=reward)), moments, metrics

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from jaxpg.types import Array, Tree
+from jaxpg.types import Array, Params, Tree
 
 FLAT_BELOW = 2**20
 
@@ -43,7 +43,23 @@ def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = N
     return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
 
 
-def gradient_norm(gradient: Tree, opt_state: Tree) -> Array:
+def gradient_norms(gradient: Tree, opt_state: Tree) -> dict[str, Array]:
+    """`gradient_norm`, of all numbers of a gradient; of Params with a critic also those of the two networks.
+
+    `policy_gradient_norm` and `value_gradient_norm` are the norms of `gradient.policy` and `gradient.critic`; a torso
+    that both share belongs to the policy.
+    """
+    if not isinstance(gradient, Params) or not jax.tree.leaves(gradient.critic):
+        return {"gradient_norm": _norm(gradient, opt_state)}
+    policy, value = (_norm(part, opt_state) for part in gradient)
+    return {
+        "gradient_norm": jnp.hypot(policy, value),
+        "policy_gradient_norm": policy,
+        "value_gradient_norm": value,
+    }
+
+
+def _norm(gradient: Tree, opt_state: Tree) -> Array:
     """The norm of all numbers of a gradient, as one vector where the optimizer's state consists of vectors.
 
     It replaces `optax.tree.norm`, which adds up array by array, where `flat_if_small` has made that vector anyway.

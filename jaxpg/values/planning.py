@@ -261,11 +261,14 @@ def _sweep_until_converged(
 
 
 def smallest_change(values: Array, gamma: Scalar, tolerance: Scalar) -> Array:
-    """A sweep that changes less is the last: tolerance (1 - gamma) / gamma, or the rounding of the values."""
+    """A sweep that changes less is the last: tolerance (1 - gamma) / gamma, or the rounding of the values.
+
+    With a bound of 4 eps instead of 8 the sweeps over a grid of a million cells never ended: their changes stay at 5.
+    """
     gamma = jnp.asarray(gamma, values.dtype)
     inside = jnp.where((gamma > 0) & (gamma < 1), gamma, 0.5)
     bound = jnp.where(gamma < 1, tolerance * (1 - inside) / inside, tolerance)
-    return jnp.maximum(bound, 4 * jnp.finfo(values.dtype).eps * jnp.abs(values).max())
+    return jnp.maximum(bound, 8 * jnp.finfo(values.dtype).eps * jnp.abs(values).max())
 
 
 def optimality_backup(mdp: AnyMDP, rewards: Array, gamma: Scalar) -> Backup:

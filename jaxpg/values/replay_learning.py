@@ -192,11 +192,11 @@ def _learn(
     gradient, (td_error, metrics) = jax.grad(loss, has_aux=True)(learned.params)
     gradient, metrics = collectives.psum((gradient, metrics))
     rate = algorithm.learning_rate(steps)
-    params, opt_state, norm = apply_gradient(parts.optimizer, rate, gradient, learned.params, learned.opt_state)
+    params, opt_state, norms = apply_gradient(parts.optimizer, rate, gradient, learned.params, learned.opt_state)
     updates = learned.updates + 1
     assert algorithm.move_target is not None
     moved = algorithm.move_target(learned.target, params.policy, updates)
-    return _Learned(params, moved, opt_state, updates), td_error, {**metrics, "gradient_norm": norm}
+    return _Learned(params, moved, opt_state, updates), td_error, metrics | norms
 
 
 def td_target(parts: Parts, params: Tree, target_params: Tree, batch: NStep) -> Array:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpg.envs.text import completion
@@ -122,6 +123,9 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
     def check_steps(problem: Tree, tokens: Array, length: Array) -> Array:
         return check_scratchpad(tokens, length, pack(problems.scratchpad(problem)), separator=separator)
 
+    def right_answers(batch: Tree) -> list[str]:
+        return [CHARACTERS.decode(row) for row in np.asarray(jax.vmap(problems.answer)(batch)).tolist()]
+
     return Task(
         name=name,
         vocabulary=CHARACTERS,
@@ -134,6 +138,7 @@ def make_task(name: str, problems: Problems, settings: TaskSettings) -> Task:
         is_held_out=prompts_held_out,
         step_ends=partial(scratchpad_steps, separator=separator) if has_steps else None,
         check_steps=check_steps if has_steps and problems.one_scratchpad else None,
+        answers=right_answers,
     )
 
 

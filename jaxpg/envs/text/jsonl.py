@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,7 @@ def json_lines(
         ),
         is_held_out=is_held_out,
         step_ends=None if step_separator is None else _separated_steps(step_separator, tokenizer),
+        answers=lambda problems: [rows.records[i].fields[answer_field] for i in np.asarray(problems).tolist()],
     )
 
 
@@ -212,22 +213,70 @@ def preference_pairs(
         UserError: as `json_lines`.
     """
     _check_limits(prompt_length, skip_long_prompts, max_tokens)
-    tokenizer = load_tokenizer(tokenizer, path)
-    every = parse_records(read_content(path), str(path), (prompt_field, chosen_field, rejected_field))
+    return PairData(
+        *_read_completions(
+            path,
+            load_tokenizer(tokenizer, path),
+            (prompt_field, chosen_field, rejected_field),
+            (prompt_length, skip_long_prompts, max_tokens),
+            split,
+            held_out,
+        )
+    )
+
+
+def demonstrations(path: str | Path, task: Task, *, skip_long_prompts: bool = False) -> tuple[Prompt, Array]:
+    """The demonstrations of a file for a task: one JSON object per line, with a prompt and a completion.
+
+    Prompts of the task's test split are left out.
+
+    Args:
+        path: the file, such as `jaxpg sample RUN --out` writes.
+        task: whose vocabulary, prompt_length and max_tokens they must fit.
+        skip_long_prompts: as in `json_lines`.
+
+    Returns:
+        Prompt, [N, P] each, and completions [N, T] int32, with their end token, padded after it.
+
+    Raises:
+        UserError: as `json_lines`.
+    """
+    limits = task.prompt_length, skip_long_prompts, task.max_tokens
+    prompt, completion = _read_completions(
+        path, task.vocabulary, ("prompt", "completion"), limits, "train", task.is_held_out
+    )
+    return prompt, completion
+
+
+def _read_completions(
+    path: str | Path,
+    tokenizer: Tokenizer,
+    fields: tuple[str, ...],
+    limits: tuple[int | None, bool, int | None],
+    split: str,
+    held_out: float | HeldOut,
+) -> list[Any]:
+    """The prompts of one split of a file and their completions, from the fields of the prompt and of each of these.
+
+    `limits` are prompt_length, skip_long_prompts and max_tokens.
+    """
+    prompt_field, *completion_fields = fields
+    prompt_length, skip_long_prompts, max_tokens = limits
+    every = parse_records(read_content(path), str(path), fields)
     records, prompts = encode_prompts(
         every, prompt_field, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
     )
     completions = []
-    for field in (chosen_field, rejected_field):
+    for field in completion_fields:
         rows = encode_fields(records, [field], tokenizer, end=True)
         if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
             raise UserError(sentence)
         completions += rows
-    chosen, rejected = pad_rows(completions, max_tokens).reshape(2, len(records), -1)
+    padded = pad_rows(completions, max_tokens).reshape(len(completion_fields), len(records), -1)
     is_held_out = held_out if callable(held_out) else partial(hash_split, held_out)
     in_split = np.array(split_records(path, records, prompt_field, split=split, held_out=is_held_out))
-    tokens, first, second = (jnp.asarray(x[in_split]) for x in (prompts, chosen, rejected))
-    return PairData(Prompt(tokens, tokens != PAD), first, second)
+    tokens, *rest = (jnp.asarray(x[in_split]) for x in (prompts, *padded))
+    return [Prompt(tokens, tokens != PAD), *rest]
 
 
 def _check_limits(prompt_length: int | None, skip_long_prompts: bool, max_tokens: int | None) -> None:

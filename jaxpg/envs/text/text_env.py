@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxpg.envs.text.metrics import completion_metrics
-from jaxpg.envs.text.rewards import ACCURACY, REWARDS, GradedCompletion, check_rewards, check_weight
+from jaxpg.envs.text.rewards import ACCURACY, Entry, check_weight, grade, make_rewards, reward_terms
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Discrete, Env, Key, Outcome, StepRewards, TimeStep, Tree
+
+PROCESS = "process"
+"""The name under which the rewards of steps are logged, beside those of the list."""
 
 
 class TextState(NamedTuple):
@@ -31,7 +34,7 @@ class TextState(NamedTuple):
 def text_env(
     task: Task,
     *,
-    rewards: Mapping[str, Array | float] = ACCURACY,
+    rewards: Mapping[str, Entry] = ACCURACY,
     overlong_cache: int = 0,
     process_weight: Array | float = 0.0,
 ) -> Env:
@@ -39,28 +42,31 @@ def text_env(
 
     Observations are the token before each action: the last one of the prompt, then those of the completion. The context
     is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
-    Rewards of the tokens are 0. The reward of the outcome is Σ weight · reward function. Its parts are the reward
-    functions without their weights ("reward_accuracy" and so on), "accuracy" (pass@1), "format", "truncated" (1 where
-    the completion has no end token) and, for tasks with a scratchpad, "scratchpad_used".
+    Rewards of the tokens are 0. The reward of the outcome is Σ weight · value over the list of rewards. Its parts are
+    the values ("reward_accuracy" and so on), of several rewards also weight · value ("weighed_accuracy" and so on),
+    "accuracy" (pass@1), "format", "truncated" (1 where the completion has no end token) and, for tasks with a
+    scratchpad, "scratchpad_used". Where values are to be standardised, that is left to the learner, which sees all
+    episodes of a rollout (`Env.reward_terms`): the reward of the outcome, which is logged as the return and by which
+    checkpoints are ranked, is that of the plain values.
 
     With a process_weight every step of the scratchpad is rewarded too, where it ends, by process_weight times what
     `task.check_steps` says of it (process supervision, Lightman et al. 2023); the answer is the last step, and the
-    outcome its reward. Further parts are then "reward_process", the mean over those steps (0 if there are none), and
-    "reasoning_steps", their number.
+    outcome its reward, standardised or not. Further parts are then "reward_process", the mean over those steps (0 if
+    there are none), and "reasoning_steps", their number.
 
     Args:
         task: the task.
-        rewards: weights of reward functions by name: accuracy, format, length, overlong.
+        rewards: the list of rewards by name: weights, tables of settings, or `Reward` (rewards.py).
         overlong_cache: the number of tokens before the maximum over which the overlong reward falls to -1.
         process_weight: reward of a right step of the scratchpad; 0 rewards whole completions alone.
 
     Raises:
         UserError: unknown rewards, weights that are not finite, an overlong_cache without the reward overlong, or a
-            process_weight where the task cannot check steps.
+            process_weight where the task cannot check steps or the list has a reward of the name "process".
     """
-    check_rewards(task, rewards, overlong_cache)
-    by_process = _is_by_process(task, process_weight)
-    vocabulary = task.vocabulary
+    made = make_rewards(task, rewards, overlong_cache)
+    by_process = _is_by_process(task, process_weight, made)
+    terms, vocabulary = reward_terms(made), task.vocabulary
 
     def reset(key: Key) -> tuple[TextState, Array]:
         problem = task.draw(key)
@@ -80,12 +86,15 @@ def text_env(
         )
 
     def outcome(state: TextState) -> Outcome:
-        verdict = task.verify(state.problem, state.tokens, state.length)
-        graded = GradedCompletion(verdict, state.length, task.max_tokens, overlong_cache)
-        values = {name: REWARDS[name](graded).astype(jnp.float32) for name in rewards}
-        total = sum((weight * values[name] for name, weight in rewards.items()), jnp.zeros((), jnp.float32))
+        graded = grade(task, state.problem, state.tokens, state.length, overlong_cache)
+        verdict = graded.verdict
+        values = {name: reward.function(graded).astype(jnp.float32) for name, reward in made.items()}
+        weighed = {name: reward.weight * values[name] for name, reward in made.items()}
+        total = sum(weighed.values(), jnp.zeros((), jnp.float32))
         truncated = state.tokens[state.length - 1] != vocabulary.end
         parts = {f"reward_{name}": value for name, value in values.items()}
+        if len(weighed) > 1 and not terms:
+            parts |= {f"weighed_{name}": value for name, value in weighed.items()}
         parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": truncated.astype(jnp.float32)}
         if not isinstance(verdict.scratchpad_used, tuple):
             parts["scratchpad_used"] = verdict.scratchpad_used
@@ -93,7 +102,7 @@ def text_env(
             return Outcome(total, parts, verdict.answer)
         judged = _judged_steps(task, state)
         number = (judged.end.sum() - 1).astype(jnp.float32)
-        parts |= {"reward_process": judged.reward.sum() / jnp.maximum(number, 1), "reasoning_steps": number}
+        parts |= {f"reward_{PROCESS}": judged.reward.sum() / jnp.maximum(number, 1), "reasoning_steps": number}
         return Outcome(total, parts, verdict.answer, judged._replace(reward=process_weight * judged.reward))
 
     space = Discrete(vocabulary.size)
@@ -107,10 +116,11 @@ def text_env(
         context=lambda state: task.prompt(state.problem),
         outcome=outcome,
         measure=completion_metrics,
+        reward_terms=terms,
     )
 
 
-def _is_by_process(task: Task, process_weight: Array | float) -> bool:
+def _is_by_process(task: Task, process_weight: Array | float, rewards: Collection[str]) -> bool:
     """Whether steps are rewarded.
 
     Raises:
@@ -124,6 +134,11 @@ def _is_by_process(task: Task, process_weight: Array | float) -> bool:
         raise UserError(
             f"{task.name} cannot check the steps of a completion itself: name a process reward model with "
             "process_reward, or set process_weight = 0."
+        )
+    if PROCESS in rewards:
+        raise UserError(
+            f"{task.name}: {PROCESS} is the name under which the rewards of steps are logged: give another one to the "
+            f"reward {PROCESS} of the list."
         )
     return True
 

@@ -34,12 +34,14 @@ SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
 }
 CAPTION = 28  # pixels
 HOLD = 1500  # duration of the last frame in milliseconds
+MOST_FRAMES = 150  # so that a file stays below about half a megabyte
 
 
 def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
     """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
 
-    Environments on the host draw themselves. Others without a scene are drawn by their observations.
+    Environments on the host draw themselves. Others without a scene are drawn by their observations. Of an episode of
+    more than MOST_FRAMES steps only every second, third, ... step is drawn, and shown for as long as they all last.
 
     Args:
         env: the environment of the episode; its name selects the scene.
@@ -52,8 +54,10 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     length = len(episode.rewards)
     scene = _own_scene(env, episode) or SCENES.get(env.name, boards.observations)(env, episode)
     palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
-    frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in range(length + 1))
-    frame_duration = 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
+    stride = -(-length // MOST_FRAMES) or 1
+    drawn = [*range(0, length, stride), length]
+    frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in drawn)
+    frame_duration = stride * 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
     first = next(frames)
     buffer = io.BytesIO()
     first.save(
@@ -61,7 +65,7 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
         format="GIF",
         save_all=True,
         append_images=frames,
-        duration=[frame_duration] * length + [HOLD],
+        duration=[frame_duration] * (len(drawn) - 1) + [HOLD],
         loop=0,
         optimize=False,
         disposal=1,

@@ -1,0 +1,201 @@
+"""Completions of a trained policy as data: JSON lines that `json_lines` tasks and fine-tuning read.
+
+Those that are right are demonstrations (rejection sampling): for expert iteration, or for a smaller model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpg import files, preferences
+from jaxpg.envs.text import PAD, TextState
+from jaxpg.errors import UserError
+from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, networks, text_task, writes_text
+from jaxpg.experiments.config import Config
+from jaxpg.experiments.signatures import options
+from jaxpg.experiments.warm_start import build_experiment, load_params
+from jaxpg.models.generation import generate
+from jaxpg.parallel import host_callback
+from jaxpg.preferences.pairs import completion_length
+from jaxpg.training.program import Program
+from jaxpg.types import Array, Key, Outcome, Params, Tree
+
+SAMPLED = "demonstrations.jsonl"
+"""The file in the directory of a run that holds the demonstrations sampled for it."""
+SIDE_BY_SIDE = 1024
+"""Completions that are written at once."""
+ONLY = ("all", "right")
+
+
+class Line(NamedTuple):
+    """A line of the file.
+
+    answer: a right answer to the prompt, None where the task has none.
+    reward: as the run was rewarded for it.
+    accuracy: of the task's verifier; right is 1 or more.
+    ended: whether the completion has its end token, and is not truncated.
+    """
+
+    prompt: str
+    completion: str
+    answer: str | None
+    reward: float
+    accuracy: float
+    ended: bool
+
+
+class Counts(NamedTuple):
+    """What went into a file: prompts, completions written for them, right ones among them, and lines kept."""
+
+    prompts: int
+    completions: int
+    right: int
+    lines: int
+
+    def sentence(self, only: str) -> str:
+        """In words."""
+        right = f"{self.right:,} of {self.completions:,} completions of {self.prompts:,} prompts are right"
+        return f"{right}, {self.lines:,} different ones kept" if only == "right" else right
+
+
+def sample_to_file(
+    path: Path,
+    config: Config,
+    experiment: Experiment,
+    params: Tree,
+    key: Key,
+    *,
+    prompts: int,
+    number: int,
+    only: str,
+    **settings: Any,
+) -> Counts:
+    """Write completions of training prompts into a file of JSON lines, whole or not at all.
+
+    The prompts are those that the run was trained on, never held-out ones. Of right completions, equal ones of one
+    prompt are kept once.
+
+    Args:
+        path: the file.
+        config: of the run.
+        experiment: of the run.
+        params: of its policy.
+        key: the source of all randomness; completion j of prompt i depends on it, on i and on j alone.
+        prompts: how many prompts to draw.
+        number: completions of each.
+        only: "right" for completions that are right, "all" for all of them.
+        **settings: those of `generate`.
+
+    Raises:
+        UserError: none is right, the file cannot be written, or a reward function of the user's fails.
+    """
+    drawn = list(_draw(config, experiment, params, key, prompts=prompts, number=number, **settings))
+    right = [line for line in drawn if line.accuracy >= 1]
+    if only == "right" and not right:
+        raise UserError(
+            f"None of the {len(drawn):,} completions that {config.algorithm} on {config.task} wrote for {prompts:,} "
+            "prompts is right, so there is nothing to learn from: train that policy for longer, or draw more."
+        )
+    kept = list(dict.fromkeys(right)) if only == "right" else drawn
+    rows = [{name: x for name, x in line._asdict().items() if x is not None} for line in kept]
+    with files.explain_os_error(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return Counts(prompts, len(drawn), len(right), len(kept))
+
+
+def sample_demonstrations(config: Config, run_dir: Path) -> None:
+    """Write the demonstrations that a run wants sampled from another one into its directory, unless they are there.
+
+    The policy is the last one of that run's first seed. They depend on that policy and on the settings alone, so that
+    a command that was stopped in between goes on with the same ones.
+
+    Raises:
+        UserError: as `sample_to_file` and `check_writer`; the config names a file elsewhere, where nothing is written.
+    """
+    settings = config.demonstrations
+    if not settings.get("sampled_from") or Path(settings["file"]).exists():
+        return
+    if Path(settings["file"]) != run_dir / SAMPLED:
+        raise UserError(
+            f"There is no file {settings['file']}, and demonstrations are sampled into the directory of their own run, "
+            f"{run_dir}, alone: leave demonstrations.file out."
+        )
+    defaults = {name: option.default for name, option in options(preferences.make_demonstrations).items()}
+    earlier, params = check_writer(config)
+    sampled = {name: settings.get(name, defaults[name]) for name in ("prompts", "number", "temperature")}
+    policy, key = jax.tree.map(lambda x: x[0], params.policy), jax.random.key(0)
+    host_callback.clear_failures()
+    experiment = build_experiment(earlier)
+    sample_to_file(Path(settings["file"]), earlier, experiment, policy, key, only="right", **sampled)
+
+
+def check_writer(config: Config) -> tuple[Config, Params]:
+    """The config and the last parameters `[S, ...]` of the run from which a config samples its demonstrations.
+
+    Raises:
+        UserError: there is no such run, it writes no text, or it has another vocabulary.
+    """
+    run = config.demonstrations["sampled_from"]
+    earlier, params = load_params(run, config)
+    if not (KINDS[earlier.algorithm].has_policy and earlier.environment in TEXT_TASKS):
+        raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
+    return earlier, params
+
+
+def check_writes_text(config: Config, experiment: Experiment, run: Path | str) -> None:
+    """Raise a UserError unless a run writes completions."""
+    if not writes_text(config, experiment.env):
+        raise UserError(f"{run} is a run of {config.algorithm} on {config.task}, which writes no text.")
+
+
+def _draw(
+    config: Config, experiment: Experiment, params: Tree, key: Key, *, prompts: int, number: int, **settings: Any
+) -> Iterator[Line]:
+    """The completions, `number` neighbours of each prompt."""
+    policy, _ = networks(config, experiment.env)
+    env, task = experiment.env, text_task(config, "train")
+    assert env.context
+    assert env.outcome
+    context, outcome, end = env.context, env.outcome, task.vocabulary.end
+
+    def complete(params: Tree, key: Key) -> tuple[Tree, Array, Outcome]:
+        reset_key, write_key = jax.random.split(key)
+        state, _ = env.reset(reset_key)
+        prompt = context(state)
+
+        def write(key: Key) -> Array:
+            return generate(policy, params, prompt, key, end=end, max_tokens=env.time_limit, **settings)
+
+        tokens = jax.vmap(write)(jax.random.split(write_key, number))
+        length = jax.vmap(partial(completion_length, end=end))(tokens)
+        tokens = jnp.where(jnp.arange(env.time_limit)[None] < length[:, None], tokens, PAD)
+        outcomes = jax.vmap(lambda t, n: outcome(TextState(state.problem, t, n)))(tokens, length)
+        return (state.problem, prompt), tokens, outcomes
+
+    at_once = max(1, min(prompts, SIDE_BY_SIDE // number))
+    program = Program(lambda params, keys: jax.vmap(partial(complete, params))(keys))
+    for first in range(0, prompts, at_once):
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(first, first + at_once))
+        (problems, shown), tokens, outcomes = jax.device_get(program(params, keys))
+        host_callback.raise_failure()
+        answers = task.answers(problems) if task.answers else [None] * at_once
+        for i in range(min(at_once, prompts - first)):
+            prompt = task.vocabulary.decode(shown.tokens[i][shown.mask[i]].tolist())
+            for j in range(number):
+                yield Line(
+                    prompt=prompt,
+                    completion=task.vocabulary.decode(tokens[i, j][tokens[i, j] != PAD].tolist()),
+                    answer=answers[i],
+                    reward=float(outcomes.total()[i, j]),
+                    accuracy=float(outcomes.parts["accuracy"][i, j]),
+                    ended=bool(np.any(tokens[i, j] == end)),
+                )

@@ -1,0 +1,95 @@
+"""Diagnostics: what a return and a loss do not show of a run, a small figure for each metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from numpy.typing import ArrayLike
+
+from jaxpg.report.figures import STYLE, color, line_style, literal
+from jaxpg.report.statistics import Floats, binned, interquartile_mean
+
+TITLES = {
+    "entropy": "entropy of the policy, nats",
+    "approx_kl": "KL to the collecting policy, nats",
+    "clipped_high": "share clipped above",
+    "clipped_low": "share clipped below",
+    "reference_kl": "KL to the reference, nats",
+    "explained_variance": "explained variance of the critic",
+    "policy_gradient_norm": "gradient norm, policy",
+    "value_gradient_norm": "gradient norm, critic",
+    "gradient_norm": "gradient norm",
+    "advantage_mean": "advantages, mean",
+    "advantage_std": "advantages, standard deviation",
+    "advantage_min": "advantages, smallest",
+    "advantage_max": "advantages, largest",
+    "advantage_positive": "advantages, share above 0",
+    "return_variation": "returns, coefficient of variation",
+    "length": "episode length, steps",
+    "q_value": "action value, mean",
+    "td_loss": "TD loss",
+    "epsilon": "epsilon",
+}
+"""The metrics that are drawn, in this order, with their titles and units."""
+LOGARITHMIC = ("policy_gradient_norm", "value_gradient_norm", "gradient_norm", "td_loss")
+COLUMNS, BINS = 3, 50
+Metrics = Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]]
+"""label -> (steps `[N]` or `[N, S]`, metric -> values `[N, S]`)."""
+
+
+def diagnostics_figure(runs: Metrics) -> Figure | None:
+    """The interquartile mean over seeds of every metric of TITLES over environment steps, a panel each.
+
+    The whole gradient's norm is left out of runs that have those of policy and critic. None if no run has a metric.
+    """
+    curves = {label: _curves(steps, metrics) for label, (steps, metrics) in runs.items()}
+    drawn = [name for name in TITLES if any(name in metrics for _, metrics in curves.values())]
+    if not drawn:
+        return None
+    rows = -(-len(drawn) // COLUMNS)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.6, 0.5 + 1.55 * rows), layout="constrained")
+        for name, axes in zip(drawn, figure.subplots(rows, COLUMNS, squeeze=False).flat, strict=False):
+            for index, (steps, metrics) in enumerate(curves.values()):
+                if name in metrics:
+                    axes.plot(steps, metrics[name], **_style(index))
+            _decorate(axes, name)
+        for axes in figure.axes[len(drawn) :]:
+            axes.remove()
+        keys = [Line2D([], [], label=literal(label), **_style(i)) for i, label in enumerate(curves)]
+        figure.legend(handles=keys, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
+    return figure
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": color(index), "linestyle": line_style(index), "linewidth": 1.2}
+
+
+def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats, dict[str, Floats]]:
+    """Centres of equal bins of steps, and the interquartile mean over seeds of every metric to draw."""
+    edges = np.linspace(0.0, float(np.nanmax(np.asarray(steps, float), initial=0.0)) or 1.0, BINS + 1)
+    means = {
+        name: interquartile_mean(binned(steps, values, edges))
+        for name, values in metrics.items()
+        if name in TITLES and not (name == "gradient_norm" and "policy_gradient_norm" in metrics)
+    }
+    return (edges[:-1] + edges[1:]) / 2, {name: x for name, x in means.items() if np.isfinite(x).any()}
+
+
+def _decorate(axes: Axes, name: str) -> None:
+    axes.set_title(TITLES[name], loc="left", fontsize=8)
+    axes.tick_params(which="both", length=2, width=0.6, labelsize=7)
+    axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.grid(axis="y")
+    if name in LOGARITHMIC and all(np.nanmin(line.get_ydata(), initial=1.0) > 0 for line in axes.lines):
+        axes.set_yscale("log")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(4))
