@@ -16,7 +16,7 @@ from rich.console import Console
 from jaxpg import files, report
 from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
-from jaxpg.cli.progress import Reporter
+from jaxpg.runs.progress import Reporter
 
 
 def write_run(directory: Path, config: dict, **metrics: list) -> Path:

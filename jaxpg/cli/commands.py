@@ -18,16 +18,18 @@ from jaxpg import files
 from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
-from jaxpg.cli.progress import Interruption, interruptible
 from jaxpg.cli.runs import Session
-from jaxpg.cli.terminal import heading, make_console
-from jaxpg.experiments.build import KINDS
+from jaxpg.cli.signals import Interruption, interruptible
+from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import printable
+from jaxpg.runs.results import run_result
+from jaxpg.runs.terminal import heading, make_console
+from jaxpg.runs.training import PAGE
 from jaxpg.training import provenance, run_directory
 from jaxpg.training.memory import memory_limit
 
@@ -60,7 +62,7 @@ def _show_run(config: Config, out: Path) -> None:
     """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
 
-    run = runs.run_result(run_directory.load_metrics(out))
+    run = run_result(run_directory.load_metrics(out))
     curve = out / "learning_curve.png"
     report.learning_curve(
         {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
@@ -69,9 +71,9 @@ def _show_run(config: Config, out: Path) -> None:
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     _print_line(console, f"Learning curve: {curve}")
-    if (out / runs.PAGE).exists():
-        _print_line(console, f"Report:         {out / runs.PAGE}")
-    if KINDS[config.algorithm].has_policy:
+    if (out / PAGE).exists():
+        _print_line(console, f"Report:         {out / PAGE}")
+    if kind_of(config).has_policy:
         look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
         _print_line(console, f"Look at it:     jaxpg {look}")
 
@@ -91,7 +93,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     from jaxpg import report
 
     out = session.out
-    results = {name: runs.run_result(run_directory.load_metrics(out / name)) for name in resolved}
+    results = {name: run_result(run_directory.load_metrics(out / name)) for name in resolved}
     first = next(iter(resolved.values()))
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
@@ -113,7 +115,7 @@ def _last_evaluations_of_stages(session: Session) -> dict[str, str]:
 
     stages = stages_of(session.record, session.out)
     names = [stage.name for stage in stages if stage.name not in session.record.algorithms]
-    finals = {name: runs.run_result(run_directory.load_metrics(session.out / name)).final for name in names}
+    finals = {name: run_result(run_directory.load_metrics(session.out / name)).final for name in names}
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 

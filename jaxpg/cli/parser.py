@@ -125,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
+    play.add_argument("--seed-index", type=count_or_0, metavar="I", help="which seed of the run (default: the best)")
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")

@@ -10,12 +10,14 @@ import jax
 from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env
+from jaxpg.experiments.config import Config, make_env
+from jaxpg.experiments.parts import check_networks, make_algorithm, network_function
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
+from jaxpg.user_code import explain_failure, is_code_name
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
 """The environments that are text tasks."""
@@ -71,7 +73,7 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
     env, held_out = (make_env(config, split) for split in ("train", "test"))
     if config.reward:
         env, held_out = (_rlhf_env(config, split, reward) for split in ("train", "test"))
-    kind = KINDS[config.algorithm]
+    kind = kind_of(config)
     learner, measure = kind.build(config, env, held_out, shards)
 
     def evaluate(state: Any, key: Key) -> Metrics:
@@ -87,13 +89,23 @@ def build(config: Config, shards: int = 1, reward: Tree = None) -> Experiment:
 
 def writes_text(config: Config, env: Env) -> bool:
     """Whether what is trained on `env` writes completions."""
-    return KINDS[config.algorithm].has_policy and env.context is not None
+    return kind_of(config).has_policy and env.context is not None
 
 
 def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
-    """The policy and the critic of a config."""
+    """The policy and the critic of a config.
+
+    Raises:
+        UserError: a network of the user's raised, or returned something else.
+    """
     settings = dict(config.network)
-    return NETWORKS[settings.pop("kind")](env, **settings)
+    kind = settings.pop("kind")
+    function = network_function(config.algorithm, kind)
+    if not is_code_name(kind):
+        return function(env, **settings)
+    with explain_failure(f"The network {kind}"):
+        made = function(env, **settings)
+    return check_networks(kind, made)
 
 
 def reward_network(config: Config, env: Env) -> language_model.RewardModel:
@@ -121,15 +133,15 @@ def text_task(config: Config, split: str) -> envs.text.Task:
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, critic = networks(config, env)
     _check_division(config, env.time_limit, policy.needs_trajectories, shards)
-    algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
-    learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+    algorithm = make_algorithm(config.algorithm, config.settings)
+    learner = _checked(policy_gradient(env, policy, critic, algorithm, **config.learner), config)
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
     network = dict(config.network)
-    torso = Q_NETWORKS[network.pop("kind")](env, **network)
+    torso = network_function(config.algorithm, network.pop("kind"))(env, **network)
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
     learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
@@ -178,6 +190,25 @@ KINDS: dict[str, AlgorithmKind] = {
     "reward_model": AlgorithmKind(_reward_model, score="accuracy", has_policy=False),
 }
 """The kind of every algorithm, by the algorithm's name."""
+
+
+def kind_of(config: Config) -> AlgorithmKind:
+    """The kind of a config's algorithm; one of the user's is a policy gradient."""
+    return KINDS.get(config.algorithm, AlgorithmKind(_policy_gradient))
+
+
+def _checked(learner: Learner, config: Config) -> Learner:
+    """A learner with code of the user's in it, traced once, so that its mistakes are told before anything is written.
+
+    Raises:
+        UserError: the user's algorithm or network cannot be traced.
+    """
+    own = [name for name in (config.algorithm, config.network["kind"]) if is_code_name(name)]
+    if own:
+        with explain_failure(f"Training with {' and '.join(own)}"):
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            jax.eval_shape(learner.step, jax.eval_shape(learner.init, key), key)
+    return learner
 
 
 def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluate:

@@ -22,40 +22,28 @@ config that a run writes is such a file again, with every setting in it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences, user_code, values
+from jaxpg import envs, preferences, user_code
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
+from jaxpg.experiments.parts import (
+    ALGORITHMS,
+    algorithm_options,
+    network_function,
+    networks_of,
+)
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
-from jaxpg.ladder_settings import PARENTS
-from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.printable import printable
 from jaxpg.training import run_directory
 from jaxpg.types import Env
 
-NETWORKS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language_model.transformer)
-}
-Q_NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (values.mlp, values.cnn)}
-ALGORITHMS: dict[str, Callable[..., Any]] = {
-    **values.TABULAR_ALGORITHMS,
-    **values.ALGORITHMS,
-    **ladder.ALGORITHMS,
-    **{f.__name__: f for f in (preferences.sft, preferences.reward_model, preferences.dpo)},
-}
-NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
-    **dict.fromkeys(ALGORITHMS, NETWORKS),
-    **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
-    **{name: {} for name in values.TABULAR_ALGORITHMS},
-}
-"""The kinds of network that each algorithm trains; none for a table. It then ignores the network of its task."""
 MAX_NAME = 100
 """Characters in the name of a task."""
 MOST_SEEDS = 2**16
@@ -77,7 +65,8 @@ class Config:
         environment: name of the environment, suite:id of another library's, or package.module:function of your own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
-        network: kind (mlp, cnn, recurrent or transformer) and its settings; empty for an algorithm that learns a table.
+        network: kind (mlp, cnn, recurrent, transformer, or module:function of your own) and its settings; empty for an
+            algorithm that learns a table.
         total_steps: environment steps that each seed may consume.
         seeds: numbers of the seeds, which are trained side by side.
         threshold: return that counts as solved.
@@ -89,6 +78,7 @@ class Config:
         reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
         pairs: settings of the preference pairs, see preferences.make_pairs.
         learner: settings of the learner around the algorithm, see policy_gradient.
+        callbacks: functions module:function of your own that watch the training, each with its settings.
         settings: settings of the algorithm.
     """
 
@@ -109,6 +99,7 @@ class Config:
     reward: str | None = None
     pairs: dict
     learner: dict
+    callbacks: dict
     settings: dict
 
     @property
@@ -121,7 +112,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     """The config of an algorithm on a task.
 
     Args:
-        task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
+        task: one of `config_file.tasks()`, the path of a TOML file, or an environment, such as "CartPole-v1",
             "brax:ant" or "gymnasium:CartPole-v1", which is trained with the defaults.
         algorithm: one of ALGORITHMS.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
@@ -146,7 +137,7 @@ def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mappin
 
 def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The table `network` for an environment without a config: a cnn for images, of Mnih et al. 2015 for large ones."""
-    if not NETWORKS_OF.get(algorithm):
+    if not networks_of(algorithm):
         return {}
     settings = _nested_overrides(overrides).get("environment_settings", {})
     shape = envs.make(environment, **check(options(Config)["environment_settings"], settings)).observation_space.shape
@@ -178,9 +169,9 @@ def resolve_tables(
 def _resolve(sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str, Any], source: Path) -> Config:
     """`resolve_tables` of sections whose names have been checked."""
     own = algorithm_options(algorithm)
-    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS}
+    top_level = {key: value for key, value in sections.items() if not _is_section(key)}
     layers = top_level, _section(sections, algorithm), _nested_overrides(overrides)
-    if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
+    if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
@@ -249,20 +240,6 @@ def task_options() -> dict[str, Option]:
     return of_the_task | options(policy_gradient)
 
 
-def algorithm_options(algorithm: str) -> dict[str, Option]:
-    """The settings of an algorithm.
-
-    Raises:
-        UserError: there is no such algorithm.
-    """
-    if algorithm not in ALGORITHMS:
-        refuse_unknown("algorithm", algorithm, ALGORITHMS)
-    lineage = [algorithm]
-    while (parent := PARENTS.get(lineage[-1])) is not None:
-        lineage.append(parent)
-    return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
-
-
 def check_name(name: Any) -> str:
     """The name of a task, which becomes part of the names of directories and files.
 
@@ -304,21 +281,29 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained."""
     top_level = task_options()
     for key in sections:
-        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm"):
+        if key not in top_level and not _is_section(key) and key not in ("task", "algorithm"):
             refuse_unknown("setting", key, [*top_level, *ALGORITHMS], f" of a task, in {path}")
-    present = [name for name in sections if name in ALGORITHMS]
+    present = [name for name in sections if _is_section(name)]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:
-        section, known = sections[algorithm], top_level | algorithm_options(algorithm)
+        section = sections[algorithm]
         models = [name for name in present if "like" not in sections[name]]
         if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
+        if algorithm not in ALGORITHMS:
+            continue  # that of a function of the user's, which is imported only to be trained: `_resolve` checks it
+        known = top_level | algorithm_options(algorithm)
         for key in section.keys() - {"like"}:
             if key not in known:
                 refuse_unknown("setting", key, known, f" of {algorithm}, in {path}")
             if not (_takes_integer(known[key]) and section[key] in NAMED_NUMBERS):
                 check(known[key], section[key])
+
+
+def _is_section(name: str) -> bool:
+    """Whether a table of a task is the section of an algorithm."""
+    return name in ALGORITHMS or user_code.is_code_name(name)
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -333,7 +318,7 @@ def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
-    network, kinds = merged.get("network"), NETWORKS_OF[algorithm]
+    network, kinds = merged.get("network"), networks_of(algorithm)
     if not kinds:
         return list(known)
     kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
@@ -343,16 +328,17 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
+    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}, "callbacks": {}} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = _check_network(algorithm, checked["network"])
     checked["pairs"] = _check_table(checked["pairs"], options(preferences.make_pairs), " of preference pairs")
-    for name, settings in checked["wrappers"].items():
-        check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
-    for name in ("environment_settings", "wrappers"):
+    for table in ("wrappers", "callbacks"):
+        for name, settings in checked[table].items():
+            check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
+    for name in ("environment_settings", "wrappers", "callbacks"):
         check_free_settings(name, checked[name])
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
@@ -363,12 +349,10 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a network and all of its settings; empty for an algorithm without a network."""
-    kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
-    if not kinds:
+    if not networks_of(algorithm):
         return {}
-    if str(kind) not in kinds:
-        refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
-    known = options(kinds[kind])
+    kind = network.get("kind", "mlp")
+    known = options(network_function(algorithm, kind))
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
     return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpg import envs
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
@@ -29,8 +30,8 @@ def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
     """The tables of a task, and what they were read from.
 
     Args:
-        task: as in `find_task`, or the name of an environment with a colon, "brax:ant" or "module:function", which is a
-            task without further settings.
+        task: as in `find_task`, or the name of an environment, "CartPole-v1", "brax:ant" or "module:function", which is
+            a task without further settings.
 
     Raises:
         UserError: there is no such file or task, or it is not valid TOML.
@@ -57,8 +58,10 @@ def find_task(task: str | Path) -> Path:
 
 
 def names_environment(task: str | Path) -> bool:
-    """Whether a task is the name of an environment, such as `gymnasium:CartPole-v1` or `module:function`."""
-    return _ENVIRONMENT.fullmatch(str(task)) is not None and not str(task).endswith(".toml")
+    """Whether a task is the name of an environment: `CartPole-v1`, `gymnasium:CartPole-v1` or `module:function`."""
+    if str(task).endswith(".toml"):
+        return False
+    return _ENVIRONMENT.fullmatch(str(task)) is not None or (task not in tasks() and str(task) in envs.names())
 
 
 def read_toml(path: Path) -> dict[str, Any]:

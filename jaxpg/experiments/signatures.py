@@ -55,7 +55,7 @@ def _options(function: Callable[..., Any], parents: tuple[Callable[..., Any], ..
     for documented in (*reversed(parents), function):
         meanings |= _meanings(inspect.getdoc(documented) or "")
     return {
-        name: Option(name, p.default, _without_array(p.annotation), meanings.get(name, ""))
+        name: Option(name, p.default, _kind_of(p), meanings.get(name, ""))
         for name, p in inspect.signature(function, eval_str=True).parameters.items()
         if p.kind is p.KEYWORD_ONLY
     }
@@ -93,6 +93,8 @@ def describe_kind(kind: Any) -> str:
 
 def _is_of_kind(value: Any, kind: Any) -> bool:
     """Whether a config may give this value for the kind; true and false are no numbers."""
+    if kind is Any:
+        return True
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
@@ -141,6 +143,15 @@ def check_free_settings(name: str, value: Any) -> None:
 def _members(kind: Any) -> tuple[Any, ...]:
     """The types that a union consists of; another type is its only member."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def _kind_of(parameter: inspect.Parameter) -> Any:
+    """The type of a setting: its annotation, or that of its default where a function of the user's has none."""
+    if parameter.annotation is not inspect.Parameter.empty:
+        return _without_array(parameter.annotation)
+    if parameter.default in (None, REQUIRED):
+        return Any
+    return Sequence[int] if isinstance(parameter.default, list | tuple) else type(parameter.default)
 
 
 def _without_array(kind: Any) -> Any:

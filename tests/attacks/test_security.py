@@ -31,13 +31,13 @@ from jaxpg import envs, report, user_code
 from jaxpg.cli import devices, trust
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
-from jaxpg.cli.terminal import heading, make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.completions import Sample, format_completions
 from jaxpg.printable import printable
 from jaxpg.report import heatmap
 from jaxpg.report.comparison import RunResult
+from jaxpg.runs.terminal import heading, make_console
 from jaxpg.training import checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -318,7 +318,8 @@ def test_consoles_of_the_command_line_read_no_markup(capsys: pytest.CaptureFixtu
         printed = capsys.readouterr().out
         assert all(text in printed for text in ("[/x][red] :smile:", "[/x] [red]", "[red]cell[/x]"))
         assert printed.count(":smile:") == 2
-    makers = [p.name for p in (ROOT / "jaxpg/cli").glob("*.py") if re.search(r"\bConsole\(", p.read_text("utf-8"))]
+    rooms = [path for room in ("cli", "runs") for path in (ROOT / "jaxpg" / room).glob("*.py")]
+    makers = [path.name for path in rooms if re.search(r"\bConsole\(", path.read_text("utf-8"))]
     assert makers == ["terminal.py"]
 
 
