@@ -23,6 +23,7 @@ from jaxpg.cli.signals import Interruption, interruptible
 from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
 from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
@@ -93,13 +94,13 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     from jaxpg import report
 
     out = session.out
-    results = {name: run_result(run_directory.load_metrics(out / name)) for name in resolved}
+    results = {name: run_result(run_directory.load_metrics(out / file_name(name))) for name in resolved}
     first = next(iter(resolved.values()))
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(session):
         details["first stages, last evaluation"] = stages
-    texts = {name: format_completions(load_completions(out / name)) for name in resolved}
+    texts = {name: format_completions(load_completions(out / file_name(name))) for name in resolved}
     if texts := {name: text for name, text in texts.items() if text}:
         details["completions"] = texts
     summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
@@ -115,7 +116,7 @@ def _last_evaluations_of_stages(session: Session) -> dict[str, str]:
 
     stages = stages_of(session.record, session.out)
     names = [stage.name for stage in stages if stage.name not in session.record.algorithms]
-    finals = {name: run_result(run_directory.load_metrics(session.out / name)).final for name in names}
+    finals = {name: run_result(run_directory.load_metrics(session.out / file_name(name))).final for name in names}
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 
@@ -178,7 +179,7 @@ def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
 def _new_directory(options: RunOptions) -> Path:
     """A directory in runs/ for a command without --out, named after its task."""
     suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
-    return Path("runs") / f"{task_name(options)}-{suffix}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{task_name(options)}-{file_name(suffix)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _provenance(session: Session) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
         tables,
         given.get("environment"),
         given.get("algorithms"),
-        config_file.parse_overrides(given.get("set", [])),
+        given.get("of"),
+        config_file.nested(config_file.parse_overrides(given.get("set", []))),
         parse_grid(given.get("grid") or []),
     ]
     return frozenset(strings_in(stated)).__contains__

@@ -11,7 +11,7 @@ from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, make_env
-from jaxpg.experiments.parts import check_networks, make_algorithm, network_function
+from jaxpg.experiments.parts import make_algorithm, make_networks, make_torso, with_own_parts
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -93,19 +93,9 @@ def writes_text(config: Config, env: Env) -> bool:
 
 
 def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
-    """The policy and the critic of a config.
-
-    Raises:
-        UserError: a network of the user's raised, or returned something else.
-    """
+    """The policy and the critic of a config; raises as `make_networks`."""
     settings = dict(config.network)
-    kind = settings.pop("kind")
-    function = network_function(config.algorithm, kind)
-    if not is_code_name(kind):
-        return function(env, **settings)
-    with explain_failure(f"The network {kind}"):
-        made = function(env, **settings)
-    return check_networks(kind, made)
+    return make_networks(config.algorithm, settings.pop("kind"), env, settings)
 
 
 def reward_network(config: Config, env: Env) -> language_model.RewardModel:
@@ -133,7 +123,7 @@ def text_task(config: Config, split: str) -> envs.text.Task:
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, critic = networks(config, env)
     _check_division(config, env.time_limit, policy.needs_trajectories, shards)
-    algorithm = make_algorithm(config.algorithm, config.settings)
+    algorithm = with_own_parts(make_algorithm(config.algorithm, config.settings), **_own_parts(config))
     learner = _checked(policy_gradient(env, policy, critic, algorithm, **config.learner), config)
     return learner, _episode_metrics(config, held_out, learner)
 
@@ -141,16 +131,18 @@ def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tu
 def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
     network = dict(config.network)
-    torso = network_function(config.algorithm, network.pop("kind"))(env, **network)
+    torso = make_torso(config.algorithm, network.pop("kind"), env, network)
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
-    learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
+    algorithm = with_own_parts(values.ALGORITHMS[config.algorithm](**config.settings), **_own_parts(config))
+    learner = values.deep_q(env, torso, algorithm)
     jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
+    _refuse_own_parts(config)
     if env.host:
         raise UserError(f"{config.algorithm} learns a table inside of one program, and {env.name} is on the host.")
     _check_division(config, env.time_limit, False, shards)
@@ -159,12 +151,14 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_own_parts(config)
     policy, _ = networks(config, env)
     learner = preferences.sft(text_task(config, "train"), policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_own_parts(config)
     policy, _ = networks(config, env)
     learner = preferences.dpo(_pairs(config), policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
@@ -172,6 +166,7 @@ def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
+    _refuse_own_parts(config)
     pairs, model = _pairs(config), reward_network(config, env)
 
     def measure(state: Any, key: Key) -> Metrics:
@@ -203,7 +198,8 @@ def _checked(learner: Learner, config: Config) -> Learner:
     Raises:
         UserError: the user's algorithm or network cannot be traced.
     """
-    own = [name for name in (config.algorithm, config.network["kind"]) if is_code_name(name)]
+    parts = (config.algorithm, config.network["kind"], config.optimizer.get("kind"), config.schedule.get("kind"))
+    own = [name for name in parts if name is not None and is_code_name(name)]
     if own:
         with explain_failure(f"Training with {' and '.join(own)}"):
             key = jax.eval_shape(lambda: jax.random.key(0))
@@ -249,6 +245,21 @@ def _refuse_scaling(config: Config) -> None:
     scaled = [name for name, given in config.learner.items() if given]
     if scaled:
         raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
+
+
+def _own_parts(config: Config) -> dict[str, Any]:
+    """What a config says about the optimizer and the step size."""
+    clip = config.settings.get("max_grad_norm")
+    return {"optimizer": config.optimizer, "schedule": config.schedule, "max_grad_norm": clip}
+
+
+def _refuse_own_parts(config: Config) -> None:
+    """Refuse an optimizer or a schedule of the user's where the learner has one of its own."""
+    if given := next((name for name in ("optimizer", "schedule") if getattr(config, name)), None):
+        raise UserError(
+            f"{config.algorithm} takes no {given}: name it in the section of an algorithm that does, one of the policy "
+            "gradients or of the deep Q-learners."
+        )
 
 
 def _check_replay(config: Config, shards: int) -> None:

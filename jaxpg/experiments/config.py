@@ -35,7 +35,7 @@ from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import (
     ALGORITHMS,
     algorithm_options,
-    network_function,
+    network_options,
     networks_of,
 )
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
@@ -78,6 +78,9 @@ class Config:
         reward: the reward model that judges completions: directory of a run, or an algorithm that is trained first.
         pairs: settings of the preference pairs, see preferences.make_pairs.
         learner: settings of the learner around the algorithm, see policy_gradient.
+        optimizer: kind (module:function, such as optax:scale_by_lion) and its settings; empty for Adam.
+        schedule: kind (module:function) of the step size over environment steps, and its settings; empty for the
+            algorithm's learning_rate and anneal_steps.
         callbacks: functions module:function of your own that watch the training, each with its settings.
         settings: settings of the algorithm.
     """
@@ -99,6 +102,8 @@ class Config:
     reward: str | None = None
     pairs: dict
     learner: dict
+    optimizer: dict
+    schedule: dict
     callbacks: dict
     settings: dict
 
@@ -171,6 +176,8 @@ def _resolve(sections: Mapping[str, Any], algorithm: str, overrides: Mapping[str
     own = algorithm_options(algorithm)
     top_level = {key: value for key, value in sections.items() if not _is_section(key)}
     layers = top_level, _section(sections, algorithm), _nested_overrides(overrides)
+    if any(layer.get("schedule") for layer in layers):
+        _refuse_scheduled(layers[2])
     if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
@@ -328,7 +335,8 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}, "callbacks": {}} | dict(merged)
+    merged = {"environment_settings": {}, "wrappers": {}, "network": {}, "pairs": {}} | dict(merged)
+    merged = {"optimizer": {}, "schedule": {}, "callbacks": {}} | merged
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
@@ -338,13 +346,34 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     for table in ("wrappers", "callbacks"):
         for name, settings in checked[table].items():
             check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
-    for name in ("environment_settings", "wrappers", "callbacks"):
+    for name in ("optimizer", "schedule"):
+        _check_kind(name, checked[name])
+    for name in ("environment_settings", "wrappers", "optimizer", "schedule", "callbacks"):
         check_free_settings(name, checked[name])
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
-    return dataclasses.replace(config, settings=settings)
+    if config.schedule and settings.get("anneal_steps") is not None:
+        raise UserError(
+            f"schedule states the step size, so anneal_steps = {settings['anneal_steps']} would have no effect: set "
+            'anneal_steps to "none".'
+        )
+    schedule = {name: _named_number(value, config) for name, value in config.schedule.items()}
+    return dataclasses.replace(config, settings=settings, schedule=schedule)
+
+
+def _check_kind(name: str, table: Mapping[str, Any]) -> None:
+    """Refuse the table of an optimizer or a schedule that does not name a function."""
+    kind = table.get("kind")
+    if table and not (isinstance(kind, str) and user_code.is_code_name(kind)):
+        raise UserError(f'{name}.kind must be the name of a function, "module:function", not {excerpt(kind)}.')
+
+
+def _refuse_scheduled(overrides: Mapping[str, Any]) -> None:
+    """Refuse a step size beside a schedule, where both were asked for."""
+    if "learning_rate" in overrides:
+        raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
 
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +381,7 @@ def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]
     if not networks_of(algorithm):
         return {}
     kind = network.get("kind", "mlp")
-    known = options(network_function(algorithm, kind))
+    known = network_options(algorithm, kind)
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
     return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")

@@ -37,9 +37,14 @@ def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
         UserError: there is no such file or task, or it is not valid TOML.
     """
     if names_environment(task):
-        return {"task": re.sub(r"[^\w.-]", "-", str(task)), "environment": str(task)}, Path(task)
+        return {"task": file_name(str(task)), "environment": str(task)}, Path(task)
     path = find_task(task)
     return read_toml(path), path
+
+
+def file_name(name: str) -> str:
+    """The name of a task, an algorithm or an environment as part of the names of files."""
+    return re.sub(r"[^\w.-]", "-", name)
 
 
 def find_task(task: str | Path) -> Path:
@@ -134,10 +139,20 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"network.hidden": [64]}` as `{"network": {"hidden": [64]}}`."""
+    """`{"network.hidden": [64]}` as `{"network": {"hidden": [64]}}`; "package.module:function" is one key."""
     tree: dict[str, Any] = {}
     for name, value in dotted.items():
-        for key in reversed(name.split(".")):
+        for key in reversed(_keys(name)):
             value = {key: value}
         tree = merge(tree, value)
     return tree
+
+
+def _keys(name: str) -> list[str]:
+    """The keys that a dotted name leads through."""
+    table, _, rest = name.partition(".")
+    if ":" not in rest:
+        return name.split(".")
+    module, _, tail = rest.partition(":")
+    function, *inner = tail.split(".")
+    return [table, f"{module}:{function}", *inner]

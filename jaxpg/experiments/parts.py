@@ -13,17 +13,29 @@ algorithms and networks are keyword-only, with defaults, types and meanings as i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from jaxpg import ladder, preferences, values
+from jaxpg.domains import ANY, DOMAINS
 from jaxpg.envs.registry import check_settings
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments.signatures import Option, check_free_settings, options
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import PolicyGradient
+from jaxpg.types import Array, Critic, Env, Policy
+from jaxpg.update.optimizers import sgd
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_code, is_code_name
+from jaxpg.values.deep_q import DeepQ
+
+AlgorithmT = TypeVar("AlgorithmT", PolicyGradient, DeepQ)
 
 NETWORKS: dict[str, Callable[..., Any]] = {
     f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language_model.transformer)
@@ -73,7 +85,25 @@ def algorithm_options(algorithm: str) -> dict[str, Option]:
     while parent is not None:
         lineage.append(parent)
         parent = PARENTS.get(parent)
-    return options(function, [algorithm_function(name) for name in lineage])
+    return _options(algorithm, function, [algorithm_function(name) for name in lineage])
+
+
+def network_options(algorithm: str, kind: Any) -> dict[str, Option]:
+    """The settings of a kind of network.
+
+    Raises:
+        UserError: as `network_function`.
+    """
+    return _options(str(kind), network_function(algorithm, kind))
+
+
+def _options(name: str, function: Callable[..., Any], parents: Sequence[Callable[..., Any]] = ()) -> dict[str, Option]:
+    """`options`; a setting that only a function of the user's has may be any number, unless its name is known."""
+    known = options(function, parents)
+    if not is_code_name(name):
+        return known
+    ours = {"num_envs", *DOMAINS, *(name for parent in parents for name in options(parent))}
+    return {name: option if name in ours else option._replace(domain=ANY) for name, option in known.items()}
 
 
 def make_algorithm(name: str, settings: Mapping[str, Any]) -> PolicyGradient:
@@ -120,6 +150,75 @@ def network_function(algorithm: str, kind: Any) -> Callable[..., Any]:
     return function
 
 
+def with_own_parts(
+    algorithm: AlgorithmT,
+    *,
+    optimizer: Mapping[str, Any],
+    schedule: Mapping[str, Any],
+    max_grad_norm: Array | float | None,
+) -> AlgorithmT:
+    """The record of an algorithm with the optimizer and the schedule that a config names.
+
+    Args:
+        algorithm: the record.
+        optimizer: kind and settings, empty for the algorithm's own.
+        schedule: the same of the step size.
+        max_grad_norm: gradients are clipped by their norm in front of the optimizer, as they are in front of Adam.
+
+    Raises:
+        UserError: as `make_part`; the optimizer or the schedule is none, or has the sign or the step size in it.
+    """
+    if optimizer:
+        own = _check_optimizer(optimizer["kind"], make_part("optimizer", **_named(optimizer)))
+        clip = sgd(max_grad_norm=max_grad_norm)
+        algorithm = algorithm._replace(optimizer=lambda: optax.chain(clip, own))
+    if schedule:
+        step_size = _check_schedule(schedule["kind"], make_part("schedule", **_named(schedule)))
+        algorithm = algorithm._replace(learning_rate=step_size)
+    return algorithm
+
+
+def _named(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with a kind as arguments of `make_part`."""
+    return {"name": table["kind"], "settings": {name: x for name, x in table.items() if name != "kind"}}
+
+
+def _check_optimizer(name: str, made: Any) -> optax.GradientTransformation:
+    """An optimizer of the user's, tried on one gradient.
+
+    Raises:
+        UserError: it is none, or its updates point against the gradient, as those of `optax.adam` do.
+    """
+    if not isinstance(made, optax.GradientTransformation):
+        raise UserError(f"The optimizer {name} must return an optax.GradientTransformation, not {_type_of(made)}.")
+    with jax.ensure_compile_time_eval(), explain_failure(f"The optimizer {name}"):
+        gradient = jnp.ones(3)
+        updates, _ = made.update(gradient, made.init(gradient), gradient)
+        uphill = bool((updates > 0).all())
+    if not uphill:
+        raise UserError(
+            f"The optimizer {name} steps against the gradient, or not at all. jaxpg multiplies by the step size and "
+            "the sign itself: name one without, such as optax:scale_by_adam in place of optax:adam."
+        )
+    return made
+
+
+def _check_schedule(name: str, made: Any) -> Callable[[Array], Array]:
+    """A schedule of the user's, tried at step 0: environment steps so far [] -> step size [].
+
+    Raises:
+        UserError: it is no function, or its value is not one number from 0 on.
+    """
+    if not callable(made):
+        raise UserError(f"The schedule {name} must return a function of the environment steps, not {_type_of(made)}.")
+    with jax.ensure_compile_time_eval(), explain_failure(f"The schedule {name}"):
+        first = np.asarray(made(jnp.zeros((), jnp.int32)))
+        fits = first.shape == () and bool(0 <= first < np.inf)
+    if not fits:
+        raise UserError(f"The schedule {name} must give one number, at least 0; at step 0 it gives {excerpt(first)}.")
+    return lambda steps: jnp.asarray(made(steps), jnp.float32)
+
+
 def make_part(what: str, name: str, settings: Mapping[str, Any]) -> Any:
     """What a function of the user's returns for these settings.
 
@@ -162,15 +261,39 @@ def _type_of(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_networks(name: str, made: Any) -> tuple[Any, Any]:
-    """What a network function of the user's returned, checked: a policy and a critic.
+def make_networks(algorithm: str, kind: str, env: Env, settings: Mapping[str, Any]) -> tuple[Policy, Any]:
+    """The policy and the critic of a kind of network.
 
     Raises:
-        UserError: it is something else.
+        UserError: a function of the user's raised, or returned something else.
     """
-    from jaxpg.types import Critic, Policy
-
+    made = _make_network(algorithm, kind, env, settings)
+    if not is_code_name(kind):
+        return made
     fits = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Policy)
     if not fits or not isinstance(made[1], Critic | None):
-        raise UserError(f"The network {name} must return a pair (Policy, Critic), not {_type_of(made)}.")
+        raise UserError(f"The network {kind} must return a pair (Policy, Critic), not {_type_of(made)}.")
     return made
+
+
+def make_torso(algorithm: str, kind: str, env: Env, settings: Mapping[str, Any]) -> nn.Module:
+    """The torso of a kind of network of action values.
+
+    Raises:
+        UserError: as `make_networks`.
+    """
+    made = _make_network(algorithm, kind, env, settings)
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"The network {kind} must return a flax module from observations to features for {algorithm}, as "
+            f"values.mlp does, not {_type_of(made)}."
+        )
+    return made
+
+
+def _make_network(algorithm: str, kind: str, env: Env, settings: Mapping[str, Any]) -> Any:
+    function = network_function(algorithm, kind)
+    if not is_code_name(kind):
+        return function(env, **settings)
+    with explain_failure(f"The network {kind}"):
+        return function(env, **settings)

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxpg.domains import check_number, domain_of
+from jaxpg.domains import Domain, check_number, domain_of
 from jaxpg.errors import UserError, excerpt
 from jaxpg.printable import printable
 from jaxpg.types import Array
@@ -30,12 +30,14 @@ class Option(NamedTuple):
     default: its default value, `REQUIRED` where there is none.
     kind: its type as a config may give it, such as `int` or `float | None`.
     meaning: its line under "Args:" in the docstring.
+    domain: which numbers it may be; None for those of its name (domains.py).
     """
 
     name: str
     default: Any
     kind: Any
     meaning: str
+    domain: Domain | None = None
 
 
 def options(function: Callable[..., Any], parents: Sequence[Callable[..., Any]] = ()) -> dict[str, Option]:
@@ -73,7 +75,7 @@ def check(option: Option, value: Any) -> Any:
         return None
     for kind in accepted:
         if _is_of_kind(value, kind):
-            _check_domain(option.name, value)
+            _check_domain(option, value)
             return _converted(value, kind)
     raise UserError(f"{option.name} must be {describe_kind(option.kind)}, not {excerpt(value)}.")
 
@@ -110,12 +112,13 @@ def _converted(value: Any, kind: Any) -> Any:
     return tuple(value) if typing.get_origin(kind) is Sequence else value
 
 
-def _check_domain(name: str, value: Any) -> None:
+def _check_domain(option: Option, value: Any) -> None:
+    name, domain = option.name, option.domain or domain_of(option.name)
     if isinstance(value, str) and (not value or printable(value) != value):
         raise UserError(f"{name} must be a text that is not empty, without control characters, not {excerpt(value)}.")
     for x in value if isinstance(value, list | tuple) else (value,):
         if isinstance(x, int | float) and not isinstance(x, bool):
-            check_number(name, x, domain_of(name))
+            check_number(name, x, domain)
 
 
 def check_free_settings(name: str, value: Any) -> None:

@@ -38,7 +38,7 @@ def fit(
     seeds: int | Sequence[int] = 8,
     total_steps: int | None = None,
     out: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Mapping[str, Any] = (),
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -56,7 +56,8 @@ def fit(
         seeds: how many, numbered from 0, or their numbers.
         total_steps: environment steps of each seed; by default the task's.
         out: the directory to write; None to keep nothing on disk.
-        callbacks: what sees the metrics and the policy during training, and may end it.
+        callbacks: what sees the metrics and the policy during training, and may end it; Callback records, or a table
+            of names "module:function" with their settings, which the run then names.
         progress: show it.
         **settings: of the algorithm, the task and the environment, as in a config: learning_rate=1e-3,
             environment_settings={"gravity": 5.0}.
@@ -71,6 +72,8 @@ def fit(
         raise UserError("fit trains in one process; several hosts take the command: jaxpg train ... --distributed.")
     named = _Named(is_kept=out is not None)
     overrides = {**settings, **_overrides(named, network, seeds, total_steps)}
+    if isinstance(callbacks, Mapping):
+        overrides["callbacks"], callbacks = dict(callbacks), ()
     task, name = named.env(env), named.algorithm(algorithm)
     _check_callbacks(callbacks)
     console = make_console(quiet=not progress, soft_wrap=True)
@@ -120,7 +123,9 @@ def _overrides(
     return overrides
 
 
-def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+def _check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks are a list of jaxpg.Callback records, or a table, not {excerpt(callbacks)}.")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UserError(f"callbacks are a list of jaxpg.Callback records, not of {type(callback).__name__}.")
