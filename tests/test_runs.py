@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 from PIL import Image
+from refusals import refused
 
 import jaxpg
 from jaxpg import ladder, networks, values
@@ -21,7 +26,8 @@ from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.policy_gradient import PolicyGradient, make_actor
-from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy
+from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
+from jaxpg.runs.export import policy_program
 from jaxpg.training import run_directory
 from jaxpg.types import Env, Learner, Policy
 
@@ -94,14 +100,21 @@ def test_fit_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pytest.M
         run.plot(tmp_path / "curve.txt")
 
 
-def flying(env: Env, policy: Policy) -> TrainedPolicy:
-    """A policy with its first parameters, of a learner that is nothing else."""
+WRITES = pytest.mark.skipif(not importlib.util.find_spec("flatbuffers"), reason="jax.export writes with flatbuffers")
+
+
+def actor_only(policy: Policy) -> Learner:
+    """A learner whose state is the parameters of a policy, and that does nothing else but act."""
 
     def nothing(*_: Any) -> Any:
         raise NotImplementedError
 
-    learner = Learner(nothing, nothing, partial(make_actor, policy), nothing)
-    return TrainedPolicy(learner, policy.init(jax.random.key(3)), env)
+    return Learner(nothing, nothing, partial(make_actor, policy), nothing)
+
+
+def flying(env: Env, policy: Policy) -> TrainedPolicy:
+    """A policy with its first parameters."""
+    return TrainedPolicy(actor_only(policy), policy.init(jax.random.key(3)), env)
 
 
 def test_a_recurrent_policy_remembers_until_it_is_reset() -> None:
@@ -300,3 +313,88 @@ def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
         jaxpg.load(tmp_path)
     with pytest.raises(UserError, match='"best" or "last"'):
         jaxpg.load(tmp_path, checkpoint="first")
+
+
+@WRITES
+@pytest.mark.parametrize("network", [networks.recurrent, networks.mlp])
+def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path) -> None:
+    """For any size of the batch, with its memory and with episodes that begin anew."""
+    env = tiny.target()
+    policy = network(env, hidden=(8,), orthogonal=False, initial_log_std=1.0)[0]
+    (tmp_path / "policy.jax").write_bytes(policy_program(actor_only(policy), policy.init(jax.random.key(3)), env))
+    act, flown = load_policy.load(tmp_path / "policy.jax"), flying(env, policy)
+    obs = np.asarray(jax.random.uniform(jax.random.key(0), (4, 3, 2)))
+    memory = None
+    for step, x in enumerate(obs):
+        begins = np.array([False, step == 2, False])
+        if step == 2:
+            flown.reset(begins)
+        actions, memory = act(x, memory, begins)
+        np.testing.assert_allclose(actions, flown.act(x), rtol=1e-5, atol=1e-7)
+    assert act(obs[0][:1])[0].shape == (1, 2)
+    samples = [np.asarray(act(obs[0], greedy=False, seed=seed)[0]) for seed in (0, 1, 1)]
+    assert np.abs(samples[0]).max() <= 1
+    np.testing.assert_array_equal(samples[1], samples[2])
+    assert np.abs(samples[0] - samples[1]).max() > 0.01
+
+
+FLIGHT = """
+import sys
+sys.modules["jaxpg"] = None  # it could not be imported
+import gymnasium
+from load_policy import load
+
+act = load("policy.jax")
+env = gymnasium.make("CartPole-v1")
+obs, _ = env.reset(seed=0)
+memory, total, over = None, 0.0, False
+while not over:
+    (action,), memory = act([obs], memory)
+    obs, reward, terminated, truncated, _ = env.step(int(action))
+    total, over = total + reward, terminated or truncated
+assert not [name for name in sys.modules if name.startswith(("jaxpg.", "flax", "gymnax"))]
+print(total)
+"""
+
+
+@WRITES
+@pytest.mark.full
+def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As far as the policy of the run does, and the seed that was asked for; the metrics are there as a table."""
+    out = tmp_path / "run"
+    settings = {"evaluation_episodes": 4, "evaluations": 1, "progress": False}
+    jaxpg.fit("CartPole-v1", "a2c", seeds=2, total_steps=2000, out=out, **settings)
+    assert main(["export", str(out), "--seed-index", "1", "--out", str(tmp_path / "there")]) == 0
+    shown = capsys.readouterr().out
+    assert "policy.jax: seed 1; load_policy.py beside it" in shown
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"metrics.csv", "policy.jax", "load_policy.py"}
+    lines = (tmp_path / "there" / "metrics.csv").read_text().splitlines()
+    assert lines[0].startswith("seed,steps,")
+    assert len(lines) - 1 == 2 * len(run_directory.load_metrics(out)["steps"])
+    ended = subprocess.run([sys.executable, "-c", FLIGHT], cwd=tmp_path / "there", capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    policy, env = jaxpg.load(out).policy_of(1), gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    total, over = 0.0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+        total, over = total + float(reward), terminated or truncated
+    assert float(ended.stdout) == total
+    assert "seed indices 0 to 1, not 5" in refused(capsys, "export", str(out), "--seed-index", "5")
+    assert not (out / "export").exists()
+
+
+def test_the_loader_is_ten_lines_that_need_only_jax() -> None:
+    source = Path(load_policy.__file__).read_text(encoding="utf-8")
+    body = [x for x in source.split("import jax.numpy as jnp")[1].splitlines() if x.strip() and '"""' not in x]
+    assert len(body) <= 10
+    imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+                for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
+    assert imported == {"pathlib", "typing", "jax.export", "jax.numpy"}
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not the directory of a run" in refused(capsys, "export", str(tmp_path))
+    assert "unrecognized arguments" in refused(capsys, "export", str(tmp_path), "--format", "onnx")

@@ -206,6 +206,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "play": inspection.run_play,
     "sample": inspection.run_sample,
     "plot": inspection.run_plot,
+    "export": inspection.run_export,
     "plan": plan.run_plan,
     "gridworld": gridworld.run_gridworld,
     "check": checking.run_check,

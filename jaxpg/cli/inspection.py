@@ -22,6 +22,7 @@ from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.parallel import host_callback
 from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
+from jaxpg.runs.export import LOADER, export_metrics, export_policy
 from jaxpg.runs.results import training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
@@ -175,6 +176,23 @@ def run_sample(arguments: argparse.Namespace) -> int:
     else:
         for text in run.complete(arguments.prompt, seed=arguments.seed, **settings):
             print(printable(text, keep="\n\t"))
+    return 0
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Write the metrics of a run, and the policy of a seed where it has one that acts on observations."""
+    run = open_run(load_config(arguments.run), arguments.run, arguments.checkpoint)
+    config, out = run.config, arguments.out or arguments.run / "export"
+    if arguments.seed_index is not None:
+        run.refuse_without_actions()
+        run.learner_of(arguments.seed_index)
+    print(printable(export_metrics(run, out)))
+    if not kind_of(config).has_policy or run.experiment.env.context:
+        print(f"No policy: what {config.algorithm} has learned on {config.task} does not act on observations.")
+        return 0
+    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    path = export_policy(run, out, index)
+    print(f"{printable(path)}: seed {config.seeds[index]}; {LOADER} beside it loads it, and needs only jax")
     return 0
 
 

@@ -125,8 +125,15 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
-    play.add_argument("--seed-index", type=count_or_0, metavar="I", help="which seed of the run (default: the best)")
+    _add_seed_index_argument(play)
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
+
+    export = commands.add_parser("export", help="metrics as CSV, and a policy that needs only jax to act")
+    export.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
+    export.add_argument("--out", type=path, metavar="DIR", help="where to write (default RUN/export)")
+    _add_checkpoint_argument(export)
+    _add_seed_index_argument(export)
+    _add_trust_argument(export)
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
     plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
@@ -211,11 +218,19 @@ def _trained_arguments() -> ArgumentParser:
     """Those of eval, sample and play."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    _add_checkpoint_argument(parser)
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
     parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
     _add_trust_argument(parser)
     return parser
+
+
+def _add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+
+
+def _add_seed_index_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed-index", type=count_or_0, metavar="I", help="which seed, from 0 (default: the best)")
 
 
 def _add_trust_argument(parser: argparse.ArgumentParser) -> None:

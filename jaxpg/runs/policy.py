@@ -27,7 +27,7 @@ class TrainedPolicy:
 
     def __init__(self, learner: Learner, state: Tree, env: Env, *, seed: int = 0) -> None:
         self._state, self._env, self._key = state, env, jax.random.key(seed)
-        self._act = jax.jit(partial(_act_all, learner), static_argnames="greedy")
+        self._act = jax.jit(partial(act_all, learner, env), static_argnames="greedy")
         self._start = jax.jit(lambda state, obs: jax.vmap(learner.actor(state).start)(obs))
         self._memory: Tree = None
         self._begins = np.ones(1, bool)
@@ -61,10 +61,7 @@ class TrainedPolicy:
         actions, self._memory = self._act(self._state, self._memory, self._begins, batch, key, greedy=greedy)
         self._acted += 1
         self._begins = np.zeros(len(batch), bool)
-        found, space = np.asarray(actions), self._env.action_space
-        if isinstance(space, Box):
-            found = np.clip(found, space.low, space.high)
-        return found if batched else found[0]
+        return np.asarray(actions) if batched else np.asarray(actions)[0]
 
     def reset(self, begins: ArrayLike | None = None) -> None:
         """Forget what was seen: a new episode begins with the next observation.
@@ -103,13 +100,26 @@ class TrainedPolicy:
         return (converted, True) if given.ndim > len(shape) else (converted[None], False)
 
 
-def _act_all(
-    learner: Learner, state: Tree, memory: Tree, begins: Array, obs: Array, key: Key, *, greedy: bool
+def act_all(
+    learner: Learner, env: Env, state: Tree, memory: Tree, begins: Array, obs: Array, key: Key, *, greedy: bool
 ) -> tuple[Array, Tree]:
-    """The actions of a batch, and the memories after them; those of episodes that begin are new."""
-    actor = learner.actor(state)
+    """The actions of a batch, those of a Box within its bounds, and the memories after them.
 
-    def one(memory: Tree, begins: Array, obs: Array, key: Key) -> tuple[Array, Any]:
-        return actor.act(tree_where(begins, actor.start(obs), memory), obs, key, greedy)
+    Args:
+        learner: what was trained.
+        env: what it was trained on.
+        state: the learner's, of one seed.
+        memory: of the policy, leaves [B, ...].
+        begins: [B] bool, where an episode begins: its memory is made anew.
+        obs: [B, ...].
+        key: of the samples.
+        greedy: the most probable actions (static).
+    """
+    actor, space = learner.actor(state), env.action_space
 
-    return jax.vmap(one)(memory, jnp.asarray(begins), jnp.asarray(obs), jax.random.split(key, len(begins)))
+    def one(memory: Tree, begins: Array, obs: Array, place: Array) -> tuple[Array, Any]:
+        remembered = tree_where(begins, actor.start(obs), memory)
+        action, memory = actor.act(remembered, obs, jax.random.fold_in(key, place), greedy)
+        return (jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action), memory
+
+    return jax.vmap(one)(memory, begins, obs, jnp.arange(obs.shape[0]))

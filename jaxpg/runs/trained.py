@@ -59,12 +59,16 @@ class Run:
         Raises:
             UserError: there is no such seed, or what was trained does not act on observations.
         """
+        self.refuse_without_actions()
+        experiment = self.experiment
+        return TrainedPolicy(experiment.learner, self.learner_of(seed_index), experiment.env)
+
+    def refuse_without_actions(self) -> None:
+        """Raise a UserError unless the run has learned a policy that acts on observations."""
         if not kind_of(self.config).has_policy:
             raise UserError(f"A run of {self.config.algorithm} learns no policy.")
         if self.experiment.env.context:
             raise UserError(f"{self.config.task} is a text task: its policy writes, see Run.complete and jaxpg sample.")
-        experiment = self.experiment
-        return TrainedPolicy(experiment.learner, self.learner_of(seed_index), experiment.env)
 
     def learner_of(self, seed_index: int) -> Any:
         """The learner's state of a seed, by its index in `config.seeds`.
