@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs
+from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs, showing
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.runs import Session
@@ -211,4 +211,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "gridworld": gridworld.run_gridworld,
     "check": checking.run_check,
     "list": listing.run_list,
+    "show": showing.run_show,
 }

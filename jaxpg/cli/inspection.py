@@ -192,7 +192,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         return 0
     index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
     path = export_policy(run, out, index)
-    print(f"{printable(path)}: seed {config.seeds[index]}; {LOADER} beside it loads it, and needs only jax")
+    print(f"{printable(path)}: seed {config.seeds[index]}; {LOADER} beside it loads it without jaxpg")
     return 0
 
 
