@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import tempfile
@@ -206,29 +207,38 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
         jaxpg.fit("frozen_lake", "q_learning", out=tmp_path / "run", **SMALL)
 
 
+SETTINGS = {"num_envs": 4, "evaluation_episodes": 8, "evaluations": 2}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two seeds that was written."""
+    out = tmp_path_factory.mktemp("fitted") / "run"
+    return jaxpg.fit("cartpole", "a2c", seeds=2, total_steps=1500, out=out, progress=False, **SETTINGS)
+
+
 @pytest.mark.full
-def test_fit_writes_the_run_that_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_writes_the_run_that_the_command_writes(
+    fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same numbers, the same config; and the commands read it."""
-    words = ["--seeds", "2", "--steps", "1500", "--set", "num_envs=4", "--set", "evaluation_episodes=8"]
-    assert main(["train", "catch", "a2c", "--out", str(tmp_path / "command"), *words]) == 0
-    settings = {"num_envs": 4, "evaluation_episodes": 8}
-    fitted = jaxpg.fit("catch", "a2c", seeds=2, total_steps=1500, out=tmp_path / "fit", **settings)
-    shown = capsys.readouterr().out
-    assert shown.count("a2c on catch, 2 seeds, 1,500 steps each; 2 x cpu") == 2
-    ours, theirs = (run_directory.load_metrics(tmp_path / name) for name in ("fit", "command"))
+    words = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    command = ["train", "cartpole", "a2c", "--seeds", "2", "--steps", "1500", "--out", str(tmp_path / "command")]
+    assert main([*command, *words]) == 0
+    ours, theirs = (run_directory.load_metrics(path) for path in (fitted.directory, tmp_path / "command"))
     assert ours.keys() == theirs.keys()
     for name in ours.keys() - {"seconds", "chunk_seconds"}:
         np.testing.assert_array_equal(ours[name], theirs[name])
-    assert configs.load_config(tmp_path / "fit") == configs.load_config(tmp_path / "command")
-    out = str(tmp_path / "fit")
+    assert configs.load_config(fitted.directory) == configs.load_config(tmp_path / "command")
+    out = str(fitted.directory)
     assert main(["eval", out, "--episodes", "8"]) == 0
+    capsys.readouterr()
     assert main(["play", out, "--gif", str(tmp_path / "x.gif"), "--seed-index", "1"]) == 0
     assert "seed 1, " in capsys.readouterr().out
     assert main(["plot", out, "--out", str(tmp_path / "x.svg")]) == 0
     assert main(["resume", out, "--quiet"]) == 0  # it is at its end
-    best = jaxpg.load(out)
-    assert best.policy.act(np.zeros((10, 5))).shape == ()
-    assert fitted.policy.act(np.zeros((3, 10, 5))).shape == (3,)
+    assert jaxpg.load(out).policy.act(np.zeros(4)).shape == ()
+    assert fitted.policy.act(np.zeros((3, 4))).shape == (3,)
 
 
 @pytest.mark.full
@@ -338,42 +348,25 @@ def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path
     assert np.abs(samples[0] - samples[1]).max() > 0.01
 
 
-FLIGHT = """
-import sys
-sys.modules["jaxpg"] = None  # it could not be imported
-import gymnasium
-from load_policy import load
-
-act = load("policy.jax")
-env = gymnasium.make("CartPole-v1")
-obs, _ = env.reset(seed=0)
-memory, total, over = None, 0.0, False
-while not over:
-    (action,), memory = act([obs], memory)
-    obs, reward, terminated, truncated, _ = env.step(int(action))
-    total, over = total + reward, terminated or truncated
-assert not [name for name in sys.modules if name.startswith(("jaxpg.", "flax", "gymnax"))]
-print(total)
-"""
-
-
 @WRITES
 @pytest.mark.full
 def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As far as the policy of the run does, and the seed that was asked for; the metrics are there as a table."""
-    out = tmp_path / "run"
-    settings = {"evaluation_episodes": 4, "evaluations": 1, "progress": False}
-    jaxpg.fit("CartPole-v1", "a2c", seeds=2, total_steps=2000, out=out, **settings)
-    assert main(["export", str(out), "--seed-index", "1", "--out", str(tmp_path / "there")]) == 0
-    shown = capsys.readouterr().out
-    assert "policy.jax: seed 1; load_policy.py beside it" in shown
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {"metrics.csv", "policy.jax", "load_policy.py"}
-    lines = (tmp_path / "there" / "metrics.csv").read_text().splitlines()
+    """By the code of docs/python.md, as far as the policy of the run; the metrics are there as a table."""
+    out, there = fitted.directory, tmp_path / "there"
+    assert main(["export", str(out), "--seed-index", "1", "--out", str(there)]) == 0
+    assert "policy.jax: seed 1; load_policy.py beside it" in capsys.readouterr().out
+    assert {path.name for path in there.iterdir()} == {"metrics.csv", "policy.jax", "load_policy.py"}
+    lines = (there / "metrics.csv").read_text().splitlines()
     assert lines[0].startswith("seed,steps,")
     assert len(lines) - 1 == 2 * len(run_directory.load_metrics(out)["steps"])
-    ended = subprocess.run([sys.executable, "-c", FLIGHT], cwd=tmp_path / "there", capture_output=True, text=True)
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (flight,) = (block for block in blocks if "act = load" in block)
+    alone = f"import sys\nsys.modules['jaxpg'] = None\n{flight}"  # it could not be imported
+    loaded = "assert not [name for name in sys.modules if name.startswith(('jaxpg.', 'flax', 'gymnax'))]"
+    ended = subprocess.run([sys.executable, "-c", alone + loaded], cwd=there, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     policy, env = jaxpg.load(out).policy_of(1), gymnasium.make("CartPole-v1")
     obs, _ = env.reset(seed=0)

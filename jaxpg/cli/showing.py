@@ -80,8 +80,8 @@ def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
     mesh = parallel.make_mesh(seeds, config.batch_size, devices_of(config))
     needed, limit = least_memory(learner, seeds, mesh), memory_limit(mesh)
     yield (
-        f"memory: the state of a seed has {_amount(bytes_of(state))}; {seeds} seed{'s' if seeds > 1 else ''} take at "
-        f"least {_amount(needed)} on each of {mesh.size} device{'s' if mesh.size > 1 else ''}, which has "
+        f"memory: {_amount(bytes_of(state))} for the state of a seed; training takes at least {_amount(needed)} for "
+        f"{seeds} seed{'s' if seeds > 1 else ''}, on each of {mesh.size} device{'s' if mesh.size > 1 else ''} with "
         f"{_amount(limit)}"
     )
 
