@@ -12,13 +12,13 @@ from rich.console import Group
 from rich.table import Table
 
 from jaxpg import envs, preferences
-from jaxpg.cli.terminal import make_console
 from jaxpg.envs import suites
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
+from jaxpg.runs.terminal import make_console
 
 _HOST = {
     "gymnasium": ("Gymnasium", "any of its IDs, and my_module:MyEnv-v0"),
@@ -131,7 +131,7 @@ def _option_table(algorithm: str) -> Table:
         ("", configs.task_options()),
         *(
             (f"network.{{{kind}}}.", signatures.options(network))
-            for kind, network in configs.NETWORKS_OF[algorithm].items()
+            for kind, network in configs.networks_of(algorithm).items()
         ),
     ]
     return _setting_table(f"settings of {algorithm}", groups)

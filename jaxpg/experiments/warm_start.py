@@ -14,7 +14,7 @@ from jaxpg import files
 from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, build, reward_network, text_task
+from jaxpg.experiments.build import TEXT_TASKS, Experiment, build, kind_of, reward_network, text_task
 from jaxpg.experiments.config import Config, make_env
 from jaxpg.parallel import processes
 from jaxpg.training import run_directory, run_files
@@ -48,7 +48,7 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     if config.initial is None:
         return None
     earlier, params = load_params(config.initial, config)
-    if not KINDS[earlier.algorithm].has_policy:
+    if not kind_of(earlier).has_policy:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
     learner = experiment.learner
@@ -73,7 +73,7 @@ def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str,
 
 def _reward_model_of(run_dir: str, config: Config) -> Tree:
     earlier, params = load_params(run_dir, config)
-    if KINDS[earlier.algorithm].has_policy:
+    if kind_of(earlier).has_policy:
         raise UserError(f"{run_dir} is a run of {earlier.algorithm}; reward takes one of reward_model.")
     model = jax.tree.map(lambda x: x[0], params.critic)
     expected = jax.eval_shape(reward_network(config, make_env(config)).init, jax.random.key(0))
