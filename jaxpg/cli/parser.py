@@ -296,7 +296,7 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of completions (default 8); with --out, of each prompt",
     )
-    parser.add_argument("--out", type=path, metavar="FILE", help="write completions of training prompts: data.jsonl")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write training data, .jsonl (default: print)")
     parser.add_argument("--prompts", type=completions, metavar="N", help="with --out, number of prompts (default 256)")
     parser.add_argument(
         "--only", choices=("right", "all"), metavar="WHICH", help="with --out, the right completions, or all (default)"
