@@ -9,23 +9,40 @@ if TYPE_CHECKING:
     from jaxpg import envs, ladder, policy_gradient, preferences, values
     from jaxpg.models import language_model as language
     from jaxpg.models import networks
+    from jaxpg.runs import Callback, fit, load
 
-__all__ = ["envs", "ladder", "language", "networks", "policy_gradient", "preferences", "values"]
+__all__ = [
+    "Callback",
+    "envs",
+    "fit",
+    "ladder",
+    "language",
+    "load",
+    "networks",
+    "policy_gradient",
+    "preferences",
+    "values",
+]
 
 _MODULES = {"language": "jaxpg.models.language_model", "networks": "jaxpg.models.networks"}
 """Public modules whose import path differs from their public name."""
+_OF_RUNS = ("Callback", "fit", "load")
+"""What is no module, but stands in the face of `jaxpg.runs`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public module on first use.
+    """Import what is public on first use.
 
-    gymnax computes when it is imported, and the command line has to choose jax's devices before that.
+    gymnax computes when it is imported, and the command line and `fit` have to choose jax's devices before that.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _OF_RUNS:
+        importlib.import_module("jaxpg.parallel").one_device_per_core()
+        return getattr(importlib.import_module("jaxpg.runs"), name)
     return importlib.import_module(_MODULES.get(name, f"{__name__}.{name}"))
 
 
 def __dir__() -> list[str]:
-    """The public modules, and the other modules that have been imported so far."""
+    """What is public, and the other modules that have been imported so far."""
     return sorted({*globals(), *__all__})

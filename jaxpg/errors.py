@@ -15,6 +15,28 @@ RENAMED = {
     "thinking": "scratchpad_share",
 }
 """Settings that have been renamed: old name -> new name."""
+ELSEWHERE = {
+    "clip_coef": "clip",
+    "clip_eps": "clip",
+    "clip_range": "clip",
+    "discount": "gamma",
+    "ent_coef": "entropy_coefficient",
+    "eps_clip": "clip",
+    "lam": "gae_lambda",
+    "lambda": "gae_lambda",
+    "lr": "learning_rate",
+    "n_envs": "num_envs",
+    "n_epochs": "epochs",
+    "n_steps": "num_steps",
+    "num_epochs": "epochs",
+    "num_generations": "group_size",
+    "rollout_length": "num_steps",
+    "steps": "total_steps",
+    "total_timesteps": "total_steps",
+    "update_epochs": "epochs",
+    "vf_coef": "value_coefficient",
+}
+"""What other libraries call a setting (Stable-Baselines3, CleanRL, rejax, TRL): their name -> its name here."""
 
 
 class UserError(ValueError):
@@ -45,6 +67,8 @@ def hint(given: str, known: Iterable[str]) -> str:
         return "There is none."
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
+    if ELSEWHERE.get(given) in known:
+        return f"It is called {ELSEWHERE[given]!r} here."
     similar = nearest(given, known)
     return f"Did you mean {similar!r}?" if similar else f"There are: {', '.join(known)}."
 

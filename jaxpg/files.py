@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,20 @@ def explain_os_error(run_dir: Path) -> Iterator[None]:
 
 def toml_dumps(tree: Mapping[str, Any], prefix: str = "") -> str:
     """Nested tables of numbers, strings, booleans and lists as TOML; None is written as "none"."""
-    plain = "".join(f"{key} = {_toml_value(value)}\n" for key, value in tree.items() if not isinstance(value, Mapping))
+    plain = "".join(
+        f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in tree.items() if not isinstance(value, Mapping)
+    )
     tables = (
-        f"\n[{prefix}{key}]\n{toml_dumps(value, f'{prefix}{key}.')}"
+        f"\n[{prefix}{_toml_key(key)}]\n{toml_dumps(value, f'{prefix}{_toml_key(key)}.')}"
         for key, value in tree.items()
         if isinstance(value, Mapping)
     )
     return plain + "".join(tables)
+
+
+def _toml_key(key: str) -> str:
+    """A key, quoted where it is no bare one."""
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
 
 
 def _toml_value(value: Any) -> str:

@@ -130,10 +130,16 @@ def child_of(
         returned = inspect.signature(algorithm, eval_str=True).return_annotation
         signature = inspect.Signature(list(parameters.values()), return_annotation=returned)
         with_defaults.__signature__ = signature  # type: ignore[attr-defined]
-        PARENTS[name] = parent.__name__
+        PARENTS[_public_name(algorithm)] = _public_name(parent)
         return cast(AlgorithmT, with_defaults)
 
     return register
+
+
+def _public_name(algorithm: Callable[..., Any]) -> str:
+    """How a config names an algorithm: jaxpg's own by its name, one of the user's as "module:function"."""
+    own = algorithm.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return algorithm.__name__ if own else f"{algorithm.__module__}:{algorithm.__name__}"
 
 
 def _all_parameters(

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from jaxpg.errors import UserError
@@ -29,6 +29,8 @@ SUITE_PREFIXES = frozenset({"brax", "craftax", "jaxtari", "jumanji", "navix", "p
 """`brax:ant` is an environment of a suite (envs/suites) and never a function of a module, so it is no code of a run."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
 """Which names may be imported; None in a Python program that has not entered `trust`."""
+_given: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default=MappingProxyType({}))
+"""What a Python program has handed over under a name, see `give`."""
 _NOT_THE_USERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
 """How the names of source files begin that are jaxpg's own, or of Python and installed packages."""
 
@@ -43,6 +45,16 @@ def trust(is_trusted: Callable[[str], bool]) -> Iterator[None]:
         _is_trusted.reset(token)
 
 
+@contextlib.contextmanager
+def give(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let these names stand for functions of this program, so that `import_user_code` need not import them."""
+    token = _given.set({**_given.get(), **functions})
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
 def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
     """In a Python program, raise a UserError if the settings of a run name code; `trust` asks when code is imported."""
     if _is_trusted.get() is None and (names := code_names(settings)):
@@ -53,8 +65,13 @@ def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
 
 
 def code_names(settings: Any) -> list[str]:
-    """The values of nested tables and lists that have the form of a name, "package.module:function"."""
+    """The keys and values of nested tables and lists that have the form of a name, "package.module:function"."""
     return [text for text in strings_in(settings) if _NAME.fullmatch(text) and not _is_of_a_suite(text)]
+
+
+def is_code_name(text: str) -> bool:
+    """Whether a text has the form of a name, "package.module:function"."""
+    return bool(code_names(text))
 
 
 def _is_of_a_suite(name: str) -> bool:
@@ -62,11 +79,14 @@ def _is_of_a_suite(name: str) -> bool:
 
 
 def strings_in(settings: Any) -> Iterator[str]:
-    """Every string among the values of nested tables and lists."""
+    """Every string among the keys and the values of nested tables and lists."""
     if isinstance(settings, str):
         yield settings
     elif isinstance(settings, Mapping | list | tuple):
-        for value in settings.values() if isinstance(settings, Mapping) else settings:
+        if isinstance(settings, Mapping):
+            yield from settings
+            settings = list(settings.values())
+        for value in settings:
             yield from strings_in(value)
 
 
@@ -84,6 +104,8 @@ def import_user_code(name: str, what: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if _is_of_a_suite(name):
         raise UserError(f"The {what} {name} cannot be imported: {module}: is the prefix of a suite of environments.")
+    if name in _given.get():
+        return _given.get()[name]
     imported = import_user_module(module, name, what)
     try:
         found = getattr(imported, function)

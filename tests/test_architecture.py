@@ -26,6 +26,7 @@ report
 preferences values
 training
 experiments
+runs
 cli
 __main__
 """

@@ -16,7 +16,10 @@ from rich.console import Console
 from jaxpg import files, report
 from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
-from jaxpg.cli.progress import Reporter
+from jaxpg.cli.parser import make_parser
+from jaxpg.experiments import config as configs
+from jaxpg.experiments.sources import setting_sources
+from jaxpg.runs.progress import Reporter
 
 
 def write_run(directory: Path, config: dict, **metrics: list) -> Path:
@@ -148,3 +151,87 @@ def test_progress_says_whose_steps_it_counts_and_waits_for_no_diverged_seed() ->
     lines = progress_lines(3, 50)
     assert len(lines) == 12
     assert re.match(r"5,000 / 5,000 steps each, 200 steps/s in all, 0:00 left", lines[-1])
+
+
+@pytest.mark.full
+def test_show_says_where_every_setting_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And how large what it describes is; nothing is compiled or written."""
+    words = ["--set", "gamma=0.5", "--set", "network.hidden=[32]", "--seeds", "2", "--steps", "1000"]
+    assert main(["show", "cartpole", "ppo", *words]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if len(line.split()) > 2}
+    assert rows["gamma"] == ["gamma", "0.5", "command", "line"]
+    assert rows["network.hidden"] == ["network.hidden", "[32]", "command", "line"]
+    assert rows["network.activation"] == ["network.activation", "tanh", "cartpole.toml"]
+    assert rows["anneal_steps"] == ["anneal_steps", "1000", "cartpole.toml", "[ppo]"]
+    assert rows["total_steps"] == ["total_steps", "1000", "command", "line"]
+    assert rows["gae_lambda"] == ["gae_lambda", "0.95", "default"]
+    assert rows.keys() >= configs.algorithm_options("ppo").keys() | {"evaluations", "scale_rewards"}
+    assert rows["params.policy.torso.params.Dense_0.kernel"][1:] == ["4", "x", "32", "128"]
+    assert int(rows["in"][2].replace(",", "")) == 2 * (4 * 32 + 32) + (32 * 2 + 2) + (32 + 1)
+    assert "observations: 4 real numbers; actions: one of 2" in out
+    assert "batch: 128 steps x 8 environments = 1,024, in each iteration of a seed" in out
+    assert re.search(r"[\d.]+ KiB for the state of a seed; .* [\d.]+ KiB for 2 seeds, on each of 2 devices with", out)
+
+
+@pytest.mark.full
+def test_show_knows_sections_that_inherit_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "cartpole", "double_dqn"]) == 0
+    assert re.search(r"target_period +50 +cartpole.toml \[dqn\]", capsys.readouterr().out)
+    assert main(["show", "frozen_lake", "q_learning"]) == 0
+    assert re.search(r"in all +64", capsys.readouterr().out)
+
+
+def test_the_source_of_a_setting_is_where_it_was_stated_last(tmp_path: Path) -> None:
+    """A table with another kind has taken the place of the one before it."""
+    task = tmp_path / "task.toml"
+    task.write_text(
+        'environment = "CartPole-v1"\nnetwork = { kind = "mlp", layer_norm = true }\n'
+        '[a2c]\ngamma = 0.5\nnum_envs = 2\n[ppo]\nlike = "a2c"\nnum_envs = 4\n'
+    )
+    overrides = {"network": {"kind": "mlp", "hidden": [8]}, "clip": 0.3}
+    found = setting_sources(task, configs.resolve_config(task, "ppo", overrides), overrides)
+    assert found["gamma"] == (0.5, "task.toml [a2c]")
+    assert found["num_envs"] == (4, "task.toml [ppo]")
+    assert found["environment"] == ("CartPole-v1", "task.toml")
+    assert found["network.hidden"] == ((8,), "command line")
+    assert found["network.layer_norm"] == (False, "default")
+    assert found["clip"] == (0.3, "command line")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["show", "cartpol", "ppo"], "Did you mean 'cartpole'"),
+        (["show", "cartpole", "pp"], "Did you mean 'ppo'"),
+        (["show", "cartpole"], "the following arguments are required: ALGO"),
+        (["show", "cartpole", "ppo", "--set", "lr=1"], "It is called 'learning_rate' here."),
+        (["show", "cartpole", "ppo", "--set", "n_steps=1"], "It is called 'num_steps' here."),
+        (["show", "cartpole", "ppo", "--set", "optimizer.kind=adam"], "optimizer.kind must be the name of a function"),
+        (["show", "cartpole", "no_such_module:f"], "cannot be imported: ModuleNotFoundError"),
+        (["play", "nowhere", "--gif", "x.gif", "--seed-index", "-1"], "--seed-index must be at least 0"),
+        (["--versoin"], "--version"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refused(capsys, *arguments)
+
+
+def test_a_bare_command_helps_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of which can be parsed; and it says its version."""
+    assert main([]) == 0
+    examples = re.findall(r"^  jaxpg (.*?)  ", capsys.readouterr().out, re.MULTILINE)
+    assert [make_parser().parse_args(line.split()).command for line in examples] == ["train", "play", "show"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert re.fullmatch(r"jaxpg \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_says_every_default() -> None:
+    commands = next(action for action in make_parser()._actions if action.dest == "command").choices
+    for name, command in commands.items():
+        for action in command._actions:
+            if action.option_strings and action.nargs != 0 and not action.required:
+                assert "default" in action.help, f"{name} {action.option_strings}"

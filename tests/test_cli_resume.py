@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jaxpg.cli import progress, record, runs
+from jaxpg.cli import record, runs
+from jaxpg.cli import signals as stopping
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
 from jaxpg.cli.parser import make_parser
@@ -284,7 +285,7 @@ def test_signals(
         raise Ended
 
     monkeypatch.setattr(os, "_exit", leave)
-    interruption = progress.Interruption(Console(quiet=True), "jaxpg resume there")
+    interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
     interruption.has_trained = has_trained
     try:
         for number in signals:
@@ -300,9 +301,9 @@ def test_a_chunk_that_takes_too_long_after_sigterm_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(progress, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(stopping, "GRACE_SECONDS", 0.01)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
-    interruption = progress.Interruption(Console(quiet=True), "jaxpg resume there")
+    interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
     interruption.has_trained = True
     interruption.on_signal(signal.SIGTERM)
     assert ended.wait(10)

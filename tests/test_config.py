@@ -12,7 +12,7 @@ import pytest
 from jaxpg import envs, files, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments import config_file
+from jaxpg.experiments import config_file, parts
 from jaxpg.experiments.build import KINDS, build
 from jaxpg.experiments.signatures import REQUIRED, check, options
 
@@ -262,7 +262,7 @@ def test_every_setting_has_a_meaning_and_a_default() -> None:
             assert option.meaning, f"{algorithm}.{option.name} has no line under Args"
             if option.default is not REQUIRED:
                 assert check(option, option.default) == option.default
-    for function in (*configs.NETWORKS.values(), configs.Config):
+    for function in (*parts.NETWORKS.values(), configs.Config):
         for option in options(function).values():
             assert option.meaning, option.name
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxpg import ladder, values
 from jaxpg.cli.main import main
+from jaxpg.experiments import resolve_config
 from jaxpg.ladder_settings import PARENTS
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +45,23 @@ def test_an_environment_of_ones_own_is_as_the_page_says(tmp_path: Path, monkeypa
     assert [command[1] for command in shown] == ["check", "train"]
     for command in shown:
         assert main([*command[1:], *(["--steps", "4000", "--quiet"] if command[1] == "train" else [])]) == 0
+
+
+@pytest.mark.full
+def test_the_page_for_python_is_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/python.md: its code and its commands in order; the file of a task is resolved. tests/test_runs.py flies."""
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    first, mine, _ = blocks("python", page)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "mine", None)  # put back afterwards, whatever is imported here
+    del sys.modules["mine"]
+    exec(compile(first, "docs/python.md", "exec"), {"__name__": "__main__"})
+    (tmp_path / "mine.py").write_text(mine)
+    for command in commands(blocks("bash", page)[0]):
+        assert main([*command[1:], *(["--quiet"] if command[1] == "train" else [])]) == 0
+    (tmp_path / "task.toml").write_text(blocks("toml", page)[0])
+    assert resolve_config(tmp_path / "task.toml", "mine:spo").settings["radius"] == 0.1
 
 
 @pytest.mark.full

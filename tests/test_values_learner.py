@@ -14,6 +14,7 @@ import tiny
 from jaxpg import networks, values
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
+from jaxpg.experiments import parts
 from jaxpg.experiments.build import build
 from jaxpg.models.layers import LayerNorm
 from jaxpg.types import Params
@@ -114,8 +115,8 @@ def test_layer_normalisation_is_a_setting_of_every_network(network):
 @pytest.mark.parametrize("algorithm", values.ALGORITHMS)
 def test_every_algorithm_resolves(task, algorithm):
     config = configs.resolve_config(task, algorithm)
-    assert config.network["kind"] in configs.NETWORKS_OF[algorithm]
-    assert config.network.keys() - {"kind"} == configs.options(configs.Q_NETWORKS[config.network["kind"]]).keys()
+    assert config.network["kind"] in parts.NETWORKS_OF[algorithm]
+    assert config.network.keys() - {"kind"} == configs.options(parts.Q_NETWORKS[config.network["kind"]]).keys()
 
 
 @pytest.mark.parametrize(

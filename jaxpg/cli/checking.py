@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from jaxpg import envs
-from jaxpg.cli.terminal import make_console
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.signatures import check_free_settings
 from jaxpg.printable import printable
+from jaxpg.runs.terminal import make_console
 
 
 def run_check(arguments: argparse.Namespace) -> int:

@@ -15,19 +15,22 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs, stage_report
+from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs, showing, stage_report
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
-from jaxpg.cli.progress import Interruption, interruptible
 from jaxpg.cli.runs import Session
-from jaxpg.cli.terminal import heading, make_console
-from jaxpg.experiments.build import KINDS
+from jaxpg.cli.signals import Interruption, interruptible
+from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
 from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import printable
+from jaxpg.runs.results import run_result
+from jaxpg.runs.terminal import heading, make_console
+from jaxpg.runs.training import PAGE, write_page
 from jaxpg.training import provenance, run_directory
 from jaxpg.training.memory import memory_limit
 
@@ -57,8 +60,8 @@ def _show_stages(session: Session) -> None:
         return
     rows = stage_report.stage_rows(stages)
     make_console().print(stage_report.stage_table(rows))
-    if (session.out / runs.PAGE).exists():
-        runs.write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
+    if (session.out / PAGE).exists():
+        write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
 
 
 def _train_stages(session: Session) -> int:
@@ -72,7 +75,7 @@ def _show_run(config: Config, out: Path) -> None:
     """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
 
-    run = runs.run_result(run_directory.load_metrics(out))
+    run = run_result(run_directory.load_metrics(out))
     curve = out / "learning_curve.png"
     report.learning_curve(
         {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
@@ -81,9 +84,9 @@ def _show_run(config: Config, out: Path) -> None:
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     _print_line(console, f"Learning curve: {curve}")
-    if (out / runs.PAGE).exists():
-        _print_line(console, f"Report:         {out / runs.PAGE}")
-    if KINDS[config.algorithm].has_policy:
+    if (out / PAGE).exists():
+        _print_line(console, f"Report:         {out / PAGE}")
+    if kind_of(config).has_policy:
         look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
         _print_line(console, f"Look at it:     jaxpg {look}")
 
@@ -103,13 +106,13 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     from jaxpg import report
 
     out = session.out
-    results = {name: runs.run_result(run_directory.load_metrics(out / name)) for name in resolved}
+    results = {name: run_result(run_directory.load_metrics(out / file_name(name))) for name in resolved}
     first = next(iter(resolved.values()))
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(session):
         details["first stages, last evaluation"] = stages
-    texts = {name: format_completions(load_completions(out / name)) for name in resolved}
+    texts = {name: format_completions(load_completions(out / file_name(name))) for name in resolved}
     if texts := {name: text for name, text in texts.items() if text}:
         details["completions"] = texts
     summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
@@ -125,7 +128,7 @@ def _last_evaluations_of_stages(session: Session) -> dict[str, str]:
 
     stages = stages_of(session.record, session.out)
     names = [stage.name for stage in stages if stage.name not in session.record.algorithms]
-    finals = {name: runs.run_result(run_directory.load_metrics(session.out / name)).final for name in names}
+    finals = {name: run_result(run_directory.load_metrics(session.out / file_name(name))).final for name in names}
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
 
@@ -188,7 +191,7 @@ def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
 def _new_directory(options: RunOptions) -> Path:
     """A directory in runs/ for a command without --out, named after its task."""
     suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
-    return Path("runs") / f"{task_name(options)}-{suffix}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{task_name(options)}-{file_name(suffix)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _provenance(session: Session) -> dict[str, Any]:
@@ -215,8 +218,10 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "play": inspection.run_play,
     "sample": inspection.run_sample,
     "plot": inspection.run_plot,
+    "export": inspection.run_export,
     "plan": plan.run_plan,
     "gridworld": gridworld.run_gridworld,
     "check": checking.run_check,
     "list": listing.run_list,
+    "show": showing.run_show,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -75,9 +74,8 @@ def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
 def start_jax(options: DeviceOptions) -> None:
     """Configure jax before it computes anything: the cache of compiled programs, CPU devices, other processes.
 
-    On a CPU every core becomes an XLA device. With a single device, XLA's threads share small matrices and waste about
-    a third of two cores; with one device per core and the seeds split over them they do not. Settings of the user are
-    kept, and so are the devices if jax was used before in this process. With `--distributed`, wait for the others.
+    On a CPU every core becomes an XLA device (`parallel.one_device_per_core`). Settings of the user are kept. With
+    `--distributed`, wait for the others.
 
     Raises:
         UserError: more devices than a process can have, incomplete options of several processes, or processes that
@@ -91,9 +89,7 @@ def start_jax(options: DeviceOptions) -> None:
     per_process = -(-_requested_devices(options) // (options.processes or 1))
     if per_process > MOST_DEVICES:
         raise UserError(f"A process takes at most {MOST_DEVICES} devices, not {per_process}: see --devices and --mesh.")
-    if config.jax_num_cpu_devices < 0:
-        with contextlib.suppress(RuntimeError):  # raised if jax was used before in this process
-            jax.config.update("jax_num_cpu_devices", max(per_process, _num_cores()))
+    parallel.one_device_per_core(at_least=per_process)
     if options.distributed:
         _check_process_options(options)
         _join_processes(options)
@@ -174,21 +170,6 @@ def parse_mesh(text: str) -> dict[str, int]:
             )
         shape[axis] = int(size)
     return shape
-
-
-def describe(mesh: Mesh) -> str:
-    """The devices of a mesh in words."""
-    kind = mesh.devices.flat[0].device_kind
-    sizes = {"seeds": mesh.shape[parallel.SEED], "environments": parallel.batch_shards(mesh)}
-    per_core = kind == "cpu" and jax.local_device_count() >= _num_cores()
-    details = ["one XLA device per core"] if per_core else []
-    if min(sizes.values()) > 1:
-        details.append(" and ".join(f"{size} over {what}" for what, size in sizes.items()))
-    if parallel.is_sharded(mesh):
-        details.append("which share the parameters")
-    if jax.process_count() > 1:
-        details.append(f"in {jax.process_count()} processes")
-    return f"{mesh.size} x {kind}" + (f" ({', '.join(details)})" if details else "")
 
 
 def _check_process_options(options: DeviceOptions) -> None:
@@ -287,7 +268,3 @@ def _parse_number(text: str) -> int:
 def _is_count(text: str) -> bool:
     """Whether a text is a number of devices."""
     return re.fullmatch("[1-9][0-9]{0,8}", text) is not None
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

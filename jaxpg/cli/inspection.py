@@ -14,21 +14,21 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from jaxpg.cli.runs import last_evaluation, training_returns
-from jaxpg.cli.terminal import make_console
 from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions, sampling
-from jaxpg.experiments.build import KINDS, Experiment, reward_network, text_task, writes_text
+from jaxpg.experiments.build import Experiment, kind_of, reward_network, text_task, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
-from jaxpg.experiments.warm_start import build_experiment, check_vocabulary, load_reward_model
+from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
 from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
+from jaxpg.runs.export import LOADER, export_metrics, export_policy
+from jaxpg.runs.results import training_returns
+from jaxpg.runs.terminal import make_console
+from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
-from jaxpg.training.advance import RunState
-from jaxpg.training.loop import restore
 from jaxpg.types import Env
 
 PROMPTS = 256
@@ -38,7 +38,8 @@ PROMPTS = 256
 def run_eval(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
     episodes = arguments.episodes
-    config, experiment, state = _load_run(arguments)
+    run = _load_run(arguments)
+    config, experiment = run.config, run.experiment
     samples = arguments.samples or config.evaluation_samples
     group_size = 1 if arguments.greedy else samples  # greedy completions of one prompt are all equal
     if rest := episodes % group_size:
@@ -63,7 +64,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         )
 
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
-    result = jax.device_get(jax.jit(jax.vmap(evaluate_seed))(state.learner, keys))
+    result = jax.device_get(jax.jit(jax.vmap(evaluate_seed))(run.state.learner, keys))
     host_callback.raise_failure()
     sampling = "greedy" if arguments.greedy else "sampled"
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
@@ -148,13 +149,14 @@ def run_play(arguments: argparse.Namespace) -> int:
     """Draw one episode of the seed that was best when the checkpoint was written; of a table on a grid, its values."""
     if arguments.gif.suffix != ".gif":
         raise UserError(f"--gif takes a file that ends in .gif, not {arguments.gif}.")
-    config, experiment, state = _load_run(arguments)
+    run = _load_run(arguments)
+    config, experiment = run.config, run.experiment
     if experiment.env.context:
         raise UserError(f"{config.task} is a text task. Look at its completions with: jaxpg sample {arguments.run}")
     from jaxpg import report
 
-    best = _best_seed(run_directory.load_metrics(arguments.run), state)
-    of_seed = jax.tree.map(lambda x: x[best], state.learner)
+    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    of_seed = run.learner_of(index)
     actor = experiment.learner.actor(of_seed)
     record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
     episode = jax.device_get(record(jax.random.key(arguments.seed)))
@@ -162,14 +164,14 @@ def run_play(arguments: argparse.Namespace) -> int:
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())
-    print(f"{printable(arguments.gif)}: seed {config.seeds[best]}, {length} steps, return {episode_return:.4g}")
+    print(f"{printable(arguments.gif)}: seed {config.seeds[index]}, {length} steps, return {episode_return:.4g}")
     _draw_values(config, of_seed, arguments.gif.with_name(f"{arguments.gif.stem}_values.png"))
     return 0
 
 
 def _draw_values(config: Config, state: Any, path: Path) -> None:
     """Draw the largest action value of each state and the actions that have it, where a table was learned on a grid."""
-    action_values = KINDS[config.algorithm].action_values
+    action_values = kind_of(config).action_values
     grid = grid_of(config.environment, config.environment_settings)
     if action_values is None or grid is None:
         return
@@ -182,33 +184,24 @@ def _draw_values(config: Config, state: Any, path: Path) -> None:
     print(f"{printable(path)}: the table")
 
 
-def _best_seed(metrics: Mapping[str, np.ndarray], state: RunState) -> int:
-    """The index of the seed with the best evaluation, of the last one that the state includes."""
-    included = (metrics["steps"] <= np.asarray(state.steps)).all(1)
-    evaluations = metrics["evaluation_return"][included] if "evaluation_return" in metrics else None
-    scores = last_evaluation(evaluations, len(np.asarray(state.steps)))
-    return int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-
-
 def run_sample(arguments: argparse.Namespace) -> int:
     """Completions of a trained language model, of a given prompt, of held-out ones, or of training prompts as data."""
     _check_sample_arguments(arguments)
-    config, experiment, state = _load_run(arguments)
-    sampling.check_writes_text(config, experiment, arguments.run)
-    params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
-    key = jax.random.key(arguments.seed)
+    run = _load_run(arguments)
+    run.refuse_without_text()
     settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
+    params, key = run.learner_of(0).params.policy, jax.random.key(arguments.seed)
     if arguments.out is not None:
         only, prompts = arguments.only or "all", arguments.prompts or PROMPTS
         counts = sampling.sample_to_file(
-            arguments.out, config, experiment, params, key, prompts=prompts, only=only, **settings
+            arguments.out, run.config, run.experiment, params, key, prompts=prompts, only=only, **settings
         )
         print(f"{printable(arguments.out)}: {counts.sentence(only)}")
     elif arguments.prompt is None:
-        for sample in completions.completion_sampler(config, experiment, **settings)(params, key):
+        for sample in completions.completion_sampler(run.config, run.experiment, **settings)(params, key):
             make_console().print(sample.line())
     else:
-        for text in completions.complete_prompt(config, experiment, params, arguments.prompt, key, **settings):
+        for text in run.complete(arguments.prompt, seed=arguments.seed, **settings):
             print(printable(text, keep="\n\t"))
     return 0
 
@@ -226,6 +219,23 @@ def _check_sample_arguments(arguments: argparse.Namespace) -> None:
         raise UserError(f"--out takes a file that ends in .jsonl, not {arguments.out}.")
     if arguments.out.exists():
         raise UserError(f"{arguments.out} exists already: choose another --out.")
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Write the metrics of a run, and the policy of a seed where it has one that acts on observations."""
+    run = open_run(load_config(arguments.run), arguments.run, arguments.checkpoint)
+    config, out = run.config, arguments.out or arguments.run / "export"
+    if arguments.seed_index is not None:
+        run.refuse_without_actions()
+        run.learner_of(arguments.seed_index)
+    print(printable(export_metrics(run, out)))
+    if not kind_of(config).has_policy or run.experiment.env.context:
+        print(f"No policy: what {config.algorithm} has learned on {config.task} does not act on observations.")
+        return 0
+    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    path = export_policy(run, out, index)
+    print(f"{printable(path)}: seed {config.seeds[index]}; {LOADER} beside it loads it without jaxpg")
+    return 0
 
 
 def run_plot(arguments: argparse.Namespace) -> int:
@@ -296,11 +306,7 @@ def _common(sequences: Sequence[Sequence[str]]) -> int:
     return len(list(itertools.takewhile(lambda entries: len(set(entries)) == 1, zip(*sequences, strict=False))))
 
 
-def _load_run(arguments: argparse.Namespace) -> tuple[Config, Experiment, RunState]:
-    """Config, experiment and restored state of a run."""
+def _load_run(arguments: argparse.Namespace) -> Run:
+    """The run that a command looks at."""
     check_seeds([arguments.seed])
-    config = load_config(arguments.run)
-    check_vocabulary(config, arguments.run)
-    experiment = build_experiment(config)
-    host_callback.clear_failures()
-    return config, experiment, restore(experiment.learner, arguments.run, config.seeds, arguments.checkpoint)
+    return open_run(load_config(arguments.run), arguments.run, arguments.checkpoint)

@@ -13,13 +13,13 @@ from rich.console import Group
 from rich.table import Table
 
 from jaxpg import envs
-from jaxpg.cli.terminal import make_console
 from jaxpg.envs import suites
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, signatures
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
+from jaxpg.runs.terminal import make_console
 
 _HOST = {
     "gymnasium": ("Gymnasium", "any of its IDs, and my_module:MyEnv-v0"),
@@ -40,7 +40,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         "options": lambda: _option_table(arguments.of),
         "environments": lambda: _suite_table(arguments.of) if arguments.of else _all_environments(),
         "wrappers": _wrapper_table,
-        **{name: partial(_source_table, name) for name in configs.SOURCES},
+        **{name: partial(_data_table, name) for name in configs.DATA},
     }
     console = make_console()
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
@@ -118,8 +118,8 @@ def _wrapper_table() -> Table:
     return table
 
 
-def _source_table(name: str) -> Table:
-    make, data = configs.SOURCES[name]
+def _data_table(name: str) -> Table:
+    make, data = configs.DATA[name]
     return _setting_table(f"settings of {data}", [(f"{name}.", signatures.options(make))])
 
 
@@ -129,7 +129,7 @@ def _option_table(algorithm: str) -> Table:
         ("", configs.task_options()),
         *(
             (f"network.{{{kind}}}.", signatures.options(network))
-            for kind, network in configs.NETWORKS_OF[algorithm].items()
+            for kind, network in configs.networks_of(algorithm).items()
         ),
     ]
     return _setting_table(f"settings of {algorithm}", groups)

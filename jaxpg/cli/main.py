@@ -28,7 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape
             stream.reconfigure(errors="backslashreplace")
     try:
-        return _main(make_parser().parse_args(argv))
+        parser = make_parser()
+        arguments = parser.parse_args(argv)
+        if arguments.command is None:
+            parser.print_help()
+            return 0
+        return _main(arguments)
     except UserError as error:
         print(f"jaxpg: {printable(error)}", file=sys.stderr)
         return 2

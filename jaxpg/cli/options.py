@@ -57,7 +57,7 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
         command=arguments.command,
         task=arguments.task,
         algorithms=tuple(dict.fromkeys(arguments.algorithms)),
-        overrides=_overrides(arguments),
+        overrides=overrides_of(arguments),
         out=arguments.out,
         resume=arguments.resume,
         grid=None if arguments.grid is None else parse_grid(arguments.grid),
@@ -67,7 +67,8 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
     )
 
 
-def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that win over the task's: --set, --steps, --seeds, --seed, --from and --reward."""
     overrides = parse_overrides(arguments.set)
     if arguments.steps is not None:
         overrides["total_steps"] = arguments.steps

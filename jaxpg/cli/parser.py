@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,13 @@ from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels", "demonstrations")
+
+EXAMPLES = """examples:
+  jaxpg train cartpole ppo --seeds 8 --out runs/ppo    train eight agents, with a curve and a checkpoint
+  jaxpg play runs/ppo --gif ppo.gif                    look at the best of them
+  jaxpg show cartpole ppo                              what would be trained: settings, shapes, memory
+
+jaxpg COMMAND --help explains a command; jaxpg list shows tasks and algorithms."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -96,8 +104,14 @@ def path(text: str) -> Path:
 
 def make_parser() -> argparse.ArgumentParser:
     """The commands and their arguments."""
-    main = ArgumentParser(prog="jaxpg", description="Policy gradients in JAX, from REINFORCE to DAPO.")
-    commands = main.add_subparsers(dest="command", required=True, metavar="command")
+    main = ArgumentParser(
+        prog="jaxpg",
+        description="Policy gradients in JAX, from REINFORCE to DAPO.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    main.add_argument("--version", action="version", version=f"jaxpg {_version()}")
+    commands = main.add_subparsers(dest="command", metavar="command")
     training, trained = _training_arguments(), _trained_arguments()
 
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
@@ -113,9 +127,15 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
     sweep.add_argument("task", type=name, metavar="TASK")
     sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO")
-    grid = "values of a setting, or low:high:log:n"
+    grid = "values of a setting, or low:high:log:n (no default)"
     sweep.add_argument("--grid", nargs="+", action="extend", metavar="K=V,V", help=grid)
     sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
+
+    show = commands.add_parser("show", help="what train would train: settings and their sources, shapes, memory")
+    show.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
+    show.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
+    _add_setting_arguments(show)
+    _add_trust_argument(show)
 
     resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
     _add_resume_arguments(resume)
@@ -133,12 +153,26 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
+    _add_seed_index_argument(play)
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
+
+    export = commands.add_parser("export", help="metrics as CSV, and a policy that needs only jax to act")
+    export.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
+    export.add_argument("--out", type=path, metavar="DIR", help="where to write (default RUN/export)")
+    _add_checkpoint_argument(export)
+    _add_seed_index_argument(export)
+    _add_trust_argument(export)
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
     plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
     _add_trust_argument(plot)
-    plot.add_argument("--out", type=path, default=Path("learning_curve.png"), metavar="FILE", help="PNG, SVG or PDF")
+    plot.add_argument(
+        "--out",
+        type=path,
+        default=Path("learning_curve.png"),
+        metavar="FILE",
+        help="PNG, SVG or PDF (default learning_curve.png)",
+    )
 
     plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
     _add_plan_arguments(plan)
@@ -148,11 +182,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--port", type=int, default=8750, metavar="N", help="of 127.0.0.1 (default 8750; 0: any free one)"
     )
     world.add_argument("--no-browser", dest="browser", action="store_false", help="print the address and open nothing")
-    world.add_argument("--out", type=Path, metavar="FILE", help="write the page to a file instead of serving it")
+    world.add_argument("--out", type=Path, metavar="FILE", help="write the page to a file (default: serve it)")
 
     check = commands.add_parser("check", help="look for mistakes in an environment")
     check.add_argument("environment", type=name, metavar="ENV", help="module:function of your own, brax:ant, ...")
-    check.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the environment")
+    check.add_argument("--set", action="append", default=[], metavar="K=V", help="one of its settings (default: none)")
     _add_trust_argument(check)
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
@@ -163,17 +197,17 @@ def make_parser() -> argparse.ArgumentParser:
     return main
 
 
+def _version() -> str:
+    try:
+        return metadata.version("jaxpg")
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "of a checkout that is not installed"
+
+
 def _training_arguments() -> ArgumentParser:
     """Those of train, compare and sweep."""
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("--seeds", type=count, metavar="N", help="how many seeds to train side by side")
-    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="the first of them (default 0)")
-    parser.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting, such as gamma=0.9")
-    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed")
-    parser.add_argument("--from", type=name, dest="initial", metavar="RUN", help="begin with the policy of this run")
-    parser.add_argument(
-        "--reward", type=name, metavar="RUN", help="completions are judged by the reward model of this run"
-    )
+    _add_setting_arguments(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
     parser.add_argument("--resume", action="store_true", help="go on with what is in --out, or begin it")
     parser.set_defaults(grid=None, memory=None)
@@ -181,10 +215,24 @@ def _training_arguments() -> ArgumentParser:
     return parser
 
 
+def _add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """What wins over the settings of a task."""
+    parser.add_argument("--seeds", type=count, metavar="N", help="how many, side by side (default: the task's)")
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument("--set", action="append", default=[], metavar="K=V", help="such as gamma=0.9 (default: none)")
+    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: the task's)")
+    parser.add_argument(
+        "--from", type=name, dest="initial", metavar="RUN", help="begin with its policy (default: none)"
+    )
+    parser.add_argument(
+        "--reward", type=name, metavar="RUN", help="its reward model judges completions (default: none)"
+    )
+
+
 def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of resume; what else train, compare and sweep take is in the directory."""
     parser.add_argument("out", type=path, metavar="DIR", help="the --out of the command")
-    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed, to train for longer")
+    parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: as begun)")
     parser.set_defaults(resume=True, task=None, algorithms=[], grid=None, memory=None)
     parser.set_defaults(set=[], seeds=None, seed=0, initial=None, reward=None)
     _add_machine_arguments(parser)
@@ -195,7 +243,7 @@ def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
     )
-    parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="how they share the work, such as data=4,seed=2")
+    parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="their axes, as data=4,seed=2 (default: seed)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     _add_trust_argument(parser)
 
@@ -218,11 +266,19 @@ def _trained_arguments() -> ArgumentParser:
     """Those of eval, sample and play."""
     parser = ArgumentParser(add_help=False)
     parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    _add_checkpoint_argument(parser)
     parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
     parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
     _add_trust_argument(parser)
     return parser
+
+
+def _add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+
+
+def _add_seed_index_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed-index", type=count_or_0, metavar="I", help="which seed, from 0 (default: the best)")
 
 
 def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +289,7 @@ def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
     plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
     plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
-    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the world")
+    plan.add_argument("--set", action="append", default=[], metavar="K=V", help="one of its settings (default: none)")
     plan.add_argument("--out", type=path, metavar="FILE", help="the picture: PNG, SVG or PDF (default plan.png)")
 
 
@@ -246,14 +302,16 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of completions (default 8); with --out, of each prompt",
     )
-    parser.add_argument("--out", type=path, metavar="FILE", help="write completions of training prompts: data.jsonl")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write training data, .jsonl (default: print)")
     parser.add_argument("--prompts", type=completions, metavar="N", help="with --out, number of prompts (default 256)")
     parser.add_argument(
         "--only", choices=("right", "all"), metavar="WHICH", help="with --out, the right completions, or all (default)"
     )
-    parser.add_argument("--temperature", type=temperature, default=1.0, metavar="X", help="below 1 for likelier tokens")
     parser.add_argument(
-        "--top-k", type=count_or_0, default=0, metavar="K", help="among the K likeliest tokens (0: all)"
+        "--temperature", type=temperature, default=1.0, metavar="X", help="lower for likelier tokens (default 1)"
     )
-    probability = "among the likeliest tokens, up to this probability"
+    parser.add_argument(
+        "--top-k", type=count_or_0, default=0, metavar="K", help="among the K likeliest tokens (default 0: all)"
+    )
+    probability = "among the likeliest tokens, up to this probability (default 1)"
     parser.add_argument("--top-p", type=share, default=1.0, metavar="P", help=probability)

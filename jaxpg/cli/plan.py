@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, values
-from jaxpg.cli.terminal import make_console
 from jaxpg.envs.mdps import Grid, grid_of
 from jaxpg.envs.reachability import check_mdp
 from jaxpg.envs.tabular import AnyMDP
@@ -23,6 +22,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.printable import printable
+from jaxpg.runs.terminal import make_console
 
 METHODS: dict[str, Callable[..., values.Plan]] = {
     "value iteration": values.value_iteration,

@@ -14,7 +14,7 @@ from jaxpg.cli.options import RunOptions
 from jaxpg.cli.record import RECORD, CommandRecord, Sweep, read
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.config_file import read_task
+from jaxpg.experiments.config_file import file_name, read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import run_directory
@@ -100,10 +100,11 @@ def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
     """The runs of all algorithms, each after its stages; a stage that several need is trained once."""
     stages: dict[Path, Stage] = {}
     for algorithm in options.algorithms:
+        directory = out / file_name(algorithm)
         if not options.resume:
-            run_directory.refuse_begun(out / algorithm)
-        config = config_of_run(options, algorithm, out / algorithm)
-        for stage in _plan_run(options, algorithm, config, out / algorithm, out):
+            run_directory.refuse_begun(directory)
+        config = config_of_run(options, algorithm, directory)
+        for stage in _plan_run(options, algorithm, config, directory, out):
             if stages.setdefault(stage.directory, stage).config != stage.config:
                 raise UserError(
                     f"{stage.name} is compared here and also trained before another algorithm, with other settings. "
@@ -155,6 +156,8 @@ def _check_groups(groups: Sequence[CompiledGroup], stages: Sequence[Stage], opti
             f"--grid cannot have {inherited[0]}, which all points share with their first stage {stages[0].name}. "
             "Train that alone, and begin with its directory: --from RUN."
         )
+    if groups[0].config.callbacks:
+        raise UserError("A sweep takes no callbacks, since its runs share a program: train those alone that need them.")
     for group in groups:
         check_plan([*stages, Stage(group.config.algorithm, group.config, Path())])
 
@@ -192,7 +195,7 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
     if record.sweep:
         options = dataclasses.replace(options, overrides=_with_directories(options.overrides, record, out))
         return dataclasses.replace(record, sweep=_updated_sweep(record.sweep, options, out, what))
-    shown = ["."] if record.command == "train" else record.algorithms
+    shown = ["."] if record.command == "train" else [file_name(algorithm) for algorithm in record.algorithms]
     overrides = _with_directories(options.overrides, record, out)
     runs = [_updated_run(run, overrides, out) if run["directory"] in shown else run for run in record.runs]
     return dataclasses.replace(record, runs=runs)

@@ -7,39 +7,32 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.text import Text
 
-from jaxpg import envs, files, parallel, user_code
+from jaxpg import envs, files, user_code
 from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
 from jaxpg.cli.planning import plan_command, stages_of
-from jaxpg.cli.progress import Interruption, Reporter
 from jaxpg.cli.record import RECORD, CommandRecord, to_json
-from jaxpg.cli.terminal import heading, make_console
+from jaxpg.cli.signals import Interruption
 from jaxpg.errors import UserError
-from jaxpg.experiments import completions
-from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
-from jaxpg.experiments.sampling import sample_demonstrations
 from jaxpg.experiments.stages import Stage, is_finished
-from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import process_exit, processes
-from jaxpg.training import checkpoint, provenance, run_directory
+from jaxpg.runs import training
+from jaxpg.runs.terminal import make_console
+from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.lock import locked
-from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.loop import TrainingHooks
 from jaxpg.training.metrics_writer import METRICS, Row
-
-PAGE = "report.html"
 
 
 class Session(NamedTuple):
@@ -109,30 +102,13 @@ def train_stages(session: Session, interruption: Interruption) -> bool:
 
 
 def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> bool:
-    """Train one run; return whether it reached its end."""
+    """Train one run; return whether it reached its end, or was ended by a callback."""
     config, out, options = stage.config, stage.directory, session.options
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = mesh_for(options.devices, config, len(config.seeds))
-    processes.on_main_process(partial(sample_demonstrations, config, out))
-    experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
-    initial = initial_policies(config, experiment)
-    on_evaluation = _evaluation_hook(config, experiment, out, console_of(options))
-    with training_hooks(options, interruption, _header(stage, mesh), config.total_steps) as hooks:
-        state = train(
-            experiment.learner,
-            seeds=config.seeds,
-            total_steps=config.total_steps,
-            run_dir=out,
-            mesh=mesh,
-            evaluate=experiment.evaluate,
-            record=experiment.record,
-            evaluate_every=max(1, config.total_steps // config.evaluations),
-            config=to_dict(config),
-            resume=run_directory.has_begun(out),
-            initial=initial,
-            hooks=hooks._replace(on_checked=partial(save_vocabulary, config, out), on_evaluation=on_evaluation),
-        )
-    return int(jax.device_get(state.steps).min()) >= config.total_steps
+    train = training.prepare(config, out, mesh, console_of(options))
+    with training_hooks(options, interruption, training.header(stage, mesh, out), config.total_steps) as hooks:
+        return train(hooks).finished
 
 
 def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> Mesh:
@@ -153,46 +129,16 @@ def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> 
     return mesh
 
 
-def _evaluation_hook(config: Config, experiment: Experiment, out: Path, console: Console) -> Callable[[Any], None]:
-    """What happens after every evaluation of a text task, in the main process: completions and the report."""
-    log_completions = completions.CompletionLogger(config, experiment, out, console)
-
-    def on_evaluation(state: Any) -> None:
-        log_completions(state)
-        if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
-            write_page(config, out)
-
-    return on_evaluation if processes.is_main_process() else lambda state: None
-
-
-def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """The report of a run on a text task so far: learning curve, completions with their rewards, and its stages."""
-    from jaxpg import report
-
-    written = completions.format_completions(completions.load_completions(out))
-    details: dict[str, Any] = {"stages": stages} if stages else {}
-    details |= {"completions": written} if written else {}
-    details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
-    run = run_result(run_directory.load_metrics(out))
-    page = report.comparison_page(
-        {config.algorithm: run}, title=config.task, threshold=config.threshold, details=details
-    )
-    files.replace_file(out / PAGE, page)
-
-
 @contextlib.contextmanager
 def training_hooks(
     options: RunOptions, interruption: Interruption, header: str | Text, total_steps: int
 ) -> Iterator[TrainingHooks]:
     """Show progress under a header, unless `quiet`, and let signals stop the training."""
-    console = console_of(options)
-    console.print(header)
-    with Reporter(console, total_steps) as reporter:
+    with training.progress(console_of(options), header, total_steps) as show:
 
         def on_row(row: Row) -> None:
             interruption.has_trained |= bool(np.any(row["steps"]))
-            if not console.quiet:
-                reporter(row)
+            show(row)
 
         try:
             yield TrainingHooks(on_row=on_row, should_stop=interruption.requested)
@@ -228,14 +174,6 @@ def report_interrupted(session: Session, interruption: Interruption) -> int:
     return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
-def _header(stage: Stage, mesh: Mesh) -> Text:
-    name, config, out = stage
-    what = config.algorithm if name == config.algorithm else f"{name}: {config.algorithm}"
-    seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
-    details = f"{seeds}, {config.total_steps:,} steps each; {devices.describe(mesh)}, jax {jax.__version__}"
-    return heading(f"{what} on {config.task}", details, out)
-
-
 def _lost_message(out: Path, resume_command: str) -> str:
     """The message of a run that ends because another of its processes has ended."""
     found = checkpoint.find(out / checkpoint.CHECKPOINTS)
@@ -244,32 +182,3 @@ def _lost_message(out: Path, resume_command: str) -> str:
         f"another process of this run has gone; {last}. Start all of them again to go on, this one with: "
         f"{resume_command}"
     )
-
-
-def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
-    """The metrics of a run as a `report.RunResult`."""
-    from jaxpg.report import RunResult
-
-    chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
-    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)[chunks]
-    evaluations = metrics.get("evaluation_return")
-    return RunResult(
-        steps=metrics["steps"],
-        returns=training_returns(metrics),
-        final=last_evaluation(evaluations, metrics["steps"].shape[1]),
-        seconds=float(metrics["seconds"][-1]),
-        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
-        initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
-        metrics=metrics,
-    )
-
-
-def training_returns(metrics: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The learning curve of a run, `[N, S]`: evaluations where training has no return, as in fine-tuning."""
-    return metrics["return"] if "return" in metrics else metrics["evaluation_return"]
-
-
-def last_evaluation(values: np.ndarray | None, num_seeds: int) -> np.ndarray:
-    """The last evaluation, `[S]`; NaN if there was none."""
-    done = [] if values is None else values[np.isfinite(values).all(1)]
-    return done[-1] if len(done) else np.full(num_seeds, np.nan)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jaxpg.envs.text.rewards import ACCURACY
 from jaxpg.envs.text.text_env import PROCESS
-from jaxpg.experiments.build import KINDS
+from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.stages import Stage
 from jaxpg.printable import printable
@@ -63,7 +63,7 @@ def stage_details(rows: Sequence[StageRow]) -> dict[str, dict[str, Any]]:
 def _row(stage: Stage) -> StageRow:
     config, metrics = stage.config, run_directory.load_metrics(stage.directory)
     evaluated = {name: metrics[f"evaluation_{name}"] for name in MEASURED if f"evaluation_{name}" in metrics}
-    if not KINDS[config.algorithm].has_policy:
+    if not kind_of(config).has_policy:
         evaluated = {f"accuracy on {_data(config)}": metrics["evaluation_accuracy"]}
     return StageRow(
         name=stage.name,

@@ -13,8 +13,9 @@ from jaxpg.user_code import strings_in
 def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     """Whether a command may import a name "module:function", for `user_code.trust`.
 
-    The user names what stands in --set, in --grid, in the task's file and as the environment of check; a run directory
-    that the command reads, also that of --resume, is somebody's record and names nothing in the user's place.
+    The user names what stands in --set, in --grid, in the task's file, as an algorithm and as the environment of check;
+    a run directory that the command reads, also that of --resume, is somebody's record and names nothing in the user's
+    place.
 
     Raises:
         UserError: there is no such task, or its file, --set or --grid cannot be read.
@@ -26,7 +27,9 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     stated = [
         tables,
         given.get("environment"),
-        config_file.parse_overrides(given.get("set", [])),
+        given.get("algorithms"),
+        given.get("of"),
+        config_file.nested(config_file.parse_overrides(given.get("set", []))),
         parse_grid(given.get("grid") or []),
     ]
     return frozenset(strings_in(stated)).__contains__

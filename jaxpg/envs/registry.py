@@ -152,7 +152,7 @@ def make(name: str, /, **settings: Any) -> Env:
 
 def make_unchecked(name: str, /, **settings: Any) -> Env:
     """`make`, but for the check of an environment of the user's (`check_env`), whose mistakes `battery` shows."""
-    _check_settings(name, settings, default_settings(name))
+    check_settings(name, settings, default_settings(name))
     if name in _factories:
         _check_annotated(name, settings)
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
@@ -196,7 +196,7 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
         refuse_unknown("wrapper", name, WRAPPERS)
     known = argument_defaults(WRAPPERS[name])
     del known["env"]
-    _check_settings(name, settings, known)
+    check_settings(name, settings, known)
     return WRAPPERS[name](env, **settings)
 
 
@@ -209,7 +209,12 @@ def _user_factory(name: str) -> Factory | None:
     return None
 
 
-def _check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+    """Check the settings of what `name` stands for against the names and the types of their defaults, `known`.
+
+    Raises:
+        UserError: an unknown setting (with the nearest valid one), a value of another type, or a missing value.
+    """
     for key, value in settings.items():
         if key not in known:
             raise UserError(f"{name} has no setting {key!r}. {hint(key, known) if known else 'It has none.'}")

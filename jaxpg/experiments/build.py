@@ -12,13 +12,15 @@ from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import NETWORKS, Q_NETWORKS, Config, make_env, wrapped
+from jaxpg.experiments.config import Config, make_env, wrapped
+from jaxpg.experiments.parts import make_algorithm, make_networks, make_torso, with_own_parts
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.preferences import selection
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
+from jaxpg.user_code import explain_failure, is_code_name
 
 TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
 """The environments that are text tasks."""
@@ -88,7 +90,7 @@ def build(config: Config, shards: int = 1, models: Mapping[str, Tree] = MappingP
         UserError: parts that do not fit together, such as minibatches that do not divide the batch.
     """
     env, held_out = (_env(config, split, models) for split in ("train", "test"))
-    kind = KINDS[config.algorithm]
+    kind = kind_of(config)
     learner, measure = kind.build(config, env, held_out, shards)
 
     def evaluate(state: Any, key: Key) -> Metrics:
@@ -104,13 +106,13 @@ def build(config: Config, shards: int = 1, models: Mapping[str, Tree] = MappingP
 
 def writes_text(config: Config, env: Env) -> bool:
     """Whether what is trained on `env` writes completions."""
-    return KINDS[config.algorithm].has_policy and env.context is not None
+    return kind_of(config).has_policy and env.context is not None
 
 
 def networks(config: Config, env: Env) -> tuple[Policy, Critic]:
-    """The policy and the critic of a config."""
+    """The policy and the critic of a config; raises as `make_networks`."""
     settings = dict(config.network)
-    return NETWORKS[settings.pop("kind")](env, **settings)
+    return make_networks(config.algorithm, settings.pop("kind"), env, settings)
 
 
 def reward_network(config: Config, env: Env) -> language_model.RewardModel:
@@ -138,24 +140,26 @@ def text_task(config: Config, split: str) -> envs.text.Task:
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, critic = networks(config, env)
     _check_division(config, env.time_limit, policy.needs_trajectories, shards)
-    algorithm = ladder.ALGORITHMS[config.algorithm](**config.settings)
-    learner = policy_gradient(env, policy, critic, algorithm, **config.learner)
+    algorithm = with_own_parts(make_algorithm(config.algorithm, config.settings), **_own_parts(config))
+    learner = _checked(policy_gradient(env, policy, critic, algorithm, **config.learner), config)
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
     network = dict(config.network)
-    torso = Q_NETWORKS[network.pop("kind")](env, **network)
+    torso = make_torso(config.algorithm, network.pop("kind"), env, network)
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
-    learner = values.deep_q(env, torso, values.ALGORITHMS[config.algorithm](**config.settings))
+    algorithm = with_own_parts(values.ALGORITHMS[config.algorithm](**config.settings), **_own_parts(config))
+    learner = values.deep_q(env, torso, algorithm)
     jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_scaling(config)
+    _refuse_own_parts(config)
     if env.host:
         raise UserError(f"{config.algorithm} learns a table inside of one program, and {env.name} is on the host.")
     _check_division(config, env.time_limit, False, shards)
@@ -164,6 +168,7 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_own_parts(config)
     policy, _ = networks(config, env)
     task = preferences.make_demonstrations(text_task(config, "train"), **config.demonstrations)
     learner = preferences.sft(task, policy, **config.settings)
@@ -171,6 +176,7 @@ def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 
 
 def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_own_parts(config)
     policy, _ = networks(config, env)
     learner = preferences.dpo(_pairs(config), policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
@@ -178,6 +184,7 @@ def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
+    _refuse_own_parts(config)
     pairs, model = _pairs(config), reward_network(config, env)
 
     def measure(state: Any, key: Key) -> Metrics:
@@ -218,6 +225,26 @@ KINDS: dict[str, AlgorithmKind] = {
     ),
 }
 """The kind of every algorithm, by the algorithm's name."""
+
+
+def kind_of(config: Config) -> AlgorithmKind:
+    """The kind of a config's algorithm; one of the user's is a policy gradient."""
+    return KINDS.get(config.algorithm, AlgorithmKind(_policy_gradient))
+
+
+def _checked(learner: Learner, config: Config) -> Learner:
+    """A learner with code of the user's in it, traced once, so that its mistakes are told before anything is written.
+
+    Raises:
+        UserError: the user's algorithm or network cannot be traced.
+    """
+    parts = (config.algorithm, config.network["kind"], config.optimizer.get("kind"), config.schedule.get("kind"))
+    own = [name for name in parts if name is not None and is_code_name(name)]
+    if own:
+        with explain_failure(f"Training with {' and '.join(own)}"):
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            jax.eval_shape(learner.step, jax.eval_shape(learner.init, key), key)
+    return learner
 
 
 def _episode_metrics(config: Config, held_out: Env, learner: Learner) -> Evaluate:
@@ -279,6 +306,21 @@ def _refuse_scaling(config: Config) -> None:
     scaled = [name for name, given in config.learner.items() if given]
     if scaled:
         raise UserError(f"{config.algorithm} has no {scaled[0]}: set {scaled[0]} = false in its section.")
+
+
+def _own_parts(config: Config) -> dict[str, Any]:
+    """What a config says about the optimizer and the step size."""
+    clip = config.settings.get("max_grad_norm")
+    return {"optimizer": config.optimizer, "schedule": config.schedule, "max_grad_norm": clip}
+
+
+def _refuse_own_parts(config: Config) -> None:
+    """Refuse an optimizer or a schedule of the user's where the learner has one of its own."""
+    if given := next((name for name in ("optimizer", "schedule") if getattr(config, name)), None):
+        raise UserError(
+            f"{config.algorithm} takes no {given}: name it in the section of an algorithm that does, one of the policy "
+            "gradients or of the deep Q-learners."
+        )
 
 
 def _check_replay(config: Config, shards: int) -> None:

@@ -37,37 +37,22 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, ladder, preferences, user_code, values
+from jaxpg import envs, preferences, user_code
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
+from jaxpg.experiments.parts import (
+    ALGORITHMS,
+    algorithm_options,
+    network_options,
+    networks_of,
+)
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
-from jaxpg.ladder_settings import PARENTS
-from jaxpg.models import language_model, networks
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.printable import printable
 from jaxpg.training import run_directory
 from jaxpg.types import Env
 
-NETWORKS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (networks.mlp, networks.cnn, networks.recurrent, language_model.transformer)
-}
-Q_NETWORKS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (values.mlp, values.cnn)}
-ALGORITHMS: dict[str, Callable[..., Any]] = {
-    **values.TABULAR_ALGORITHMS,
-    **values.ALGORITHMS,
-    **ladder.ALGORITHMS,
-    **{
-        f.__name__: f
-        for f in (preferences.sft, preferences.reward_model, preferences.process_reward_model, preferences.dpo)
-    },
-}
-NETWORKS_OF: dict[str, dict[str, Callable[..., Any]]] = {
-    **dict.fromkeys(ALGORITHMS, NETWORKS),
-    **dict.fromkeys(values.ALGORITHMS, Q_NETWORKS),
-    **{name: {} for name in values.TABULAR_ALGORITHMS},
-}
-"""The kinds of network that each algorithm trains; none for a table. It then ignores the network of its task."""
 MAX_NAME = 100
 """Characters in the name of a task."""
 MOST_SEEDS = 2**16
@@ -75,7 +60,7 @@ MOST_SEEDS = 2**16
 NAMED_NUMBERS = ("total_steps", "time_limit")
 """Names that stand for an integer in a config."""
 _LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
-SOURCES: dict[str, tuple[Callable[..., Any], str]] = {
+DATA: dict[str, tuple[Callable[..., Any], str]] = {
     "pairs": (preferences.make_pairs, "preference pairs"),
     "step_labels": (preferences.make_step_labels, "labelled steps"),
     "demonstrations": (preferences.make_demonstrations, "demonstrations"),
@@ -97,7 +82,8 @@ class Config:
         environment: name of the environment, suite:id of another library's, or package.module:function of your own.
         environment_settings: its settings.
         wrappers: wrappers by name, each with its settings, the innermost first.
-        network: kind (mlp, cnn, recurrent or transformer) and its settings; empty for an algorithm that learns a table.
+        network: kind (mlp, cnn, recurrent, transformer, or module:function of your own) and its settings; empty for an
+            algorithm that learns a table.
         total_steps: environment steps that each seed may consume.
         seeds: numbers of the seeds, which are trained side by side.
         threshold: return that counts as solved.
@@ -116,6 +102,10 @@ class Config:
         step_labels: settings of the completions with labelled steps, see preferences.make_step_labels.
         demonstrations: where fine-tuning has its demonstrations from, see preferences.make_demonstrations.
         learner: settings of the learner around the algorithm, see policy_gradient.
+        optimizer: kind (module:function, such as optax:scale_by_lion) and its settings; empty for Adam.
+        schedule: kind (module:function) of the step size over environment steps, and its settings; empty for the
+            algorithm's learning_rate and anneal_steps.
+        callbacks: functions module:function of your own that watch the training, each with its settings.
         settings: settings of the algorithm.
     """
 
@@ -140,6 +130,9 @@ class Config:
     step_labels: dict
     demonstrations: dict
     learner: dict
+    optimizer: dict
+    schedule: dict
+    callbacks: dict
     settings: dict
 
     @property
@@ -169,7 +162,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
     """The config of an algorithm on a task.
 
     Args:
-        task: one of `config_file.tasks()`, the path of a TOML file, or an environment with a colon in its name, such as
+        task: one of `config_file.tasks()`, the path of a TOML file, or an environment, such as "CartPole-v1",
             "brax:ant" or "gymnasium:CartPole-v1", which is trained with the defaults.
         algorithm: one of ALGORITHMS, or a stage of the task.
         overrides: settings that win over the file's; dots lead into tables, as in "network.hidden".
@@ -194,7 +187,7 @@ def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mappin
 
 def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The table `network` for an environment without a config: a cnn for images, of Mnih et al. 2015 for large ones."""
-    if not NETWORKS_OF.get(algorithm):
+    if not networks_of(algorithm):
         return {}
     settings = _nested_overrides(overrides).get("environment_settings", {})
     shape = envs.make(environment, **check(options(Config)["environment_settings"], settings)).observation_space.shape
@@ -236,12 +229,14 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
         refuse_unknown("stage", min(unknown), sections.get(STAGES, {}), f" of {source.stem}")
     stage = dict(stages.get(trained, {}))
     algorithm = stage.pop("algorithm", trained)
-    if algorithm not in ALGORITHMS:
+    if not _is_section(algorithm):
         refuse_unknown("algorithm", algorithm, [*ALGORITHMS, *stages])
     own = algorithm_options(algorithm)
-    top_level = {key: value for key, value in sections.items() if key not in ALGORITHMS and key != STAGES}
+    top_level = {key: value for key, value in sections.items() if not _is_section(key) and key != STAGES}
     layers = top_level, _section(sections, algorithm), stage, given
-    if not NETWORKS_OF[algorithm] and any(layer.get("network") for layer in layers[1:]):
+    if any(layer.get("schedule") for layer in layers):
+        _refuse_scheduled(given)
+    if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
@@ -320,20 +315,6 @@ def task_options() -> dict[str, Option]:
     return of_the_task | options(policy_gradient)
 
 
-def algorithm_options(algorithm: str) -> dict[str, Option]:
-    """The settings of an algorithm.
-
-    Raises:
-        UserError: there is no such algorithm.
-    """
-    if algorithm not in ALGORITHMS:
-        refuse_unknown("algorithm", algorithm, ALGORITHMS)
-    lineage = [algorithm]
-    while (parent := PARENTS.get(lineage[-1])) is not None:
-        lineage.append(parent)
-    return options(ALGORITHMS[algorithm], [ALGORITHMS[name] for name in lineage[1:]])
-
-
 def check_name(name: Any) -> str:
     """The name of a task, which becomes part of the names of directories and files.
 
@@ -375,17 +356,20 @@ def _check_names(sections: Mapping[str, Any], path: Path) -> None:
     """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained."""
     top_level = task_options()
     for key in sections:
-        if key not in top_level and key not in ALGORITHMS and key not in ("task", "algorithm", STAGES):
+        if key not in top_level and not _is_section(key) and key not in ("task", "algorithm", STAGES):
             refuse_unknown("setting", key, [*top_level, *ALGORITHMS, STAGES], f" of a task, in {path}")
     _check_stages(sections.get(STAGES, {}), path)
-    present = [name for name in sections if name in ALGORITHMS]
+    present = [name for name in sections if _is_section(name)]
     for algorithm in present:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:
-        section, known = sections[algorithm], top_level | algorithm_options(algorithm)
+        section = sections[algorithm]
         models = [name for name in present if "like" not in sections[name]]
         if "like" in section and check(_LIKE, section["like"]) not in models:
             refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
+        if algorithm not in ALGORITHMS:
+            continue  # that of a function of the user's, which is imported only to be trained: `_resolve` checks it
+        known = top_level | algorithm_options(algorithm)
         _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
 
 
@@ -406,11 +390,18 @@ def _check_stages(stages: Any, path: Path) -> None:
         check_name(name)
         if name in ALGORITHMS:
             raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
-        if stage.get("algorithm") not in ALGORITHMS:
-            given = excerpt(stage["algorithm"]) if "algorithm" in stage else "none"
+        algorithm = stage.get("algorithm")
+        if not (isinstance(algorithm, str) and _is_section(algorithm)):
+            given = "none" if algorithm is None else excerpt(algorithm)
             raise UserError(f"The stage {name}, in {path}, needs an algorithm, such as sft or grpo, not {given}.")
-        settings = {key: value for key, value in stage.items() if key != "algorithm"}
-        _check_section(settings, task_options() | algorithm_options(stage["algorithm"]), f"the stage {name}", path)
+        if algorithm in ALGORITHMS:
+            settings = {key: value for key, value in stage.items() if key != "algorithm"}
+            _check_section(settings, task_options() | algorithm_options(algorithm), f"the stage {name}", path)
+
+
+def _is_section(name: str) -> bool:
+    """Whether a table of a task is the section of an algorithm."""
+    return name in ALGORITHMS or user_code.is_code_name(name)
 
 
 def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
@@ -425,7 +416,7 @@ def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
-    network, kinds = merged.get("network"), NETWORKS_OF[algorithm]
+    network, kinds = merged.get("network"), networks_of(algorithm)
     if not kinds:
         return list(known)
     kind = str(network.get("kind", "mlp")) if isinstance(network, Mapping) else "mlp"
@@ -435,25 +426,47 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
 
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
-    tables = "environment_settings", "wrappers", "network", "rewards", *SOURCES
-    merged = {name: {} for name in tables} | dict(merged)
+    tables = ("environment_settings", "wrappers", "network", "rewards", "optimizer", "schedule", "callbacks")
+    merged = {name: {} for name in (*tables, *DATA)} | dict(merged)
     fields = {name: option for name, option in options(Config).items() if name in merged}
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = _check_network(algorithm, checked["network"])
-    for name, (source, words) in SOURCES.items():
+    for name, (source, words) in DATA.items():
         checked[name] = _check_table(checked[name], options(source), f" of {words}")
-    for name, settings in checked["wrappers"].items():
-        check(Option(f"wrappers.{name}", REQUIRED, dict, ""), settings)
-    for name in ("environment_settings", "wrappers", "rewards"):
+    for table in ("wrappers", "callbacks"):
+        for name, settings in checked[table].items():
+            check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
+    for name in ("optimizer", "schedule"):
+        _check_kind(name, checked[name])
+    for name in ("environment_settings", "wrappers", "rewards", "optimizer", "schedule", "callbacks"):
         check_free_settings(name, checked[name])
     _check_rewards(checked)
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
     settings = {name: _check_setting(option, merged.get(name, option.default), config) for name, option in own.items()}
-    return dataclasses.replace(config, settings=settings)
+    if config.schedule and settings.get("anneal_steps") is not None:
+        raise UserError(
+            f"schedule states the step size, so anneal_steps = {settings['anneal_steps']} would have no effect: set "
+            'anneal_steps to "none".'
+        )
+    schedule = {name: _named_number(value, config) for name, value in config.schedule.items()}
+    return dataclasses.replace(config, settings=settings, schedule=schedule)
+
+
+def _check_kind(name: str, table: Mapping[str, Any]) -> None:
+    """Refuse the table of an optimizer or a schedule that does not name a function."""
+    kind = table.get("kind")
+    if table and not (isinstance(kind, str) and user_code.is_code_name(kind)):
+        raise UserError(f'{name}.kind must be the name of a function, "module:function", not {excerpt(kind)}.')
+
+
+def _refuse_scheduled(overrides: Mapping[str, Any]) -> None:
+    """Refuse a step size beside a schedule, where both were asked for."""
+    if "learning_rate" in overrides:
+        raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
 
 
 def _check_rewards(checked: Mapping[str, Any]) -> None:
@@ -473,12 +486,10 @@ def _check_rewards(checked: Mapping[str, Any]) -> None:
 
 def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a network and all of its settings; empty for an algorithm without a network."""
-    kind, kinds = network.get("kind", "mlp"), NETWORKS_OF[algorithm]
-    if not kinds:
+    if not networks_of(algorithm):
         return {}
-    if str(kind) not in kinds:
-        refuse_unknown("kind of network", str(kind), kinds, f" for {algorithm}")
-    known = options(kinds[kind])
+    kind = network.get("kind", "mlp")
+    known = network_options(algorithm, kind)
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
     return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpg import envs
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
@@ -29,16 +30,21 @@ def read_task(task: str | Path) -> tuple[dict[str, Any], Path]:
     """The tables of a task, and what they were read from.
 
     Args:
-        task: as in `find_task`, or the name of an environment with a colon, "brax:ant" or "module:function", which is a
-            task without further settings.
+        task: as in `find_task`, or the name of an environment, "CartPole-v1", "brax:ant" or "module:function", which is
+            a task without further settings.
 
     Raises:
         UserError: there is no such file or task, or it is not valid TOML.
     """
     if names_environment(task):
-        return {"task": re.sub(r"[^\w.-]", "-", str(task)), "environment": str(task)}, Path(task)
+        return {"task": file_name(str(task)), "environment": str(task)}, Path(task)
     path = find_task(task)
     return read_toml(path), path
+
+
+def file_name(name: str) -> str:
+    """The name of a task, an algorithm or an environment as part of the names of files."""
+    return re.sub(r"[^\w.-]", "-", name)
 
 
 def find_task(task: str | Path) -> Path:
@@ -57,8 +63,10 @@ def find_task(task: str | Path) -> Path:
 
 
 def names_environment(task: str | Path) -> bool:
-    """Whether a task is the name of an environment, such as `gymnasium:CartPole-v1` or `module:function`."""
-    return _ENVIRONMENT.fullmatch(str(task)) is not None and not str(task).endswith(".toml")
+    """Whether a task is the name of an environment: `CartPole-v1`, `gymnasium:CartPole-v1` or `module:function`."""
+    if str(task).endswith(".toml"):
+        return False
+    return _ENVIRONMENT.fullmatch(str(task)) is not None or (task not in tasks() and str(task) in envs.names())
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -131,10 +139,20 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"network.hidden": [64]}` as `{"network": {"hidden": [64]}}`."""
+    """`{"network.hidden": [64]}` as `{"network": {"hidden": [64]}}`; "package.module:function" is one key."""
     tree: dict[str, Any] = {}
     for name, value in dotted.items():
-        for key in reversed(name.split(".")):
+        for key in reversed(_keys(name)):
             value = {key: value}
         tree = merge(tree, value)
     return tree
+
+
+def _keys(name: str) -> list[str]:
+    """The keys that a dotted name leads through."""
+    table, _, rest = name.partition(".")
+    if ":" not in rest:
+        return name.split(".")
+    module, _, tail = rest.partition(":")
+    function, *inner = tail.split(".")
+    return [table, f"{module}:{function}", *inner]

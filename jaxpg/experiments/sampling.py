@@ -18,7 +18,7 @@ import numpy as np
 from jaxpg import files, preferences
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import KINDS, TEXT_TASKS, Experiment, networks, text_task, writes_text
+from jaxpg.experiments.build import TEXT_TASKS, Experiment, kind_of, networks, text_task, writes_text
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.signatures import options
 from jaxpg.experiments.warm_start import build_experiment, load_params
@@ -146,7 +146,7 @@ def check_writer(config: Config) -> tuple[Config, Params]:
     """
     run = config.demonstrations["sampled_from"]
     earlier, params = load_params(run, config)
-    if not (KINDS[earlier.algorithm].has_policy and earlier.environment in TEXT_TASKS):
+    if not (kind_of(earlier).has_policy and earlier.environment in TEXT_TASKS):
         raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
     return earlier, params
 

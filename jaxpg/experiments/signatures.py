@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxpg.domains import check_number, domain_of
+from jaxpg.domains import Domain, check_number, domain_of
 from jaxpg.errors import UserError, excerpt
 from jaxpg.printable import printable
 from jaxpg.types import Array
@@ -30,12 +30,14 @@ class Option(NamedTuple):
     default: its default value, `REQUIRED` where there is none.
     kind: its type as a config may give it, such as `int` or `float | None`.
     meaning: its line under "Args:" in the docstring.
+    domain: which numbers it may be; None for those of its name (domains.py).
     """
 
     name: str
     default: Any
     kind: Any
     meaning: str
+    domain: Domain | None = None
 
 
 def options(function: Callable[..., Any], parents: Sequence[Callable[..., Any]] = ()) -> dict[str, Option]:
@@ -55,7 +57,7 @@ def _options(function: Callable[..., Any], parents: tuple[Callable[..., Any], ..
     for documented in (*reversed(parents), function):
         meanings |= _meanings(inspect.getdoc(documented) or "")
     return {
-        name: Option(name, p.default, _without_array(p.annotation), meanings.get(name, ""))
+        name: Option(name, p.default, _kind_of(p), meanings.get(name, ""))
         for name, p in inspect.signature(function, eval_str=True).parameters.items()
         if p.kind is p.KEYWORD_ONLY
     }
@@ -73,7 +75,7 @@ def check(option: Option, value: Any) -> Any:
         return None
     for kind in accepted:
         if _is_of_kind(value, kind):
-            _check_domain(option.name, value)
+            _check_domain(option, value)
             return _converted(value, kind)
     raise UserError(f"{option.name} must be {describe_kind(option.kind)}, not {excerpt(value)}.")
 
@@ -93,6 +95,8 @@ def describe_kind(kind: Any) -> str:
 
 def _is_of_kind(value: Any, kind: Any) -> bool:
     """Whether a config may give this value for the kind; true and false are no numbers."""
+    if kind is Any:
+        return True
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
@@ -108,12 +112,13 @@ def _converted(value: Any, kind: Any) -> Any:
     return tuple(value) if typing.get_origin(kind) is Sequence else value
 
 
-def _check_domain(name: str, value: Any) -> None:
+def _check_domain(option: Option, value: Any) -> None:
+    name, domain = option.name, option.domain or domain_of(option.name)
     if isinstance(value, str) and (not value or printable(value) != value):
         raise UserError(f"{name} must be a text that is not empty, without control characters, not {excerpt(value)}.")
     for x in value if isinstance(value, list | tuple) else (value,):
         if isinstance(x, int | float) and not isinstance(x, bool):
-            check_number(name, x, domain_of(name))
+            check_number(name, x, domain)
 
 
 def check_free_settings(name: str, value: Any) -> None:
@@ -141,6 +146,15 @@ def check_free_settings(name: str, value: Any) -> None:
 def _members(kind: Any) -> tuple[Any, ...]:
     """The types that a union consists of; another type is its only member."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def _kind_of(parameter: inspect.Parameter) -> Any:
+    """The type of a setting: its annotation, or that of its default where a function of the user's has none."""
+    if parameter.annotation is not inspect.Parameter.empty:
+        return _without_array(parameter.annotation)
+    if parameter.default in (None, REQUIRED):
+        return Any
+    return Sequence[int] if isinstance(parameter.default, list | tuple) else type(parameter.default)
 
 
 def _without_array(kind: Any) -> Any:

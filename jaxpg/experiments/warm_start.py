@@ -20,6 +20,7 @@ from jaxpg.experiments.build import (
     Experiment,
     Judge,
     build,
+    kind_of,
     reward_network,
     text_task,
 )
@@ -56,7 +57,7 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     if config.initial is None:
         return None
     earlier, params = load_params(config.initial, config)
-    if not KINDS[earlier.algorithm].has_policy:
+    if not kind_of(earlier).has_policy:
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
     policies = _for_seeds(params.policy, earlier.seeds, config)
     learner = experiment.learner
@@ -86,7 +87,7 @@ def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
         UserError: there is no such run, it holds no reward model, or has another vocabulary or network.
     """
     earlier, params = load_params(run_dir, config)
-    judge = KINDS[earlier.algorithm].judge
+    judge = kind_of(earlier).judge
     if judge is None:
         judging = ", ".join(name for name, kind in KINDS.items() if kind.judge)
         raise UserError(f"{run_dir} is a run of {earlier.algorithm} and holds no reward model. Those of {judging} do.")

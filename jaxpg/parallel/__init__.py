@@ -2,12 +2,14 @@
 
 from jaxpg.parallel import collectives, host_callback, processes
 from jaxpg.parallel.collectives import DATA, SHARD
+from jaxpg.parallel.cores import num_cores, one_device_per_core
 from jaxpg.parallel.mesh import (
     PER_SEED,
     REPLICATED,
     SEED,
     abstract_arrays,
     batch_shards,
+    describe_mesh,
     is_per_environment,
     is_sharded,
     make_mesh,
@@ -28,11 +30,14 @@ __all__ = [
     "abstract_arrays",
     "batch_shards",
     "collectives",
+    "describe_mesh",
     "host_callback",
     "is_per_environment",
     "is_sharded",
     "make_mesh",
     "map_seeds",
+    "num_cores",
+    "one_device_per_core",
     "place",
     "processes",
     "shardings",

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
 from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh
+from jaxpg.parallel.cores import num_cores
 from jaxpg.types import Tree
 
 SEED = "seed"  # independent runs are split over it, nothing is communicated
@@ -60,6 +61,21 @@ def make_mesh(
             f"divides the seeds, or environments that are a multiple of {devices_per_seed}."
         )
     return Mesh(np.asarray(devices).reshape(seed_devices, devices_per_seed), (SEED, SHARD if sharded else DATA))
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """The devices of a mesh in words."""
+    kind = mesh.devices.flat[0].device_kind
+    sizes = {"seeds": mesh.shape[SEED], "environments": batch_shards(mesh)}
+    per_core = kind == "cpu" and jax.local_device_count() >= num_cores()
+    details = ["one XLA device per core"] if per_core else []
+    if min(sizes.values()) > 1:
+        details.append(" and ".join(f"{size} over {what}" for what, size in sizes.items()))
+    if is_sharded(mesh):
+        details.append("which share the parameters")
+    if jax.process_count() > 1:
+        details.append(f"in {jax.process_count()} processes")
+    return f"{mesh.size} x {kind}" + (f" ({', '.join(details)})" if details else "")
 
 
 def is_sharded(mesh: Mesh) -> bool:

@@ -51,7 +51,7 @@ def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def line_style(index: int) -> str | tuple:
+def line_style(index: int) -> Any:
     """Dashes of the algorithm with this index: solid for the first round of colours."""
     return LINES[index // len(COLORS) % len(LINES)]
 

@@ -47,7 +47,7 @@ class TrainingHooks(NamedTuple):
     on_checked: called once, when the programs have been checked, before anything is written to the directory.
     on_row: called with every row of metrics; the first has the evaluation at step 0 alone.
     on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
-    should_stop: called after every chunk; if true, a checkpoint is written and `train` returns.
+    should_stop: called after every row of a chunk; if true, a checkpoint is written and `train` returns.
     """
 
     on_checked: Callable[[], None] = lambda: None
@@ -236,13 +236,14 @@ def _train_chunks(
             hooks.on_evaluation(parallel.to_host(state))
         for chunk in _chunks(run, state, steps):
             state = chunk.state
-            overdue = time.monotonic() - saved > run.schedule.checkpoint_seconds
-            stop, overdue = processes.any_process([hooks.should_stop(), overdue])
-            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=stop, overdue=overdue)
-            evaluation = _evaluate(run, state) if due.evaluate else {}
+            evaluates = what_is_due(run.schedule, chunk.start, chunk.end, stop=False, overdue=False).evaluate
+            evaluation = _evaluate(run, state) if evaluates else {}
             row = chunk.row | evaluation | {"seconds": time.monotonic() - began}
             writer.write(row)
             hooks.on_row(row)
+            overdue = time.monotonic() - saved > run.schedule.checkpoint_seconds
+            stop, overdue = processes.any_process([hooks.should_stop(), overdue])
+            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=stop, overdue=overdue)
             if due.evaluate:
                 hooks.on_evaluation(parallel.to_host(state))
             if due.save:

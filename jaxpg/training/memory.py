@@ -41,13 +41,25 @@ def memory_limit(mesh: Mesh, gibibytes: float | None = None) -> float:
     return 0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(mesh.local_devices)
 
 
+def bytes_of(state: Any) -> int:
+    """The bytes of arrays, or of their shapes and dtypes; a key counts as its numbers."""
+    return sum(map(_bytes, jax.tree.leaves(state)))
+
+
+def least_memory(learner: Learner, num_seeds: int, mesh: Mesh) -> int:
+    """A lower bound of the bytes that training S seeds takes on each device (`least_bytes`); nothing is compiled."""
+    keys, state = abstract_keys(num_seeds), abstract_state(learner, num_seeds)
+    traced = compile_programs(learner, None, state, mesh).advance.trace(keys, state, np.int32(1))
+    return max(bytes_of(state) // mesh.size, least_bytes(traced.jaxpr.jaxpr, mesh))
+
+
 def memory_per_device(learner: Learner, num_seeds: int, mesh: Mesh, limit: float = math.inf) -> int:
     """Bytes that training S seeds takes on each device of the mesh, by XLA's analysis of the compiled program.
 
     A program that needs more than `limit` by `least_bytes` is not compiled; that bound is returned.
     """
     keys, state = abstract_keys(num_seeds), abstract_state(learner, num_seeds)
-    if (least := _bytes_of(state) // mesh.size) > limit:
+    if (least := bytes_of(state) // mesh.size) > limit:
         return least
     program = compile_programs(learner, None, state, mesh).advance
     arguments = parallel.abstract_arrays((keys, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
@@ -87,7 +99,7 @@ def check_memory(
                 f"{limit / 2**30:,.3g}. Its largest sizes are {largest}: make them smaller."
             )
 
-    refuse_above_limit(_bytes_of(state) // mesh.size)
+    refuse_above_limit(bytes_of(state) // mesh.size)
     with _explain_overflow(largest):
         refuse_above_limit(least_bytes(programs.advance.trace(keys, state, np.int32(1)).jaxpr.jaxpr, mesh))
         if evaluates:
@@ -150,12 +162,7 @@ def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
 
 
-def _bytes_of(state: RunState) -> int:
-    return sum(map(_bytes, jax.tree.leaves(state)))
-
-
 def _bytes(array: Any) -> int:
-    """Of shapes and dtypes; a key counts as its numbers."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from jaxpg.cli import commands, inspection, runs
+from jaxpg.cli import commands
 from jaxpg.cli.main import main
+from jaxpg.runs import trained, training
 
 SECONDS = 10.0
 """Of computing, more than any command may take to refuse something."""
@@ -45,7 +46,7 @@ def no_training() -> Iterator[None]:
         raise Accepted
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((runs, "train"), (commands, "train_sweep"), (inspection, "restore")):
+        for module, name in ((training, "train"), (commands, "train_sweep"), (trained, "restore")):
             patch.setattr(module, name, accept)
         yield
 

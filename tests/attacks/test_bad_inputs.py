@@ -17,6 +17,7 @@ from jaxpg import envs, ladder, preferences, values
 from jaxpg.domains import ANY, COUNT, DOMAINS, FLOAT32_MAX, INT32_MAX, check_number
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
+from jaxpg.experiments import parts
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.signatures import Option, check, options
@@ -45,7 +46,7 @@ def every_setting() -> dict[str, tuple[str, str, dict[str, Any], Option]]:
             found.setdefault(name, ("sort" if text else "cartpole", algorithm, needed, option))
     for name, option in configs.task_options().items():
         found[name] = ("cartpole", "ppo", {}, option)
-    for kind, network in configs.NETWORKS.items():
+    for kind, network in parts.NETWORKS.items():
         for name, option in options(network).items():
             found[f"network.{name}:{kind}"] = (NETWORK_TASKS[kind], "ppo", {"network.kind": kind}, option)
     for name, option in options(preferences.make_pairs).items():

@@ -26,6 +26,7 @@ from jaxpg import envs
 from jaxpg.cli import parser
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
+from jaxpg.experiments import parts
 from jaxpg.experiments.config_file import TASKS, tasks
 from jaxpg.experiments.signatures import options
 from jaxpg.training import checkpoint
@@ -33,7 +34,7 @@ from jaxpg.training import checkpoint
 SETTINGS = sorted(
     {name for algorithm in configs.ALGORITHMS for name in configs.algorithm_options(algorithm)}
     | configs.task_options().keys()
-    | {f"network.{name}" for network in configs.NETWORKS.values() for name in (*options(network), "kind")}
+    | {f"network.{name}" for network in parts.NETWORKS.values() for name in (*options(network), "kind")}
     | {"like", "task", "environment_settings.gravity", "wrappers.time_limit.steps", "pairs.slip_rate"}
 )
 ALGORITHMS, TASK_FILES = list(configs.ALGORITHMS), sorted(TASKS.glob("*.toml"))

@@ -31,13 +31,13 @@ from jaxpg import envs, report, user_code
 from jaxpg.cli import devices, trust
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
-from jaxpg.cli.terminal import heading, make_console
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.completions import Sample, format_completions
 from jaxpg.printable import printable
 from jaxpg.report import heatmap
 from jaxpg.report.comparison import RunResult
+from jaxpg.runs.terminal import heading, make_console
 from jaxpg.training import checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,7 +72,7 @@ def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Payload:
 
 
 def hostile_run(directory: Path, payload: Payload, how: str = "environment") -> Path:
-    """The directory of a run that names the payload, as the environment or as the judge of completions."""
+    """The directory of a run that names the payload, as its environment or as another part."""
     directory.mkdir(parents=True)
     data = directory / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}=", "answer": str(i)}) + "\n" for i in range(40)))
@@ -84,8 +84,13 @@ def hostile_run(directory: Path, payload: Payload, how: str = "environment") -> 
         "judge": 'environment = "json_lines"\nnetwork = { kind = "transformer" }\n'
         f'environment_settings = {{ path = {judge}, match = "{payload.name}" }}\n',
     }
-    head = f'task = "catch"\nalgorithm = "{"sft" if how == "judge" else "a2c"}"\n'
-    (directory / "config.toml").write_text(head + settings[how])
+    catch = 'environment = "Catch-bsuite"\n'
+    for part in ("network", "optimizer", "schedule"):
+        settings[part] = f'{catch}{part} = {{ kind = "{payload.name}" }}\n'
+    settings["callback"] = f'{catch}callbacks."{payload.name}" = {{}}\n'
+    settings["algorithm"] = catch
+    algorithm = {"judge": "sft", "algorithm": payload.name}.get(how, "a2c")
+    (directory / "config.toml").write_text(f'task = "catch"\nalgorithm = "{algorithm}"\n{settings[how]}')
     return directory
 
 
@@ -107,6 +112,11 @@ OPENING = [
             "train summarise_toy rlhf --set initial=none --reward RUN --out NEW",
         ],
         "time limit": ["eval RUN"],
+        "algorithm": ["eval RUN", "export RUN", "resume RUN"],
+        "network": ["eval RUN", "export RUN"],
+        "optimizer": ["eval RUN"],
+        "schedule": ["play RUN --gif NEW.gif"],
+        "callback": ["resume RUN"],
     }.items()
     for command in commands
 ]
@@ -159,6 +169,10 @@ def test_trust_is_given_by_name(payload: Payload, tmp_path: Path) -> None:
         ["train", "catch", "a2c", "--out", run, "--resume", "--trust-code"],
         ["train", str(tmp_path / "mine.toml"), "a2c"],
         ["sweep", "catch", "a2c", "--grid", f"environment={payload.name},Catch-bsuite"],
+        ["train", "catch", payload.name],
+        ["train", "catch", "a2c", "--set", f"network.kind={payload.name}"],
+        ["train", "catch", "a2c", "--set", f"callbacks.{payload.name}.patience=3"],
+        ["list", "options", payload.name],
     ]
     for command in trusting:
         assert trust.trusted_by(make_parser().parse_args(command))(payload.name), command
@@ -187,7 +201,7 @@ def test_trusted_code_is_executed(payload: Payload, tmp_path: Path, capsys: pyte
 
 
 def test_a_python_program_says_that_it_trusts_a_run(payload: Payload, tmp_path: Path) -> None:
-    for how in ("environment", "section", "time limit", "judge"):
+    for how in ("environment", "section", "time limit", "judge", "algorithm", "network", "optimizer", "callback"):
         run = hostile_run(tmp_path / how, payload, how)
         with pytest.raises(UserError, match=r"names code .* would import payload_\w+ and call run.* trust_code=True"):
             configs.load_config(run)
@@ -318,7 +332,8 @@ def test_consoles_of_the_command_line_read_no_markup(capsys: pytest.CaptureFixtu
         printed = capsys.readouterr().out
         assert all(text in printed for text in ("[/x][red] :smile:", "[/x] [red]", "[red]cell[/x]"))
         assert printed.count(":smile:") == 2
-    makers = [p.name for p in (ROOT / "jaxpg/cli").glob("*.py") if re.search(r"\bConsole\(", p.read_text("utf-8"))]
+    rooms = [path for room in ("cli", "runs") for path in (ROOT / "jaxpg" / room).glob("*.py")]
+    makers = [path.name for path in rooms if re.search(r"\bConsole\(", path.read_text("utf-8"))]
     assert makers == ["terminal.py"]
 
 

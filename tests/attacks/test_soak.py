@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 import toy_learner
 
-from jaxpg.cli import runs
 from jaxpg.cli.main import main as jaxpg
+from jaxpg.runs import training
 from jaxpg.training import checkpoint
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.metrics_writer import Row
@@ -128,7 +128,7 @@ def soak(kind: Kind, minutes: float) -> None:
 
     original = checkpoint.save
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "train", train_often)
+        patch.setattr(training, "train", train_often)
         patch.setattr(checkpoint, "save", save)
         jaxpg([word.format(out=Path(folder) / "run") for word in kind.command])
 

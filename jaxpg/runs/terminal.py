@@ -15,6 +15,7 @@ def make_console(*, quiet: bool = False, soft_wrap: bool = False) -> Console:
     return Console(quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
 
 
-def heading(title: str, details: str, out: Path) -> Text:
-    """What a command begins with: a title in bold, details, and on a line of its own where it writes."""
-    return Text.assemble((printable(title), "bold"), f", {printable(details)}\n{printable(out)}")
+def heading(title: str, details: str, out: Path | None) -> Text:
+    """What a command begins with: a title in bold, details, and on a line of its own where it writes, if it does."""
+    place = "" if out is None else f"\n{printable(out)}"
+    return Text.assemble((printable(title), "bold"), f", {printable(details)}{place}")

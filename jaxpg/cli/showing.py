@@ -1,0 +1,101 @@
+"""`jaxpg show`: what a command would train, before it does: settings, shapes, parameters and memory."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from rich import box
+from rich.table import Table
+
+from jaxpg import parallel
+from jaxpg.cli.options import overrides_of
+from jaxpg.experiments.build import Experiment
+from jaxpg.experiments.config import Config, resolve_config
+from jaxpg.experiments.sources import setting_sources
+from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.printable import printable
+from jaxpg.runs.terminal import make_console
+from jaxpg.runs.training import devices_of
+from jaxpg.training.memory import bytes_of, least_memory, memory_limit
+from jaxpg.types import Discrete, Space
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print the settings of an algorithm on a task with their sources, and the sizes of what they describe."""
+    overrides = overrides_of(arguments)
+    (algorithm,) = arguments.algorithms
+    config = resolve_config(arguments.task, algorithm, overrides)
+    experiment = build_experiment(config)
+    console = make_console()
+    table = Table("setting", "value", "from", box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
+    for name, (value, source) in setting_sources(arguments.task, config, overrides).items():
+        table.add_row(printable(name), printable(_text(value)), printable(source))
+    console.print(table)
+    state = jax.eval_shape(experiment.learner.init, jax.random.key(0))
+    console.print(_array_table(state))
+    for line in _sizes(config, experiment, state):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
+
+
+def _array_table(state: Any) -> Table:
+    """The arrays of a learner that are learned, each with its shape, and how many numbers they are."""
+    table = Table("parameters", "shape", "numbers", box=box.SIMPLE_HEAD)
+    total = 0
+    for path, array in _learned(state):
+        numbers = math.prod(array.shape)
+        table.add_row(printable(path), " x ".join(map(str, array.shape)) or "1", f"{numbers:,}")
+        total += numbers
+    table.add_section()
+    table.add_row("in all", "", f"{total:,}")
+    return table
+
+
+def _learned(state: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays that a learner learns, with their names: `params`, or of a table all that is no environment's."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
+    params = [(name, array) for name, array in named if name.startswith("params.")]
+    yield from params or [(name, array) for name, array in named if not name.startswith("runner.")]
+
+
+def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
+    """What is observed and done, the batch of an iteration, and the memory of a run."""
+    env, learner = experiment.env, experiment.learner
+    yield f"observations: {_space(env.observation_space)}; actions: {_space(env.action_space)}"
+    yield f"episodes: at most {env.time_limit:,} steps"
+    if learner.experience is not None:
+        rollout, _ = jax.eval_shape(learner.experience.collect, state, jax.random.key(0))
+        steps, columns = rollout.steps.reward.shape
+        yield f"batch: {steps:,} steps x {columns:,} environments = {steps * columns:,}, in each iteration of a seed"
+    seeds = len(config.seeds)
+    mesh = parallel.make_mesh(seeds, config.batch_size, devices_of(config))
+    needed, limit = least_memory(learner, seeds, mesh), memory_limit(mesh)
+    yield (
+        f"memory: {_amount(bytes_of(state))} for the state of a seed; training takes at least {_amount(needed)} for "
+        f"{seeds} seed{'s' if seeds > 1 else ''}, on each of {mesh.size} device{'s' if mesh.size > 1 else ''} with "
+        f"{_amount(limit)}"
+    )
+
+
+def _space(space: Space) -> str:
+    if isinstance(space, Discrete):
+        return f"one of {space.n}"
+    return " x ".join(map(str, space.shape)) + " real numbers" if space.shape else "a real number"
+
+
+def _amount(number: float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} GiB"

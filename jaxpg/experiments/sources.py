@@ -1,0 +1,44 @@
+"""Where every setting of a config comes from: a default, a file, one of its sections, or the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from jaxpg.experiments import config_file
+from jaxpg.experiments.config import COMMAND_ARGUMENTS, Config, to_dict
+from jaxpg.files import flatten
+
+DEFAULT = "default"
+
+
+def setting_sources(task: str | Path, config: Config, overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The value of every setting of a resolved config, by its dotted name, and where it was stated last.
+
+    Args:
+        task: what the config was resolved from.
+        config: the config.
+        overrides: the settings that won over the task's.
+    """
+    tables, path = config_file.read_task(task)
+    section = dict(tables.get(config.algorithm, {}))
+    inherited, model = {}, section.pop("like", None)
+    if model is not None:
+        inherited = tables[model]
+    layers = [
+        (tables, path.name),
+        (inherited, f"{path.name} [{model}]"),
+        (section, f"{path.name} [{config.algorithm}]"),
+        (config_file.nested(overrides), "command line"),
+    ]
+    stated = flatten(reduce(config_file.merge, [_labelled(table, label) for table, label in layers]))
+    tables = {name: x for name, x in to_dict(config).items() if name not in (config.algorithm, *COMMAND_ARGUMENTS)}
+    values = flatten(tables | config.settings)
+    return {name: (value, stated.get(name, DEFAULT)) for name, value in values.items()}
+
+
+def _labelled(table: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """A table with a label in place of every value."""
+    return {name: _labelled(x, label) if isinstance(x, Mapping) else label for name, x in table.items()}

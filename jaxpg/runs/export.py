@@ -1,0 +1,76 @@
+"""A run for other programs: its metrics as comma-separated values, and its policy as a program for jax alone.
+
+The policy is written by `jax.export`: the traced computation with its parameters, for any size of the batch, on CPU,
+CUDA and TPU. It is the computation that was trained, operation by operation, and needs neither jaxpg nor a converter;
+ONNX would need one that knows every operation of every network, the user's own included. How long later versions of
+jax read such a file: https://docs.jax.dev/en/latest/export/export.html (compatibility guarantees).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from jaxpg.files import explain_os_error, replace_file
+from jaxpg.runs.policy import act_all
+from jaxpg.runs.trained import Run
+from jaxpg.types import Array, Box, Env, Learner, Tree
+
+METRICS, POLICY, LOADER = "metrics.csv", "policy.jax", "load_policy.py"
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_metrics(run: Run, out: Path) -> Path:
+    """Write the metrics of all seeds in long form (`MetricsTable.to_csv`); returns the file.
+
+    Raises:
+        UserError: the directory cannot be written to.
+    """
+    with explain_os_error(out):
+        out.mkdir(parents=True, exist_ok=True)
+        run.metrics.to_csv(out / METRICS)
+    return out / METRICS
+
+
+def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:
+    """Write the policy of a seed, by default of the best, and beside it what loads it; returns the file.
+
+    Raises:
+        UserError: as `Run.policy_of`; the directory cannot be written to.
+    """
+    index = run.best_seed_index if seed_index is None else seed_index
+    run.refuse_without_actions()
+    program = policy_program(run.experiment.learner, run.learner_of(index), run.experiment.env)
+    with explain_os_error(out):
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(out / POLICY, program)
+        replace_file(out / LOADER, Path(__file__).with_name(LOADER).read_text(encoding="utf-8"))
+    return out / POLICY
+
+
+def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
+    """A policy as a serialised `jax.export.Exported`, its parameters inside, for `load_policy.load`.
+
+    It computes `(obs [b, ...], begins [b] bool, greedy [] bool, seed [] int32, *memory) -> (actions [b, ...], *memory)`
+    for any b; `memory` are the arrays [b, ...] of the policy's memory, which `begins` makes anew.
+    """
+    (batch,) = jax.export.symbolic_shape("b")
+    space = env.observation_space
+    obs = jax.ShapeDtypeStruct((batch, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
+    memory = jax.eval_shape(lambda obs: jax.vmap(learner.actor(state).start)(obs), obs)
+    leaves, tree = jax.tree.flatten(memory)
+
+    def act(obs: Array, begins: Array, greedy: Array, seed: Array, *memory: Array) -> tuple[Any, ...]:
+        arguments = state, jax.tree.unflatten(tree, memory), begins, obs, jax.random.key(seed)
+        (best, after), (sampled, _) = (act_all(learner, env, *arguments, greedy=mode) for mode in (True, False))
+        return jnp.where(greedy, best, sampled), *jax.tree.leaves(after)
+
+    begins, greedy, seed = (
+        jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((batch,), bool), ((), bool), ((), jnp.int32))
+    )
+    exported = jax.export.export(jax.jit(act), platforms=PLATFORMS)(obs, begins, greedy, seed, *leaves)
+    return bytes(exported.serialize())

@@ -1,0 +1,207 @@
+"""Training from Python in one call: names or objects in, a trained run out."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxpg import parallel, user_code
+from jaxpg.errors import UserError, excerpt
+from jaxpg.experiments.config import check_seeds, resolve_config
+from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS
+from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
+from jaxpg.policy_gradient import PolicyGradient
+from jaxpg.runs import training
+from jaxpg.runs.callbacks import Callback
+from jaxpg.runs.terminal import make_console
+from jaxpg.runs.trained import Run, open_run
+from jaxpg.training import run_directory
+from jaxpg.training.loop import TrainingHooks, check_total_steps
+from jaxpg.types import Critic, Env, Policy
+
+Network = str | Mapping[str, Any] | tuple[Policy, Critic | None] | Callable[..., tuple[Policy, Critic | None]]
+
+
+def fit(
+    env: str | Env | Callable[..., Env],
+    algorithm: str | PolicyGradient | Callable[..., Any],
+    *,
+    network: Network | None = None,
+    seeds: int | Sequence[int] = 8,
+    total_steps: int | None = None,
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] | Mapping[str, Any] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train an algorithm on an environment, several seeds at once on all devices that divide them, with progress.
+
+    With `out` it is the run that `jaxpg train` writes: every command and `jaxpg.load` read it, and `jaxpg resume` goes
+    on with it. Its parts then need names: strings, or functions at the top of a module. Without `out`, records do too.
+
+    Args:
+        env: a task ("cartpole", with its settings for each algorithm), an environment ("CartPole-v1", "brax:ant",
+            "module:function"), a function that returns an Env, or an Env.
+        algorithm: its name ("ppo"), a function of settings that returns a PolicyGradient, or a PolicyGradient.
+        network: its kind ("mlp"), a table {"kind": "mlp", "hidden": [64]}, a function (env, *, ...) -> (Policy,
+            Critic), or such a pair; by default that of the task, or one that fits the observations.
+        seeds: how many, numbered from 0, or their numbers.
+        total_steps: environment steps of each seed; by default the task's.
+        out: the directory to write; None to keep nothing on disk.
+        callbacks: what sees the metrics and the policy during training, and may end it; Callback records, or a table
+            of names "module:function" with their settings, which the run then names.
+        progress: show it.
+        **settings: of the algorithm, the task and the environment, as in a config: learning_rate=1e-3,
+            environment_settings={"gravity": 5.0}.
+
+    Returns:
+        The run with its last state; `jaxpg.load(out)` has the state of the best evaluation.
+
+    Raises:
+        UserError: something that cannot be trained or written, in a sentence, before anything is compiled.
+    """
+    if jax.process_count() > 1:
+        raise UserError("fit trains in one process; several hosts take the command: jaxpg train ... --distributed.")
+    named = _Named(is_kept=out is not None)
+    overrides = {**settings, **_overrides(named, network, seeds, total_steps)}
+    if isinstance(callbacks, Mapping):
+        overrides["callbacks"], callbacks = dict(callbacks), ()
+    task, name = named.env(env), named.algorithm(algorithm)
+    _check_callbacks(callbacks)
+    console = make_console(quiet=not progress, soft_wrap=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(user_code.give(named.functions))
+        config = resolve_config(task, name, overrides)
+        if out is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))
+        else:
+            directory = Path(out)
+            run_directory.refuse_begun(directory)
+        plan = plan_stages(config, directory, directory, task=task, overrides=overrides)
+        for stage in plan:
+            check_total_steps(stage.config.total_steps)
+        if len(plan) > 1:
+            check_plan(plan)
+        for stage in plan:
+            if not is_finished(stage):
+                _train(stage, console, callbacks if stage is plan[-1] else (), stage.directory if out else None)
+        run = open_run(plan[-1].config, directory, "last")
+        run.metrics  # noqa: B018 - read while the directory is there
+        return run
+
+
+def _train(stage: Stage, console: Console, callbacks: Sequence[Callback], shown: Path | None) -> None:
+    """Train one run of the plan, whose directory is `shown` unless nobody else will see it."""
+    config = stage.config
+    mesh = parallel.make_mesh(len(config.seeds), config.batch_size, training.devices_of(config))
+    train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks)
+    with training.progress(console, training.header(stage, mesh, shown), config.total_steps) as show:
+        train(TrainingHooks(on_row=show))
+
+
+def _overrides(
+    named: _Named, network: Network | None, seeds: int | Sequence[int], total_steps: int | None
+) -> dict[str, Any]:
+    """The arguments of `fit` that are settings of a config."""
+    if not isinstance(seeds, int | Sequence) or isinstance(seeds, str):
+        raise UserError(f"seeds is a number of them, or their numbers, not {excerpt(seeds)}.")
+    numbers = list(range(seeds) if isinstance(seeds, int) else seeds)
+    check_seeds(numbers)
+    overrides: dict[str, Any] = {"seeds": numbers}
+    if total_steps is not None:
+        overrides["total_steps"] = total_steps
+    if network is not None:
+        overrides["network"] = named.network(network)
+    return overrides
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks are a list of jaxpg.Callback records, or a table, not {excerpt(callbacks)}.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"callbacks are a list of jaxpg.Callback records, not of {type(callback).__name__}.")
+
+
+class _Named:
+    """Names for the parts of a run that are objects of a program, for its config; `functions` has what they stand for.
+
+    Args:
+        is_kept: whether the run is written for other programs, which find a part only by a name "module:function".
+    """
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self._is_kept = is_kept
+
+    def env(self, env: str | Env | Callable[..., Env]) -> str:
+        if isinstance(env, str | Path):
+            return str(env)
+        if isinstance(env, Env):
+            return self._give(
+                "environment", lambda: env, "an Env, which has none: give its name, or the function that makes it"
+            )
+        return self._function("environment", env, {})
+
+    def algorithm(self, algorithm: str | PolicyGradient | Callable[..., Any]) -> str:
+        if isinstance(algorithm, str):
+            return algorithm
+        if not isinstance(algorithm, PolicyGradient):
+            return self._function("algorithm", algorithm, ALGORITHMS)
+        record = algorithm
+
+        def constant(*, num_envs: int = record.collect.num_envs) -> PolicyGradient:
+            return record
+
+        return self._give("algorithm", constant, "a PolicyGradient, which has none: give the function that makes it")
+
+    def network(self, network: Network) -> dict[str, Any]:
+        if isinstance(network, str):
+            return {"kind": network}
+        if isinstance(network, Mapping):
+            return {**network, **(self.network(network["kind"]) if "kind" in network else {})}
+        if callable(network):
+            return {"kind": self._function("network", network, NETWORKS | Q_NETWORKS)}
+        if not isinstance(network, tuple):
+            raise UserError(f"The network must be a name, a table, a function or a pair, not {excerpt(network)}.")
+        name = self._give("network", lambda env: network, "a pair, which has none: give the function that makes it")
+        return {"kind": name}
+
+    def _function(self, what: str, function: Callable[..., Any], own: Mapping[str, Callable[..., Any]]) -> str:
+        """The name of a function: that of jaxpg's own, or "module:function"."""
+        if not callable(function):
+            raise UserError(f"The {what} must be a name, a function or a record, not {function!r}.")
+        if known := next((name for name, x in own.items() if x is function), None):
+            return known
+        name = _name_of(function)
+        if name is None:
+            return self._give(what, function, "a function that cannot be imported: move it to the top of a module")
+        self.functions[name] = function
+        return name
+
+    def _give(self, what: str, function: Callable[..., Any], problem: str) -> str:
+        """A name that only this program knows."""
+        if self._is_kept:
+            raise UserError(f"With out, commands have to find the {what} by a name, and this is {problem}.")
+        name = f"python:{what}"
+        self.functions[name] = function
+        return name
+
+
+def _name_of(function: Callable[..., Any]) -> str | None:
+    """The name "module:function" of a function at the top of a module's file, which can be imported; else None."""
+    if not inspect.isfunction(function) or not function.__qualname__.isidentifier():
+        return None
+    module = sys.modules[function.__module__]
+    if function.__module__ != "__main__":
+        return f"{function.__module__}:{function.__qualname__}"
+    file = vars(module).get("__file__")
+    return f"{Path(file).stem}:{function.__qualname__}" if file else None

@@ -1,0 +1,25 @@
+"""A policy that `jaxpg export` has written. It needs jax, and flatbuffers, with which jax reads such a file.
+
+act = load("policy.jax")
+actions, memory = act(obs)  # [B, ...] -> [B, ...]: the first step of B episodes side by side
+actions, memory = act(obs, memory)  # the next step; `begins`, [B] bool, says where new episodes begin
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax.export
+import jax.numpy as jnp
+
+
+def load(path: str | Path) -> Any:
+    """The policy in a file: observations, memory, begins, greedy, seed of the samples -> actions, memory."""
+    program = jax.export.deserialize(bytearray(Path(path).read_bytes()))
+
+    def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int = 0) -> Any:
+        begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(obs))
+        memory = memory or [jnp.zeros((len(obs), *x.shape[1:]), x.dtype) for x in program.in_avals[4:]]
+        actions, *memory = program.call(jnp.asarray(obs, program.in_avals[0].dtype), begins, greedy, seed, *memory)
+        return actions, memory
+
+    return act

@@ -1,0 +1,125 @@
+"""A trained policy as a plain object: observations in, actions out, as NumPy arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Box, Env, Key, Learner, Tree
+from jaxpg.vectorize import tree_where
+
+
+class TrainedPolicy:
+    """The policy of one seed of a run. It remembers what a recurrent network has seen since `reset`.
+
+    Args:
+        learner: what was trained.
+        state: its state, of one seed.
+        env: what it was trained on, which says what observations and actions are.
+        seed: of the actions that are sampled.
+    """
+
+    def __init__(self, learner: Learner, state: Tree, env: Env, *, seed: int = 0) -> None:
+        self._state, self._env, self._key = state, env, jax.random.key(seed)
+        self._act = jax.jit(partial(act_all, learner, env), static_argnames="greedy")
+        self._start = jax.jit(lambda state, obs: jax.vmap(learner.actor(state).start)(obs))
+        self._memory: Tree = None
+        self._begins = np.ones(1, bool)
+        self._acted = 0
+
+    def act(self, obs: ArrayLike, *, greedy: bool = True) -> np.ndarray:
+        """The actions for observations as they were in training; those of a Box are clipped to its bounds.
+
+        Args:
+            obs: one observation, or a batch of them, [B, ...], from environments that keep their places in the batch.
+            greedy: the most probable action; else a sample.
+
+        Returns:
+            One action, or a batch of them.
+
+        Raises:
+            UserError: observations of another shape than in training, or a batch of another size since `reset` where
+                the policy has a memory.
+        """
+        batch, batched = self._batch(obs)
+        if self._memory is None:
+            self._memory, self._begins = self._start(self._state, batch), np.ones(len(batch), bool)
+        elif len(batch) != len(self._begins):
+            if jax.tree.leaves(self._memory):
+                raise UserError(
+                    f"This policy remembers {len(self._begins)} episodes, and was given {len(batch)} observations: "
+                    "call reset() where new episodes begin."
+                )
+            self._begins = np.zeros(len(batch), bool)
+        key = jax.random.fold_in(self._key, self._acted)
+        actions, self._memory = self._act(self._state, self._memory, self._begins, batch, key, greedy=greedy)
+        self._acted += 1
+        self._begins = np.zeros(len(batch), bool)
+        return np.asarray(actions) if batched else np.asarray(actions)[0]
+
+    def reset(self, begins: ArrayLike | None = None) -> None:
+        """Forget what was seen: a new episode begins with the next observation.
+
+        Args:
+            begins: [B] bool, in which places of the batch; None for all of them, and for another size of the batch.
+
+        Raises:
+            UserError: another number of places than the last batch had.
+        """
+        if begins is None:
+            self._memory = None
+            return
+        begins = np.asarray(begins, bool)
+        if self._memory is None or begins.shape != self._begins.shape:
+            there = "no batch yet" if self._memory is None else f"a batch of {len(self._begins)}"
+            raise UserError(
+                f"reset takes a boolean for each place of the batch, and there was {there}: {begins.shape}."
+            )
+        self._begins = begins
+
+    def _batch(self, obs: ArrayLike) -> tuple[np.ndarray, bool]:
+        """Observations with a batch axis, and whether they had one."""
+        space = self._env.observation_space
+        given, shape = np.asarray(obs), tuple(space.shape)
+        if (given.shape != shape and given.shape[1:] != shape) or not given.size:
+            raise UserError(
+                f"An observation of {self._env.name} has the shape {shape}, and a batch of them one axis in front; not "
+                f"{given.shape}."
+            )
+        if given.dtype.kind not in "biuf":
+            raise UserError(f"Observations are numbers, not an array of {given.dtype}.")
+        if given.dtype == np.uint8 and isinstance(space, Box) and len(shape) == 3 and np.all(space.high <= 1):
+            raise UserError(f"{self._env.name} was trained on images divided by 255: divide these bytes too.")
+        converted = given.astype(np.float32 if isinstance(space, Box) else np.int32)
+        return (converted, True) if given.ndim > len(shape) else (converted[None], False)
+
+
+def act_all(
+    learner: Learner, env: Env, state: Tree, memory: Tree, begins: Array, obs: Array, key: Key, *, greedy: bool
+) -> tuple[Array, Tree]:
+    """The actions of a batch, those of a Box within its bounds, and the memories after them.
+
+    Args:
+        learner: what was trained.
+        env: what it was trained on.
+        state: the learner's, of one seed.
+        memory: of the policy, leaves [B, ...].
+        begins: [B] bool, where an episode begins: its memory is made anew.
+        obs: [B, ...].
+        key: of the samples.
+        greedy: the most probable actions (static).
+    """
+    actor, space = learner.actor(state), env.action_space
+
+    def one(memory: Tree, begins: Array, obs: Array, place: Array) -> tuple[Array, Any]:
+        remembered = tree_where(begins, actor.start(obs), memory)
+        action, memory = actor.act(remembered, obs, jax.random.fold_in(key, place), greedy)
+        return (jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action), memory
+
+    return jax.vmap(one)(memory, begins, obs, jnp.arange(obs.shape[0]))

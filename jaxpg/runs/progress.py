@@ -1,0 +1,79 @@
+"""Progress on the terminal during training."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from jaxpg.training.metrics_writer import Row
+
+LINES = 10
+"""Outside of a terminal a line is printed each time another of so many equal parts of a run is done."""
+
+
+class Reporter:
+    """Shows rows of metrics, in a terminal each row as a progress bar, otherwise some as lines; a context manager.
+
+    The steps are those of each seed, as in `total_steps`; the steps per second are those of all seeds in all.
+
+    Args:
+        console: where to show it.
+        total_steps: environment steps per seed.
+    """
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console, self._total = console, total_steps
+        self._first: Row | None = None  # of training
+        self._parts_shown = -1
+        self._training_seconds = 0.0  # since the first row, without evaluations and checkpoints
+        self._latest: dict[str, float] = {}
+        self._bar = Progress(
+            TextColumn("{task.fields[steps]}"), BarColumn(20), TextColumn("{task.fields[rest]}"), console=console
+        )
+        self._task = self._bar.add_task("", total=total_steps, steps="", rest="compiling")
+
+    def __enter__(self) -> Reporter:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, row: Row) -> None:
+        steps = min(int(np.max(row["steps"])), self._total)  # of all seeds but those that diverged
+        each = " each" if len(row["steps"]) > 1 else ""
+        progress = f"{steps:,} / {self._total:,} steps{each}"
+        rest = ", ".join([*self._pace(row), *self._returns(row)])
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=steps, steps=progress, rest=rest)
+        elif (parts := LINES * steps // self._total) > self._parts_shown or row is self._first:
+            self._parts_shown = parts
+            print(f"{progress}, {rest}", file=self._console.file, flush=True)
+
+    def _pace(self, row: Row) -> list[str]:
+        """Steps per second of all seeds and the time left, from all rows but the first, which includes compiling."""
+        if not np.any(row["iterations"]):  # the evaluation before training
+            return ["compiling"]
+        if self._first is None:
+            self._first = row
+            return [f"compiled in {row['chunk_seconds']:.1f} s"]
+        self._training_seconds += row["chunk_seconds"]
+        done = float(np.mean(row["steps"]) - np.mean(self._first["steps"]))
+        seconds_per_step = (row["seconds"] - self._first["seconds"]) / max(done, 1.0)
+        left = round(max(0.0, self._total - float(np.max(row["steps"]))) * seconds_per_step)
+        in_all = " in all" if len(row["steps"]) > 1 else ""
+        return [
+            f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s{in_all}",
+            f"{left // 60}:{left % 60:02d} left",
+        ]
+
+    def _returns(self, row: Row) -> list[str]:
+        """The latest mean over seeds of the returns in training and in evaluation."""
+        for name, word in (("return", "return"), ("evaluation_return", "evaluation")):
+            if name in row and np.isfinite(row[name]).any():
+                self._latest[word] = float(np.nanmean(row[name]))
+        return [f"{word} {value:.4g}" for word, value in self._latest.items()]

@@ -1,0 +1,117 @@
+"""What a run has shown: its metrics as a table, its learning curve, and its last evaluation."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.files import replace_file
+from jaxpg.training.run_directory import WALL_TIMES
+
+
+@dataclass(frozen=True)
+class MetricsTable:
+    """The metrics of a run of S seeds, in N rows.
+
+    columns: name -> [N, S], NaN where a row lacks it; `seconds` and `chunk_seconds` are [N].
+    seeds: the numbers of the seeds.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    seeds: Sequence[int]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that there are."""
+        return tuple(self.columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A metric, [N, S].
+
+        Raises:
+            UserError: the run has none of this name.
+        """
+        if name not in self.columns:
+            refuse_unknown("metric", name, self.columns)
+        return self.columns[name]
+
+    def long_form(self) -> dict[str, np.ndarray]:
+        """The table as columns `[N * S]`, one line for each row and seed, the first seed's rows first."""
+        rows = len(self.columns["steps"])
+        columns = {
+            "seed": np.repeat(np.asarray(self.seeds), rows),
+            "steps": self.columns["steps"].T.ravel().astype(int),
+        }
+        for name, values in self.columns.items():
+            if name != "steps":
+                columns[name] = np.tile(values, len(self.seeds)) if name in WALL_TIMES else values.T.ravel()
+        return columns
+
+    def to_pandas(self) -> Any:
+        """`long_form` as a pandas DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas, which is not installed: pip install pandas.") from None
+        return pandas.DataFrame(self.long_form())
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write `long_form` to a file, the names in its first line; a number that is not there is an empty cell."""
+        text, columns = io.StringIO(), self.long_form()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(_cells(columns))
+        replace_file(Path(path), text.getvalue())
+
+
+def _cells(columns: Mapping[str, np.ndarray]) -> Iterator[list[Any]]:
+    """The lines of a table: every float in the fewest digits that give it back, nothing for NaN."""
+    for line in zip(*(column.tolist() for column in columns.values()), strict=True):
+        yield ["" if x != x else x for x in line]
+
+
+def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
+    """The metrics of a run as a `report.RunResult`."""
+    from jaxpg.report import RunResult
+
+    chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
+    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)[chunks]
+    evaluations = metrics.get("evaluation_return")
+    return RunResult(
+        steps=metrics["steps"],
+        returns=training_returns(metrics),
+        final=last_evaluation(evaluations, metrics["steps"].shape[1]),
+        seconds=float(metrics["seconds"][-1]),
+        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
+        initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
+        metrics=metrics,
+    )
+
+
+def training_returns(metrics: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The learning curve of a run, `[N, S]`: evaluations where training has no return, as in fine-tuning."""
+    return metrics["return"] if "return" in metrics else metrics["evaluation_return"]
+
+
+def last_evaluation(values: np.ndarray | None, num_seeds: int) -> np.ndarray:
+    """The last evaluation, `[S]`; NaN if there was none."""
+    done = [] if values is None else values[np.isfinite(values).all(1)]
+    return done[-1] if len(done) else np.full(num_seeds, np.nan)
+
+
+def best_seed(metrics: Mapping[str, np.ndarray], steps: np.ndarray) -> int:
+    """The index of the seed with the best evaluation, of the last one that a state after `steps` `[S]` includes."""
+    included = (metrics["steps"] <= steps).all(1)
+    evaluations = metrics["evaluation_return"][included] if "evaluation_return" in metrics else None
+    return int(np.argmax(np.nan_to_num(last_evaluation(evaluations, len(steps)), nan=-np.inf)))

@@ -1,0 +1,146 @@
+"""A trained run, opened: its config, its metrics, its state, and its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpg.errors import UserError
+from jaxpg.experiments import completions
+from jaxpg.experiments.build import Experiment, kind_of, writes_text
+from jaxpg.experiments.config import Config, load_config
+from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
+from jaxpg.parallel import host_callback
+from jaxpg.runs.policy import TrainedPolicy
+from jaxpg.runs.results import MetricsTable, best_seed, training_returns
+from jaxpg.training import run_directory
+from jaxpg.training.advance import RunState
+from jaxpg.training.loop import restore
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was trained, of S seeds.
+
+    config: its settings.
+    experiment: what they describe: the environment, the learner, the evaluation.
+    state: of all seeds, every array [S, ...].
+    directory: where it is.
+    """
+
+    config: Config
+    experiment: Experiment
+    state: RunState
+    directory: Path
+
+    @cached_property
+    def metrics(self) -> MetricsTable:
+        """The metrics, in rows from the first to the last."""
+        return MetricsTable(run_directory.load_metrics(self.directory), self.config.seeds)
+
+    @property
+    def best_seed_index(self) -> int:
+        """The index of the seed that was best in the last evaluation that `state` includes."""
+        return best_seed(self.metrics.columns, np.asarray(self.state.steps))
+
+    @cached_property
+    def policy(self) -> TrainedPolicy:
+        """The policy of the best seed, see `policy_of`."""
+        return self.policy_of(self.best_seed_index)
+
+    def policy_of(self, seed_index: int) -> TrainedPolicy:
+        """The policy of a seed, by its index in `config.seeds`.
+
+        Raises:
+            UserError: there is no such seed, or what was trained does not act on observations.
+        """
+        self.refuse_without_actions()
+        experiment = self.experiment
+        return TrainedPolicy(experiment.learner, self.learner_of(seed_index), experiment.env)
+
+    def refuse_without_actions(self) -> None:
+        """Raise a UserError unless the run has learned a policy that acts on observations."""
+        if not kind_of(self.config).has_policy:
+            raise UserError(f"A run of {self.config.algorithm} learns no policy.")
+        if self.experiment.env.context:
+            raise UserError(f"{self.config.task} is a text task: its policy writes, see Run.complete and jaxpg sample.")
+
+    def learner_of(self, seed_index: int) -> Any:
+        """The learner's state of a seed, by its index in `config.seeds`.
+
+        Raises:
+            UserError: there is no such seed.
+        """
+        seeds = len(self.config.seeds)
+        if not 0 <= seed_index < seeds:
+            raise UserError(f"The run has the seed indices 0 to {seeds - 1}, not {seed_index}.")
+        return jax.tree.map(lambda x: x[seed_index], self.state.learner)
+
+    def complete(self, prompt: str, *, number: int = 1, seed: int = 0, **settings: Any) -> list[str]:
+        """Completions of a prompt by the first seed, each with the prompt in front.
+
+        Args:
+            prompt: what to complete.
+            number: how many completions.
+            seed: of the tokens that are sampled.
+            **settings: those of `models.generation.generate`: temperature, top_k, top_p, greedy.
+
+        Raises:
+            UserError: the run writes no text, or the prompt is not one of its task, see `completions.complete_prompt`.
+        """
+        self.refuse_without_text()
+        params, key = self.learner_of(0).params.policy, jax.random.key(seed)
+        return completions.complete_prompt(self.config, self.experiment, params, prompt, key, number=number, **settings)
+
+    def refuse_without_text(self) -> None:
+        """Raise a UserError unless the run writes text."""
+        if not writes_text(self.config, self.experiment.env):
+            config = self.config
+            raise UserError(f"{self.directory} is a run of {config.algorithm} on {config.task}, which writes no text.")
+
+    def plot(self, path: str | Path = "learning_curve.png") -> Path:
+        """Draw the learning curve into a file: PNG, SVG or PDF, by its suffix; returns the path.
+
+        Raises:
+            UserError: another suffix.
+        """
+        from jaxpg import report
+
+        columns, config = self.metrics.columns, self.config
+        curves = {config.algorithm: (columns["steps"], training_returns(columns))}
+        report.learning_curve(curves, path, title=config.task, threshold=config.threshold)
+        return Path(path)
+
+
+def load(run: str | Path, *, checkpoint: str = "best", trust_code: bool = False) -> Run:
+    """Open the directory of a run that `jaxpg train` or `jaxpg.fit` has written.
+
+    Args:
+        run: the directory.
+        checkpoint: which state: "best", of the best evaluation, or "last".
+        trust_code: whether the functions "module:function" that the run names may be imported and called.
+
+    Raises:
+        UserError: it is no run, it is damaged or names code that is not trusted, or there is no such checkpoint.
+    """
+    if checkpoint not in ("best", "last"):
+        raise UserError(f'checkpoint is "best" or "last", not {checkpoint!r}.')
+    config = load_config(Path(run), trust_code=trust_code)
+    return open_run(config, Path(run), checkpoint)
+
+
+def open_run(config: Config, directory: Path, checkpoint: str = "best") -> Run:
+    """The run of a config that has been read.
+
+    Raises:
+        UserError: as `load`.
+    """
+    check_vocabulary(config, directory)
+    experiment = build_experiment(config)
+    host_callback.clear_failures()
+    return Run(config, experiment, restore(experiment.learner, directory, config.seeds, checkpoint), directory)

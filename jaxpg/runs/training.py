@@ -1,0 +1,155 @@
+"""Training one run from its config: what `jaxpg train` and `jaxpg.fit` share."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.text import Text
+
+from jaxpg import envs, files, parallel
+from jaxpg.experiments import completions
+from jaxpg.experiments.build import Experiment
+from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.sampling import sample_demonstrations
+from jaxpg.experiments.stages import Stage
+from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
+from jaxpg.parallel import processes
+from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
+from jaxpg.runs.progress import Reporter
+from jaxpg.runs.results import run_result
+from jaxpg.runs.terminal import heading
+from jaxpg.runs.trained import Run
+from jaxpg.training import provenance, run_directory
+from jaxpg.training.advance import RunState
+from jaxpg.training.loop import TrainingHooks, train
+from jaxpg.training.metrics_writer import Row
+
+PAGE = "report.html"
+
+
+class Trained(NamedTuple):
+    """How the training of a run ended.
+
+    state: of all seeds.
+    finished: whether it reached its `total_steps`, or a callback ended it before.
+    """
+
+    state: RunState
+    finished: bool
+
+
+def prepare(
+    config: Config, out: Path, mesh: Mesh, console: Console, *, callbacks: Sequence[Callback] = ()
+) -> Callable[[TrainingHooks], Trained]:
+    """Build what a config describes, before anything is compiled or written; the function that then trains it.
+
+    Demonstrations that another run has to give are sampled and written first.
+
+    Args:
+        config: what to train.
+        out: the directory of the run; a run that has begun there is gone on with.
+        mesh: the devices.
+        console: where completions are shown.
+        callbacks: those of a Python program, beside the ones that the config names.
+
+    Raises:
+        UserError: as `build_experiment` and `initial_policies`; a callback of the config cannot be made.
+    """
+    processes.on_main_process(partial(sample_demonstrations, config, out))
+    experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
+    initial = initial_policies(config, experiment)
+    watched = Watched([*named_callbacks(config), *callbacks])
+    on_evaluation = _evaluation_hook(config, experiment, out, console, watched)
+
+    def train_with(hooks: TrainingHooks) -> Trained:
+        def on_row(row: Row) -> None:
+            hooks.on_row(row)
+            watched.on_row(row)
+
+        state = train(
+            experiment.learner,
+            seeds=config.seeds,
+            total_steps=config.total_steps,
+            run_dir=out,
+            mesh=mesh,
+            evaluate=experiment.evaluate,
+            record=experiment.record,
+            evaluate_every=max(1, config.total_steps // config.evaluations),
+            config=to_dict(config),
+            resume=run_directory.has_begun(out),
+            initial=initial,
+            hooks=TrainingHooks(
+                on_checked=partial(save_vocabulary, config, out),
+                on_row=on_row,
+                on_evaluation=on_evaluation,
+                should_stop=lambda: hooks.should_stop() or watched.should_stop(),
+            ),
+        )
+        (ended,) = processes.any_process([watched.should_stop()])
+        return Trained(state, ended or int(jax.device_get(state.steps).min()) >= config.total_steps)
+
+    return train_with
+
+
+def devices_of(config: Config) -> list[jax.Device]:
+    """As many devices as divide the seeds; one where the environment is on the host."""
+    number = 1 if envs.lives_on_host(config.environment) else math.gcd(len(config.seeds), jax.device_count())
+    return jax.devices()[:number]
+
+
+def header(stage: Stage, mesh: Mesh, shown: Path | None) -> Text:
+    """What the training of a run begins with; `shown` is its directory."""
+    name, config, _ = stage
+    what = config.algorithm if name == config.algorithm else f"{name}: {config.algorithm}"
+    seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
+    machine = f"{parallel.describe_mesh(mesh)}, jax {jax.__version__}"
+    details = f"{seeds}, {config.total_steps:,} steps each; {machine}"
+    return heading(f"{what} on {config.task}", details, shown)
+
+
+@contextlib.contextmanager
+def progress(console: Console, header: str | Text, total_steps: int) -> Iterator[Callable[[Row], None]]:
+    """Show a header, and the rows that the function is given; nothing on a quiet console."""
+    console.print(header)
+    with Reporter(console, total_steps) as reporter:
+        yield (lambda row: None) if console.quiet else reporter
+
+
+def _evaluation_hook(
+    config: Config, experiment: Experiment, out: Path, console: Console, watched: Watched
+) -> Callable[[RunState], None]:
+    """What happens after every evaluation, in the main process: completions and report of a text task; callbacks."""
+    log_completions = completions.CompletionLogger(config, experiment, out, console)
+
+    def on_evaluation(state: RunState) -> None:
+        log_completions(state)
+        if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
+            write_page(config, out)
+        watched.on_evaluation(lambda: Run(config, experiment, jax.device_get(state), out))
+
+    return on_evaluation if processes.is_main_process() else lambda state: None
+
+
+def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """The report of a run on a text task so far: learning curve, completions with their rewards, and its stages."""
+    from jaxpg import report
+
+    written = completions.format_completions(completions.load_completions(out))
+    details: dict[str, Any] = {"stages": stages} if stages else {}
+    details |= {"completions": written} if written else {}
+    details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
+    run = run_result(run_directory.load_metrics(out))
+    page = report.comparison_page(
+        {config.algorithm: run}, title=config.task, threshold=config.threshold, details=details
+    )
+    files.replace_file(out / PAGE, page)

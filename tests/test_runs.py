@@ -1,0 +1,393 @@
+"""Training from Python: `jaxpg.fit`, `jaxpg.load`, the policy as a plain object, and what refuses them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+from refusals import refused
+
+import jaxpg
+from jaxpg import ladder, networks, values
+from jaxpg.cli.main import main
+from jaxpg.errors import UserError
+from jaxpg.experiments import config as configs
+from jaxpg.policy_gradient import PolicyGradient, make_actor
+from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
+from jaxpg.runs.export import policy_program
+from jaxpg.training import run_directory
+from jaxpg.types import Env, Learner, Policy
+
+SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 8, "evaluation_episodes": 4, "evaluations": 2, "progress": False}
+
+
+def short_world(*, length: int = 4) -> Env:
+    """An environment of one's own, as a function at the top of a module."""
+    return tiny.counter(time_limit=length)
+
+
+TABLE = MetricsTable(
+    {
+        "steps": np.array([[0.0, 0.0], [64.0, 80.0]]),
+        "evaluation_return": np.array([[0.25, 0.1], [np.nan, 1e-7]]),
+        "seconds": np.array([0.5, 1.5]),
+    },
+    (3, 7),
+)
+
+
+def test_metrics_are_one_line_for_each_row_and_seed(tmp_path: Path) -> None:
+    """In pandas, and in a file of comma-separated values."""
+    expected = {
+        "seed": [3, 3, 7, 7],
+        "steps": [0, 64, 0, 80],
+        "evaluation_return": [0.25, np.nan, 0.1, 1e-7],
+        "seconds": [0.5, 1.5, 0.5, 1.5],
+    }
+    frame = TABLE.to_pandas()
+    assert list(frame.columns) == list(expected)
+    for name, column in expected.items():
+        np.testing.assert_array_equal(frame[name], column)
+    TABLE.to_csv(tmp_path / "metrics.csv")
+    header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert header == "seed,steps,evaluation_return,seconds"
+    assert lines == ["3,0,0.25,0.5", "3,64,,1.5", "7,0,0.1,0.5", "7,80,1e-07,1.5"]
+    with pytest.raises(UserError, match=r"There is no metric 'step'. Did you mean 'steps'"):
+        TABLE["step"]
+
+
+def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert TABLE.names == ("steps", "evaluation_return", "seconds")
+    with pytest.raises(UserError, match="pip install pandas"):
+        TABLE.to_pandas()
+
+
+@pytest.mark.full
+def test_fit_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is that of the best seed, and acts on plain arrays as its table says; the other has another table."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = jaxpg.fit("frozen_lake", "q_learning", seeds=2, total_steps=512, **SMALL)
+    assert not list(tmp_path.iterdir())
+    assert np.asarray(run.state.steps).tolist() == [512, 512]
+    assert (run.config.task, run.config.algorithm, run.config.seeds) == ("frozen_lake", "q_learning", (0, 1))
+    assert run.metrics["steps"][-1].tolist() == [512, 512]
+    tables = [np.asarray(values.mean_table(run.learner_of(i))) for i in range(2)]
+    assert run.best_seed_index == int(run.metrics["evaluation_return"][-1].argmax())
+    obs = np.eye(16)
+    for index, policy in ((run.best_seed_index, run.policy), (0, run.policy_of(0)), (1, run.policy_of(1))):
+        assert policy.act(obs).tolist() == tables[index].argmax(-1).tolist()
+        assert policy.act(obs[5].tolist()) == tables[index][5].argmax()
+    assert not np.array_equal(*tables)
+    with pytest.raises(UserError, match="seed indices 0 to 1, not 2"):
+        run.policy_of(2)
+    with Image.open(run.plot(tmp_path / "curve.png")) as picture:
+        assert picture.width > 300
+    with pytest.raises(UserError, match=r"must end in \.png"):
+        run.plot(tmp_path / "curve.txt")
+
+
+WRITES = pytest.mark.skipif(not importlib.util.find_spec("flatbuffers"), reason="jax.export writes with flatbuffers")
+
+
+def actor_only(policy: Policy) -> Learner:
+    """A learner whose state is the parameters of a policy, and that does nothing else but act."""
+
+    def nothing(*_: Any) -> Any:
+        raise NotImplementedError
+
+    return Learner(nothing, nothing, partial(make_actor, policy), nothing)
+
+
+def flying(env: Env, policy: Policy) -> TrainedPolicy:
+    """A policy with its first parameters."""
+    return TrainedPolicy(actor_only(policy), policy.init(jax.random.key(3)), env)
+
+
+def test_a_recurrent_policy_remembers_until_it_is_reset() -> None:
+    """Batches are episodes side by side; one that begins anew acts as in its first step, and the others go on."""
+    env = tiny.target()
+    policy, _ = networks.recurrent(env, hidden=(8,), orthogonal=False)
+    flown, params = flying(env, policy), policy.init(jax.random.key(3))
+    obs = np.asarray(jax.random.uniform(jax.random.key(0), (5, 3, 2)))
+
+    def by_hand(observations: np.ndarray) -> list[np.ndarray]:
+        memory, actions = policy.start(params, observations[0]), []
+        for x in observations:
+            distribution, memory = policy.act(params, memory, x)
+            actions.append(np.clip(np.asarray(distribution.mode()), -1, 1))
+        return actions
+
+    flights = [flown.act(x) for x in obs]
+    for b in range(3):
+        np.testing.assert_allclose([x[b] for x in flights], by_hand(obs[:, b]), rtol=1e-5)
+    flown.reset([False, True, False])
+    np.testing.assert_allclose(flown.act(obs[0])[1], by_hand(obs[:1, 1])[0], rtol=1e-5)
+    flown.reset()
+    alone = [flown.act(x) for x in obs[:, 2]]
+    assert alone[0].shape == (2,)
+    np.testing.assert_allclose(alone, by_hand(obs[:, 2]), rtol=1e-5)
+    assert np.abs(np.asarray(alone[1]) - by_hand(obs[1:2, 2])[0]).max() > 1e-3  # it does remember
+    with pytest.raises(UserError, match="remembers 1 episodes, and was given 3 observations"):
+        flown.act(obs[0])
+    with pytest.raises(UserError, match="a boolean for each place"):
+        flown.reset([True, False])
+
+
+def test_actions_stay_within_their_bounds_and_samples_differ() -> None:
+    env = tiny.target()
+    flown = flying(env, networks.mlp(env, hidden=(4,), initial_log_std=3.0)[0])
+    sampled = np.asarray([flown.act(np.ones((2, 2)), greedy=False) for _ in range(3)])
+    assert np.abs(sampled).max() == 1.0
+    assert len(np.unique(sampled.round(3), axis=0)) == 3
+    np.testing.assert_array_equal(flown.act(np.ones(2)), flown.act(np.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("obs", "sentence"),
+    [
+        (np.ones(3), r"has the shape \(2,\), and a batch of them one axis in front; not \(3,\)"),
+        (np.ones((2, 2, 2)), r"not \(2, 2, 2\)"),
+        (np.ones((0, 2)), r"not \(0, 2\)"),
+        (["a", "b"], "Observations are numbers"),
+    ],
+)
+def test_other_observations_are_refused(obs: Any, sentence: str) -> None:
+    env = tiny.target()
+    with pytest.raises(UserError, match=sentence):
+        flying(env, networks.mlp(env, hidden=(4,))[0]).act(obs)
+
+
+def watching(**found: Any) -> Callback:
+    """A callback that notes what it sees, and ends the run at 256 steps."""
+    rows, looks = found["rows"], found["looks"]
+
+    def look(run: Run) -> None:
+        looks.append((len(run.metrics["steps"]), int(run.policy.act(np.eye(16)[0]))))
+
+    return Callback(rows.append, look, lambda: rows[-1]["steps"].min() >= 256)
+
+
+@pytest.mark.full
+def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> None:
+    """What was trained until then is there, and its last state is in a checkpoint."""
+    rows: list[Any] = []
+    looks: list[Any] = []
+    run = jaxpg.fit(
+        "frozen_lake",
+        "q_learning",
+        seeds=1,
+        total_steps=512,
+        out=tmp_path / "run",
+        callbacks=[watching(rows=rows, looks=looks)],
+        **SMALL | {"evaluations": 4},
+    )
+    assert np.asarray(run.state.steps).tolist() == [256]
+    assert [int(row["steps"][0]) for row in rows] == run.metrics["steps"][:, 0].tolist()
+    evaluated = np.flatnonzero(np.isfinite(run.metrics["evaluation_return"][:, 0]))
+    assert [number - 1 for number, _ in looks] == evaluated.tolist()  # the row of the evaluation is there already
+    assert len(looks) == 3
+    again = jaxpg.load(tmp_path / "run", checkpoint="last")
+    jax.tree.map(np.testing.assert_array_equal, again.state, run.state)
+    with pytest.raises(UserError, match="holds a run already"):
+        jaxpg.fit("frozen_lake", "q_learning", out=tmp_path / "run", **SMALL)
+
+
+SETTINGS = {"num_envs": 4, "evaluation_episodes": 8, "evaluations": 2}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two seeds that was written."""
+    out = tmp_path_factory.mktemp("fitted") / "run"
+    return jaxpg.fit("cartpole", "a2c", seeds=2, total_steps=1500, out=out, progress=False, **SETTINGS)
+
+
+@pytest.mark.full
+def test_fit_writes_the_run_that_the_command_writes(
+    fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same numbers, the same config; and the commands read it."""
+    words = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    command = ["train", "cartpole", "a2c", "--seeds", "2", "--steps", "1500", "--out", str(tmp_path / "command")]
+    assert main([*command, *words]) == 0
+    ours, theirs = (run_directory.load_metrics(path) for path in (fitted.directory, tmp_path / "command"))
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {"seconds", "chunk_seconds"}:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    assert configs.load_config(fitted.directory) == configs.load_config(tmp_path / "command")
+    out = str(fitted.directory)
+    assert main(["eval", out, "--episodes", "8"]) == 0
+    capsys.readouterr()
+    assert main(["play", out, "--gif", str(tmp_path / "x.gif"), "--seed-index", "1"]) == 0
+    assert "seed 1, " in capsys.readouterr().out
+    assert main(["plot", out, "--out", str(tmp_path / "x.svg")]) == 0
+    assert main(["resume", out, "--quiet"]) == 0  # it is at its end
+    assert jaxpg.load(out).policy.act(np.zeros(4)).shape == ()
+    assert fitted.policy.act(np.zeros((3, 4))).shape == (3,)
+
+
+@pytest.mark.full
+def test_objects_of_a_program_are_trained_as_they_are() -> None:
+    """An Env, a PolicyGradient and a pair of networks; nobody could find them by a name."""
+    env = tiny.counter()
+    seen: list[float] = []
+
+    def surrogate(log_prob: Any, old_log_prob: Any, advantage: Any) -> Any:
+        seen.append(1.0)
+        return -jnp.exp(log_prob - old_log_prob) * advantage
+
+    record = ladder.ppo(num_envs=4, num_steps=8)._replace(surrogate=surrogate)
+    pair = networks.mlp(env, hidden=(4,))
+    run = jaxpg.fit(env, record, network=pair, seeds=1, total_steps=64, evaluation_episodes=4, progress=False)
+    assert seen
+    theirs = pair[0].init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, run.learner_of(0).params.policy) == jax.tree.map(jnp.shape, theirs)
+    assert run.policy.act(np.zeros(2)) in (0, 1, 2)
+    with pytest.raises(UserError, match="With out, commands have to find the environment by a name"):
+        jaxpg.fit(env, "ppo", out="nowhere")
+
+
+def not_an_algorithm(*, num_envs: int = 4) -> int:
+    return 3
+
+
+def too_many(*, num_envs: int = 4) -> PolicyGradient:
+    return ladder.ppo()
+
+
+def positional(num_envs: int = 4) -> PolicyGradient:
+    return ladder.ppo(num_envs=num_envs)
+
+
+def nameless() -> PolicyGradient:
+    return ladder.ppo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("cartpol", "ppo"), "There is no task 'cartpol'. Did you mean 'cartpole'"),
+        (("cartpole", "pp"), "There is no algorithm 'pp'. Did you mean 'ppo'"),
+        (("cartpole", 3), "The algorithm must be a name, a function or a record, not 3"),
+        ((7, "ppo"), "The environment must be a name, a function or a record, not 7"),
+        (("cartpole", "ppo", {"lr": 1e-3}), "'lr'.*It is called 'learning_rate' here"),
+        (("cartpole", "ppo", {"gamma": 2.0}), "gamma must be"),
+        (("cartpole", "ppo", {"seeds": 0}), "seeds are different numbers, from one"),
+        (("cartpole", "ppo", {"seeds": "8"}), "seeds is a number of them, or their numbers, not '8'"),
+        (("cartpole", "ppo", {"seeds": [0, 0]}), "seeds are different numbers"),
+        (("cartpole", "ppo", {"total_steps": -5}), "total_steps"),
+        (("cartpole", "ppo", {"network": "mpl"}), "There is no kind of network 'mpl'.*Did you mean 'mlp'"),
+        (("cartpole", "ppo", {"network": 5}), "The network must be"),
+        (("cartpole", "ppo", {"network": lambda env: 5}), "must return a pair"),
+        (("cartpole", "ppo", {"network": {"hidden": "x"}}), "hidden must be a list of integers"),
+        (("cartpole", "ppo", {"callbacks": [print]}), "callbacks are a list of jaxpg.Callback"),
+        (("cartpole", "ppo", {"num_minibatches": 7}), "num_minibatches = 7 does not divide"),
+        (("cartpole", not_an_algorithm), "must return a PolicyGradient"),
+        (("cartpole", too_many), "collects from 64 environments where its setting num_envs is 4"),
+        (("cartpole", positional), "must be keyword-only: write a \\* in front of num_envs"),
+        (("cartpole", nameless), "has no setting num_envs"),
+        (("cartpole", lambda *, num_envs=4: 1 / 0), "raised ZeroDivisionError"),
+        (("cartpole", lambda *, num_envs=4: None, {"out": "x"}), "With out, commands have to find the algorithm"),
+        ((lambda: None, "ppo"), "environment"),
+        (("CartPole-v1", "ppo", {"environment_settings": {"gravty": 1.0}}), "Did you mean 'gravity'"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence_before_anything_is_written(
+    arguments: tuple[Any, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    env, algorithm, settings = (*arguments, {})[:3]
+    with pytest.raises(UserError, match=sentence):
+        jaxpg.fit(env, algorithm, **{"progress": False, **settings})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the directory of a run"):
+        jaxpg.load(tmp_path)
+    with pytest.raises(UserError, match='"best" or "last"'):
+        jaxpg.load(tmp_path, checkpoint="first")
+
+
+@WRITES
+@pytest.mark.parametrize("network", [networks.recurrent, networks.mlp])
+def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path) -> None:
+    """For any size of the batch, with its memory and with episodes that begin anew."""
+    env = tiny.target()
+    policy = network(env, hidden=(8,), orthogonal=False, initial_log_std=1.0)[0]
+    (tmp_path / "policy.jax").write_bytes(policy_program(actor_only(policy), policy.init(jax.random.key(3)), env))
+    act, flown = load_policy.load(tmp_path / "policy.jax"), flying(env, policy)
+    obs = np.asarray(jax.random.uniform(jax.random.key(0), (4, 3, 2)))
+    memory = None
+    for step, x in enumerate(obs):
+        begins = np.array([False, step == 2, False])
+        if step == 2:
+            flown.reset(begins)
+        actions, memory = act(x, memory, begins)
+        np.testing.assert_allclose(actions, flown.act(x), rtol=1e-5, atol=1e-7)
+    assert act(obs[0][:1])[0].shape == (1, 2)
+    samples = [np.asarray(act(obs[0], greedy=False, seed=seed)[0]) for seed in (0, 1, 1)]
+    assert np.abs(samples[0]).max() <= 1
+    np.testing.assert_array_equal(samples[1], samples[2])
+    assert np.abs(samples[0] - samples[1]).max() > 0.01
+
+
+@WRITES
+@pytest.mark.full
+def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
+    fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the code of docs/python.md, as far as the policy of the run; the metrics are there as a table."""
+    out, there = fitted.directory, tmp_path / "there"
+    assert main(["export", str(out), "--seed-index", "1", "--out", str(there)]) == 0
+    assert "policy.jax: seed 1; load_policy.py beside it" in capsys.readouterr().out
+    assert {path.name for path in there.iterdir()} == {"metrics.csv", "policy.jax", "load_policy.py"}
+    lines = (there / "metrics.csv").read_text().splitlines()
+    assert lines[0].startswith("seed,steps,")
+    assert len(lines) - 1 == 2 * len(run_directory.load_metrics(out)["steps"])
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (flight,) = (block for block in blocks if "act = load" in block)
+    alone = f"import sys\nsys.modules['jaxpg'] = None\n{flight}"  # it could not be imported
+    loaded = "assert not [name for name in sys.modules if name.startswith(('jaxpg.', 'flax', 'gymnax'))]"
+    ended = subprocess.run([sys.executable, "-c", alone + loaded], cwd=there, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    policy, env = jaxpg.load(out).policy_of(1), gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    total, over = 0.0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+        total, over = total + float(reward), terminated or truncated
+    assert float(ended.stdout) == total
+    assert "seed indices 0 to 1, not 5" in refused(capsys, "export", str(out), "--seed-index", "5")
+    assert not (out / "export").exists()
+
+
+def test_the_loader_is_ten_lines_that_need_only_jax() -> None:
+    source = Path(load_policy.__file__).read_text(encoding="utf-8")
+    body = [x for x in source.split("import jax.numpy as jnp")[1].splitlines() if x.strip() and '"""' not in x]
+    assert len(body) <= 10
+    imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+                for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
+    assert imported == {"pathlib", "typing", "jax.export", "jax.numpy"}
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not the directory of a run" in refused(capsys, "export", str(tmp_path))
+    assert "unrecognized arguments" in refused(capsys, "export", str(tmp_path), "--format", "onnx")
