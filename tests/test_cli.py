@@ -181,7 +181,8 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
     out = listed()
     assert all(name in out for name in ("cartpole", "CartPole-v1", "reinforce_to_go", "dapo"))
-    assert out.endswith("There is more: jaxpg list options ALGO, environments, wrappers, pairs or demonstrations.")
+    more = "jaxpg list options ALGO, environments, wrappers, pairs, step_labels or demonstrations."
+    assert out.endswith(f"There is more: {more}")
     out = listed("environments")
     assert all(name in out for name in envs.names())
     assert "Catch-bsuite rows = 10, columns = 5, max_steps_in_episode = 1000" in out

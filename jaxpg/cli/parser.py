@@ -146,7 +146,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--samples", type=count, metavar="N", help="completions per prompt (default evaluation_samples of the config)"
     )
     evaluate.add_argument(
-        "--reward", type=name, metavar="RUN", help="also the best of N, and a weighted majority, by this reward model"
+        "--reward",
+        type=name,
+        metavar="RUN",
+        help="also best of N and weighted majority by this reward model (default: none)",
     )
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")

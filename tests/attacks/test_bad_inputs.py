@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from boundary import attempt
 
-from jaxpg import envs, ladder, preferences, values
+from jaxpg import envs, ladder, values
 from jaxpg.domains import ANY, COUNT, DOMAINS, FLOAT32_MAX, INT32_MAX, check_number
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
@@ -49,8 +49,9 @@ def every_setting() -> dict[str, tuple[str, str, dict[str, Any], Option]]:
     for kind, network in parts.NETWORKS.items():
         for name, option in options(network).items():
             found[f"network.{name}:{kind}"] = (NETWORK_TASKS[kind], "ppo", {"network.kind": kind}, option)
-    for name, option in options(preferences.make_pairs).items():
-        found[f"pairs.{name}"] = ("sort", "dpo", {}, option)
+    for table, (source, _) in configs.DATA.items():
+        for name, option in options(source).items():
+            found[f"{table}.{name}"] = ("sort", "dpo", {}, option)
     return found
 
 
@@ -283,7 +284,6 @@ def test_task_files(content: str | bytes, words: str, tmp_path: Path) -> None:
 TRAIN = ["train", "cartpole", "ppo"]
 SWEEP = ["sweep", "cartpole", "ppo", "--grid"]
 COMMANDS: list[tuple[list[str], str]] = [
-    ([], "the following arguments are required: command"),
     (["trian"], "Did you mean 'train'"),
     (["train"], "the following arguments are required: TASK, ALGO"),
     (["train", "cartpole"], "the following arguments are required: ALGO"),
