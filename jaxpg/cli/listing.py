@@ -16,7 +16,7 @@ from jaxpg import envs
 from jaxpg.envs import suites
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments import config_file, signatures
+from jaxpg.experiments import config_file, parts, signatures
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
@@ -63,7 +63,7 @@ def _task_table() -> Table:
 
 def _algorithm_table() -> Table:
     table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
-    for name, algorithm in configs.ALGORITHMS.items():
+    for name, algorithm in parts.ALGORITHMS.items():
         table.add_row(name, PARENTS.get(name, ""), _first_line(algorithm))
     return table
 
@@ -125,11 +125,11 @@ def _data_table(name: str) -> Table:
 
 def _option_table(algorithm: str) -> Table:
     groups = [
-        ("", configs.algorithm_options(algorithm)),
+        ("", parts.algorithm_options(algorithm)),
         ("", configs.task_options()),
         *(
             (f"network.{{{kind}}}.", signatures.options(network))
-            for kind, network in configs.networks_of(algorithm).items()
+            for kind, network in parts.networks_of(algorithm).items()
         ),
     ]
     return _setting_table(f"settings of {algorithm}", groups)

@@ -16,6 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import file_name, read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
+from jaxpg.experiments.sections import check_name
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import run_directory
 from jaxpg.training.loop import check_total_steps
@@ -73,7 +74,7 @@ def task_name(options: RunOptions) -> str:
     """The name of the task that a command line names."""
     assert options.task is not None
     tables, path = read_task(options.task)
-    return configs.check_name(tables.get("task", path.stem))
+    return check_name(tables.get("task", path.stem))
 
 
 def config_of_run(options: RunOptions, algorithm: str, directory: Path) -> configs.Config:

@@ -41,33 +41,33 @@ from jaxpg import envs, preferences, user_code
 from jaxpg.domains import INT32_MAX
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
-from jaxpg.experiments.parts import (
-    ALGORITHMS,
-    algorithm_options,
-    network_options,
-    networks_of,
+from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, networks_of
+from jaxpg.experiments.sections import (
+    STAGES,
+    check_kind,
+    check_name,
+    check_names,
+    check_network,
+    check_rewards,
+    check_table,
+    is_section,
+    refuse_scheduled,
+    section_of,
+    takes_integer,
 )
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.printable import printable
 from jaxpg.training import run_directory
 from jaxpg.types import Env
 
-MAX_NAME = 100
-"""Characters in the name of a task."""
 MOST_SEEDS = 2**16
 """More seeds than anybody trains side by side: a mistake in typing."""
-NAMED_NUMBERS = ("total_steps", "time_limit")
-"""Names that stand for an integer in a config."""
-_LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
 DATA: dict[str, tuple[Callable[..., Any], str]] = {
     "pairs": (preferences.make_pairs, "preference pairs"),
     "step_labels": (preferences.make_step_labels, "labelled steps"),
     "demonstrations": (preferences.make_demonstrations, "demonstrations"),
 }
 """The tables that say where data comes from: the function whose settings they hold, and what it makes, in words."""
-STAGES = "stages"
-"""The table of a task's stages by name: sections of algorithms that the task trains more than once."""
 COMMAND_ARGUMENTS = ("task", "algorithm")
 """What a run writes into its config.toml beside its settings; on a command line they are arguments."""
 
@@ -177,7 +177,7 @@ def resolve_config(task: str | Path, algorithm: str, overrides: Mapping[str, Any
 def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mapping[str, Any]]) -> list[Config]:
     """`resolve_config` for each of several overrides; the file is read and checked once."""
     tables, path = config_file.read_task(task)
-    _check_names(tables, path)
+    check_names(tables, task_options(), path)
     has_file = not config_file.names_environment(task)
     return [
         _resolve(tables if has_file else tables | _network_for(str(task), algorithm, each), algorithm, each, path)
@@ -212,7 +212,7 @@ def resolve_tables(
     Raises:
         UserError: as `resolve_config`.
     """
-    _check_names(sections, source)
+    check_names(sections, task_options(), source)
     return _resolve(sections, algorithm, overrides or {}, source)
 
 
@@ -229,19 +229,19 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
         refuse_unknown("stage", min(unknown), sections.get(STAGES, {}), f" of {source.stem}")
     stage = dict(stages.get(trained, {}))
     algorithm = stage.pop("algorithm", trained)
-    if not _is_section(algorithm):
+    if not is_section(algorithm):
         refuse_unknown("algorithm", algorithm, [*ALGORITHMS, *stages])
     own = algorithm_options(algorithm)
-    top_level = {key: value for key, value in sections.items() if not _is_section(key) and key != STAGES}
-    layers = top_level, _section(sections, algorithm), stage, given
+    known = task_options() | own
+    top_level = {key: value for key, value in sections.items() if not is_section(key) and key != STAGES}
+    layers = top_level, section_of(sections, algorithm, known), stage, given
     if any(layer.get("schedule") for layer in layers):
-        _refuse_scheduled(given)
+        refuse_scheduled(given)
     if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
     check(options(Config)["algorithm"], merged.pop("algorithm", algorithm))
-    known = task_options() | own
     for key in merged:
         if key not in known:
             refuse_unknown("setting", key, _dotted_names(algorithm, merged, known), f" of {algorithm} on {name}")
@@ -315,22 +315,6 @@ def task_options() -> dict[str, Option]:
     return of_the_task | options(policy_gradient)
 
 
-def check_name(name: Any) -> str:
-    """The name of a task, which becomes part of the names of directories and files.
-
-    Raises:
-        UserError: it is no name of one file on every system.
-    """
-    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name
-    if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
-        raise UserError(
-            f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
-            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
-            'or set task = "..." in it.'
-        )
-    return name
-
-
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise a UserError unless these can be the numbers of seeds."""
     if not 0 < len(seeds) <= MOST_SEEDS:
@@ -352,68 +336,6 @@ def _nested_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _check_names(sections: Mapping[str, Any], path: Path) -> None:
-    """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained."""
-    top_level = task_options()
-    for key in sections:
-        if key not in top_level and not _is_section(key) and key not in ("task", "algorithm", STAGES):
-            refuse_unknown("setting", key, [*top_level, *ALGORITHMS, STAGES], f" of a task, in {path}")
-    _check_stages(sections.get(STAGES, {}), path)
-    present = [name for name in sections if _is_section(name)]
-    for algorithm in present:
-        check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
-    for algorithm in present:
-        section = sections[algorithm]
-        models = [name for name in present if "like" not in sections[name]]
-        if "like" in section and check(_LIKE, section["like"]) not in models:
-            refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
-        if algorithm not in ALGORITHMS:
-            continue  # that of a function of the user's, which is imported only to be trained: `_resolve` checks it
-        known = top_level | algorithm_options(algorithm)
-        _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
-
-
-def _check_section(section: Mapping[str, Any], known: Mapping[str, Option], name: str, path: Path) -> None:
-    """Refuse an unknown setting in a section, or a value of the wrong type."""
-    for key, value in section.items():
-        if key not in known:
-            refuse_unknown("setting", key, known, f" of {name}, in {path}")
-        if not (_takes_integer(known[key]) and value in NAMED_NUMBERS):
-            check(known[key], value)
-
-
-def _check_stages(stages: Any, path: Path) -> None:
-    """Refuse stages without an algorithm or with the name of one, and unknown settings in them."""
-    check(Option(STAGES, REQUIRED, dict, ""), stages)
-    for name, stage in stages.items():
-        check(Option(f"{STAGES}.{name}", REQUIRED, dict, ""), stage)
-        check_name(name)
-        if name in ALGORITHMS:
-            raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
-        algorithm = stage.get("algorithm")
-        if not (isinstance(algorithm, str) and _is_section(algorithm)):
-            given = "none" if algorithm is None else excerpt(algorithm)
-            raise UserError(f"The stage {name}, in {path}, needs an algorithm, such as sft or grpo, not {given}.")
-        if algorithm in ALGORITHMS:
-            settings = {key: value for key, value in stage.items() if key != "algorithm"}
-            _check_section(settings, task_options() | algorithm_options(algorithm), f"the stage {name}", path)
-
-
-def _is_section(name: str) -> bool:
-    """Whether a table of a task is the section of an algorithm."""
-    return name in ALGORITHMS or user_code.is_code_name(name)
-
-
-def _section(sections: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """The section of an algorithm, merged over the section that its `like` names."""
-    section = dict(sections.get(algorithm, {}))
-    model = section.pop("like", None)
-    if model is None:
-        return section
-    known = task_options() | algorithm_options(algorithm)
-    return config_file.merge({name: value for name, value in sections[model].items() if name in known}, section)
-
-
 def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str, Option]) -> list[str]:
     """Every name that could have been meant, those of the network's settings included."""
     network, kinds = merged.get("network"), networks_of(algorithm)
@@ -432,17 +354,17 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     checked = {name: check(option, merged[name]) for name, option in fields.items()}
     if "environment" not in checked:
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
-    checked["network"] = _check_network(algorithm, checked["network"])
+    checked["network"] = check_network(algorithm, checked["network"])
     for name, (source, words) in DATA.items():
-        checked[name] = _check_table(checked[name], options(source), f" of {words}")
+        checked[name] = check_table(checked[name], options(source), f" of {words}")
     for table in ("wrappers", "callbacks"):
         for name, settings in checked[table].items():
             check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
     for name in ("optimizer", "schedule"):
-        _check_kind(name, checked[name])
+        check_kind(name, checked[name])
     for name in ("environment_settings", "wrappers", "rewards", "optimizer", "schedule", "callbacks"):
         check_free_settings(name, checked[name])
-    _check_rewards(checked)
+    check_rewards(checked)
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)
@@ -456,66 +378,15 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     return dataclasses.replace(config, settings=settings, schedule=schedule)
 
 
-def _check_kind(name: str, table: Mapping[str, Any]) -> None:
-    """Refuse the table of an optimizer or a schedule that does not name a function."""
-    kind = table.get("kind")
-    if table and not (isinstance(kind, str) and user_code.is_code_name(kind)):
-        raise UserError(f'{name}.kind must be the name of a function, "module:function", not {excerpt(kind)}.')
-
-
-def _refuse_scheduled(overrides: Mapping[str, Any]) -> None:
-    """Refuse a step size beside a schedule, where both were asked for."""
-    if "learning_rate" in overrides:
-        raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
-
-
-def _check_rewards(checked: Mapping[str, Any]) -> None:
-    """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
-    given = ["rewards"] if checked["rewards"] else []
-    given += ["reward"] if checked.get("reward") is not None else []
-    given += ["environment_settings.rewards"] if "rewards" in checked["environment_settings"] else []
-    if "rewards" in given and len(given) > 1:
-        raise UserError(
-            f"{' and '.join(given)} are given, and rewards is the whole list: name them all in it, a reward model as "
-            'rewards.NAME = { model = "..." }.'
-        )
-    for name, entry in checked["rewards"].items():
-        if isinstance(entry, Mapping) and "model" in entry:
-            check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
-
-
-def _check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of a network and all of its settings; empty for an algorithm without a network."""
-    if not networks_of(algorithm):
-        return {}
-    kind = network.get("kind", "mlp")
-    known = network_options(algorithm, kind)
-    given = {name: value for name, value in network.items() if name != "kind"}
-    defaults = {name: option.default for name, option in known.items()}
-    return {"kind": kind} | defaults | _check_table(given, known, f" of the network {kind}")
-
-
-def _check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:
-    """The settings of a table, names and values checked."""
-    for name in given:
-        if name not in known:
-            refuse_unknown("setting", name, known, where)
-    return {name: check(known[name], value) for name, value in given.items()}
-
-
 def _check_setting(option: Option, value: Any, config: Config) -> Any:
     """The value of an algorithm's setting, with `total_steps` and `time_limit` as the numbers that they name."""
     if value is REQUIRED:
         raise UserError(
             f"{config.algorithm} needs a value for {option.name}: {option.meaning} Add --set {option.name}=..."
         )
-    if _takes_integer(option):
+    if takes_integer(option):
         value = _named_number(value, config)
     return check(option, value)
-
-
-def _takes_integer(option: Option) -> bool:
-    return int in (option.kind, *getattr(option.kind, "__args__", ()))
 
 
 def _named_number(value: Any, config: Config) -> Any:

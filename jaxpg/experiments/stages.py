@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
-from jaxpg.experiments.config import STAGES, Config, resolve_config, trainable
+from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.config_file import merge, nested
 from jaxpg.experiments.sampling import SAMPLED, check_writer
+from jaxpg.experiments.sections import STAGES
 from jaxpg.experiments.warm_start import reward_params
 from jaxpg.training import checkpoint
 

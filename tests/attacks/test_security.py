@@ -34,6 +34,7 @@ from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.completions import Sample, format_completions
+from jaxpg.experiments.sections import check_name
 from jaxpg.printable import printable
 from jaxpg.report import heatmap
 from jaxpg.report.comparison import RunResult
@@ -443,7 +444,7 @@ def test_a_task_name_that_leaves_the_directory_of_runs_is_refused(
 
 @pytest.mark.parametrize("name", ["x", "CartPole-v1", "[red] $x$ ü 漢", "2024-01-01 12.30", "a..b"])
 def test_a_task_may_be_named_freely(name: str) -> None:
-    assert configs.check_name(name) == name
+    assert check_name(name) == name
 
 
 @pytest.mark.parametrize(

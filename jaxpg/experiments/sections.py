@@ -1,0 +1,153 @@
+"""The tables of a task's file: its sections and stages by name, and what the tables in them may hold, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpg import user_code
+from jaxpg.errors import UserError, excerpt, refuse_unknown
+from jaxpg.experiments import config_file
+from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, network_options, networks_of
+from jaxpg.experiments.signatures import REQUIRED, Option, check
+from jaxpg.printable import printable
+
+MAX_NAME = 100
+"""Characters in the name of a task."""
+NAMED_NUMBERS = ("total_steps", "time_limit")
+"""Names that stand for an integer in a config."""
+_LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
+STAGES = "stages"
+"""The table of a task's stages by name: sections of algorithms that the task trains more than once."""
+
+
+def check_names(sections: Mapping[str, Any], top_level: dict[str, Option], path: Path) -> None:
+    """Refuse a file with an unknown setting, also in a section of another algorithm than the one to be trained.
+
+    `top_level` are the settings of a task, which may stand in a section too.
+    """
+    for key in sections:
+        if key not in top_level and not is_section(key) and key not in ("task", "algorithm", STAGES):
+            refuse_unknown("setting", key, [*top_level, *ALGORITHMS, STAGES], f" of a task, in {path}")
+    _check_stages(sections.get(STAGES, {}), top_level, path)
+    present = [name for name in sections if is_section(name)]
+    for algorithm in present:
+        check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
+    for algorithm in present:
+        section = sections[algorithm]
+        models = [name for name in present if "like" not in sections[name]]
+        if "like" in section and check(_LIKE, section["like"]) not in models:
+            refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
+        if algorithm not in ALGORITHMS:
+            continue  # that of a function of the user's, which is imported only to be trained: `_resolve` checks it
+        known = top_level | algorithm_options(algorithm)
+        _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
+
+
+def _check_section(section: Mapping[str, Any], known: Mapping[str, Option], name: str, path: Path) -> None:
+    """Refuse an unknown setting in a section, or a value of the wrong type."""
+    for key, value in section.items():
+        if key not in known:
+            refuse_unknown("setting", key, known, f" of {name}, in {path}")
+        if not (takes_integer(known[key]) and value in NAMED_NUMBERS):
+            check(known[key], value)
+
+
+def _check_stages(stages: Any, top_level: dict[str, Option], path: Path) -> None:
+    """Refuse stages without an algorithm or with the name of one, and unknown settings in them."""
+    check(Option(STAGES, REQUIRED, dict, ""), stages)
+    for name, stage in stages.items():
+        check(Option(f"{STAGES}.{name}", REQUIRED, dict, ""), stage)
+        check_name(name)
+        if name in ALGORITHMS:
+            raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
+        algorithm = stage.get("algorithm")
+        if not (isinstance(algorithm, str) and is_section(algorithm)):
+            given = "none" if algorithm is None else excerpt(algorithm)
+            raise UserError(f"The stage {name}, in {path}, needs an algorithm, such as sft or grpo, not {given}.")
+        if algorithm in ALGORITHMS:
+            settings = {key: value for key, value in stage.items() if key != "algorithm"}
+            _check_section(settings, top_level | algorithm_options(algorithm), f"the stage {name}", path)
+
+
+def is_section(name: str) -> bool:
+    """Whether a table of a task is the section of an algorithm."""
+    return name in ALGORITHMS or user_code.is_code_name(name)
+
+
+def section_of(sections: Mapping[str, Any], algorithm: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The section of an algorithm, merged over those settings of the section that its `like` names that are `known`."""
+    section = dict(sections.get(algorithm, {}))
+    model = section.pop("like", None)
+    if model is None:
+        return section
+    return config_file.merge({name: value for name, value in sections[model].items() if name in known}, section)
+
+
+def check_name(name: Any) -> str:
+    """The name of a task, which becomes part of the names of directories and files.
+
+    Raises:
+        UserError: it is no name of one file on every system.
+    """
+    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name
+    if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
+        raise UserError(
+            f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
+            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
+            'or set task = "..." in it.'
+        )
+    return name
+
+
+def check_kind(name: str, table: Mapping[str, Any]) -> None:
+    """Refuse the table of an optimizer or a schedule that does not name a function."""
+    kind = table.get("kind")
+    if table and not (isinstance(kind, str) and user_code.is_code_name(kind)):
+        raise UserError(f'{name}.kind must be the name of a function, "module:function", not {excerpt(kind)}.')
+
+
+def refuse_scheduled(overrides: Mapping[str, Any]) -> None:
+    """Refuse a step size beside a schedule, where both were asked for."""
+    if "learning_rate" in overrides:
+        raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
+
+
+def check_rewards(checked: Mapping[str, Any]) -> None:
+    """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
+    given = ["rewards"] if checked["rewards"] else []
+    given += ["reward"] if checked.get("reward") is not None else []
+    given += ["environment_settings.rewards"] if "rewards" in checked["environment_settings"] else []
+    if "rewards" in given and len(given) > 1:
+        raise UserError(
+            f"{' and '.join(given)} are given, and rewards is the whole list: name them all in it, a reward model as "
+            'rewards.NAME = { model = "..." }.'
+        )
+    for name, entry in checked["rewards"].items():
+        if isinstance(entry, Mapping) and "model" in entry:
+            check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
+
+
+def check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of a network and all of its settings; empty for an algorithm without a network."""
+    if not networks_of(algorithm):
+        return {}
+    kind = network.get("kind", "mlp")
+    known = network_options(algorithm, kind)
+    given = {name: value for name, value in network.items() if name != "kind"}
+    defaults = {name: option.default for name, option in known.items()}
+    return {"kind": kind} | defaults | check_table(given, known, f" of the network {kind}")
+
+
+def check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:
+    """The settings of a table, names and values checked."""
+    for name in given:
+        if name not in known:
+            refuse_unknown("setting", name, known, where)
+    return {name: check(known[name], value) for name, value in given.items()}
+
+
+def takes_integer(option: Option) -> bool:
+    """Whether a setting may be an integer, and so one of NAMED_NUMBERS."""
+    return int in (option.kind, *getattr(option.kind, "__args__", ()))
