@@ -19,7 +19,7 @@ from jaxpg.envs.text import CHARACTERS, TASKS, best_of_n, json_lines, labelled_s
 from jaxpg.envs.text import weighted_vote as weighted_vote_of
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build, reward_network
-from jaxpg.experiments.config import resolve_config
+from jaxpg.experiments.config import resolve_config, to_dict
 from jaxpg.experiments.stages import check_plan, plan_stages, runs_named
 from jaxpg.experiments.warm_start import build_experiment
 from jaxpg.models.generation import completion_rollout
@@ -31,6 +31,7 @@ from jaxpg.preferences.step_labels import label_rollout
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.training import run_directory
+from jaxpg.training.loop import train
 
 KEY = jax.random.key(0)
 PARITY = {"length": 6, "think": True, "max_tokens": 9}
@@ -314,7 +315,8 @@ def test_one_model_may_judge_completions_and_another_one_their_steps(task):
 def test_from_labels_to_the_best_of_n(task, tmp_path, capsys):
     """A process reward model chooses among a policy's completions, and rewards the steps of another one's."""
     policy, model = (str(tmp_path / name) for name in ("policy", "model"))
-    assert main(["train", str(task), "sft", "--out", policy, "--quiet"]) == 0
+    config = resolve_config(task, "sft")
+    train(build(config).learner, seeds=[0], total_steps=200, run_dir=tmp_path / "policy", config=to_dict(config))
     begin, labels = ["train", str(task), "process_reward_model", "--from", policy], written(tmp_path, *RECORDS)
     assert main([*begin, "--set", f"step_labels.file={labels}", "--out", model, "--quiet"]) == 0
     metrics = run_directory.load_metrics(tmp_path / "model")
