@@ -181,7 +181,9 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
     out = listed()
     assert all(name in out for name in ("cartpole", "CartPole-v1", "reinforce_to_go", "dapo"))
-    assert out.endswith("There is more: jaxpg list options ALGO, environments, wrappers, pairs or demonstrations.")
+    assert out.endswith(
+        "There is more: jaxpg list options ALGO, environments, wrappers, pairs, step_labels or demonstrations."
+    )
     out = listed("environments")
     assert all(name in out for name in envs.names())
     assert "Catch-bsuite rows = 10, columns = 5, max_steps_in_episode = 1000" in out
@@ -189,6 +191,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     out = listed("wrappers")
     assert all(name in out for name in envs.WRAPPERS)
     assert "probability 0.25 of repeating the previous action, in [0, 1]." in out
+    assert "step_labels.label_noise 0.0 probability that a label" in listed("step_labels")
     assert "pairs.sharpness 10.0 how well the judge distinguishes rewards." in listed("pairs")
     assert "demonstrations.number 16 completions of each prompt." in listed("demonstrations")
     out = listed("options", "dapo")
