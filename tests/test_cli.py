@@ -190,6 +190,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     out = listed("wrappers")
     assert all(name in out for name in envs.WRAPPERS)
     assert "probability 0.25 of repeating the previous action, in [0, 1]." in out
+    assert "step_labels.label_noise 0.0 probability that a label" in listed("step_labels")
     assert "pairs.sharpness 10.0 how well the judge distinguishes rewards." in listed("pairs")
     assert "demonstrations.number 16 completions of each prompt." in listed("demonstrations")
     out = listed("options", "dapo")

@@ -19,8 +19,9 @@ from jaxpg.envs.text import CHARACTERS, TASKS, best_of_n, json_lines, labelled_s
 from jaxpg.envs.text import weighted_vote as weighted_vote_of
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build, reward_network
-from jaxpg.experiments.config import resolve_config
+from jaxpg.experiments.config import resolve_config, to_dict
 from jaxpg.experiments.stages import check_plan, plan_stages, runs_named
+from jaxpg.experiments.warm_start import build_experiment
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer_reward_model
 from jaxpg.policy_gradient import make_actor
@@ -30,6 +31,7 @@ from jaxpg.preferences.step_labels import label_rollout
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.training import run_directory
+from jaxpg.training.loop import train
 
 KEY = jax.random.key(0)
 PARITY = {"length": 6, "think": True, "max_tokens": 9}
@@ -311,21 +313,26 @@ def test_one_model_may_judge_completions_and_another_one_their_steps(task):
 
 @pytest.mark.full
 def test_from_labels_to_the_best_of_n(task, tmp_path, capsys):
-    """Fine-tuning, a process reward model, GRPO on its scores, and choosing by it, from the command line."""
-    run, model = str(tmp_path / "run"), str(tmp_path / "run" / "process_reward_model")
-    assert main(["train", str(task), "process_grpo", "--out", run, "--quiet"]) == 0
-    metrics = run_directory.load_metrics(tmp_path / "run")
-    assert 0 < metrics["reward_process"][-1] < 1  # a probability, not a verdict
-    assert metrics["reasoning_steps"][-1] > 0
-    labels = run_directory.load_metrics(tmp_path / "run" / "process_reward_model")
-    assert {"loss", "accuracy", "evaluation_accuracy_wrong"} <= labels.keys()
+    """A process reward model chooses among a policy's completions, and rewards the steps of another one's."""
+    policy, model = (str(tmp_path / name) for name in ("policy", "model"))
+    config = resolve_config(task, "sft")
+    train(build(config).learner, seeds=[0], total_steps=200, run_dir=tmp_path / "policy", config=to_dict(config))
+    begin, labels = ["train", str(task), "process_reward_model", "--from", policy], written(tmp_path, *RECORDS)
+    assert main([*begin, "--set", f"step_labels.file={labels}", "--out", model, "--quiet"]) == 0
+    metrics = run_directory.load_metrics(tmp_path / "model")
+    assert {"loss", "accuracy", "evaluation_accuracy_wrong"} <= metrics.keys()
     capsys.readouterr()
-    assert main(["eval", run, "--episodes", "8", "--samples", "2", "--reward", model]) == 0
+    assert main(["eval", policy, "--episodes", "8", "--samples", "2", "--reward", model]) == 0
     shown = capsys.readouterr().out
     assert {"best@2", "weighted@2"} <= {line.split(" ")[0] for line in shown.splitlines()}
     assert "4 prompts x 2 samples" in " ".join(shown.split())
-    assert "add --samples 8" in refused(capsys, "eval", run, "--reward", model, "--greedy")
-    assert "holds no reward model" in refused(capsys, "eval", run, "--episodes", "8", "--reward", run)
-    begin = ["train", str(task), "process_grpo", "--out", str(tmp_path / "other"), "--set", "process_reward=none"]
-    assert "for the setting process_reward, not for reward" in refused(capsys, *begin, "--reward", model)
+    assert "add --samples 8" in refused(capsys, "eval", policy, "--reward", model, "--greedy")
+    assert "holds no reward model" in refused(capsys, "eval", policy, "--episodes", "8", "--reward", policy)
+    env = build_experiment(resolve_config(task, "process_grpo", {"process_reward": model})).env
+    outcome = tiny.jit(env.outcome)(spelled(env, "<think>01</think><eos>"))
+    assert 0 < outcome.parts["reward_process"] < 1  # a probability, not a verdict
+    assert outcome.parts["reward_process"] != 0.5  # as before any training
+    begin = ["train", str(task), "process_grpo", "--from", policy, "--out", str(tmp_path / "other")]
+    wrong = refused(capsys, *begin, "--set", "process_reward=none", "--reward", model)
+    assert "for the setting process_reward, not for reward" in wrong
     assert not (tmp_path / "other").exists()

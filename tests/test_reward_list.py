@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from test_text_steps import spelled
 
 from jaxpg import envs, user_code
 from jaxpg.envs.text import CHARACTERS, PAD, TASKS, GradedCompletion, Reward, Verdict, json_lines, text_env
@@ -214,10 +215,7 @@ def test_an_entry_may_have_another_name_than_its_function():
             "mine": Reward(lambda graded: graded.length.astype(jnp.float32), 0.25),
         },
     )
-    state, _ = env.reset(jax.random.key(0))
-    for letter in ("a", "1", "b", "<eos>"):
-        state, _ = env.step(jax.random.key(0), state, jnp.int32(CHARACTERS.id(letter)))
-    outcome = env.outcome(state)
+    outcome = tiny.jit(env.outcome)(spelled(env, "a1b<eos>"))
     parts = {name: float(x) for name, x in outcome.parts.items() if name.startswith("reward_")}
     assert parts == pytest.approx({"reward_letters": 2 / 3, "reward_digits": 1 / 3, "reward_mine": 4.0})
     assert float(outcome.reward) == pytest.approx(2.0)
@@ -242,16 +240,14 @@ def test_a_config_names_its_rewards_and_the_runs_that_they_come_from():
 @pytest.mark.full
 def test_rewards_of_a_config_are_built_with_the_models_that_it_names():
     config = resolve_config("summarise_toy", "rlhf", {**LEARNED, "reward": "none", "network.width": 8})
-    model = reward_network(config, envs.make("summarise_toy"))
-    params = model.init(jax.random.key(3))
+    shapes = jax.eval_shape(reward_network(config, envs.make("summarise_toy")).init, KEY)
+    params = jax.tree.map(lambda x: jnp.ones(x.shape), shapes)
     env = build(config, models={"rewards.liked.model": params}).held_out
     only = build(resolve_config("summarise_toy", "rlhf", {"network.width": 8}), models={"reward": params}).held_out
     assert {name: term.standardize for name, term in env.reward_terms.items()} == {"accuracy": None, "liked": "running"}
     assert not only.reward_terms
-    state, _ = env.reset(jax.random.key(0))
-    for letter in ("a", "b", "<eos>"):
-        state, _ = env.step(jax.random.key(0), state, jnp.int32(CHARACTERS.id(letter)))
-    both, score = env.outcome(state), only.outcome(state)
+    both, score = tiny.jit(lambda state: (env.outcome(state), only.outcome(state)))(spelled(env, "ab<eos>"))
+    assert score.reward != 0
     np.testing.assert_allclose(both.parts["reward_liked"], score.reward, rtol=1e-6)
     np.testing.assert_allclose(both.reward, both.parts["accuracy"] + 0.5 * score.reward, rtol=1e-6)
     assert {"true_reward", "reward_accuracy"} <= both.parts.keys()
@@ -307,15 +303,10 @@ def test_dynamic_sampling_keeps_the_terms_of_the_episodes_that_it_keeps() -> Non
         lambda params, memory, obs: (Categorical(logits), memory),
         lambda params, rollout: Categorical(jnp.broadcast_to(logits, (*rollout.steps.mask.shape, len(logits)))),
     )
-    collector = episodic(num_envs=32, group_size=2)
-    keep = with_dynamic_sampling(collector, max_resample_rounds=4, gamma=1.0)
-    _, once, _ = tiny.jit(lambda key: collector.collect(env, policy, (), (), key))(jax.random.fold_in(KEY, 0))
+    keep = with_dynamic_sampling(episodic(num_envs=32, group_size=2), max_resample_rounds=4, gamma=1.0)
     _, kept, _ = tiny.jit(lambda key: keep.collect(env, policy, (), (), key))(KEY)
     terms = kept.episodes.reward_terms
     plain = 0.5 * terms["format"] + 2.0 * terms["language"]
     np.testing.assert_allclose(kept.steps.reward.sum(0), plain, rtol=1e-6)
-    replaced = (np.asarray(kept.steps.action) != np.asarray(once.steps.action)).any(0)
-    assert 0 < replaced.sum() < 32
     first = kept.episodes.outcome.parts["reward_language"]
-    np.testing.assert_array_equal(first, once.episodes.reward_terms["language"])
-    assert (np.asarray(first) != np.asarray(terms["language"])).any()
+    assert 0 < (np.asarray(first) != np.asarray(terms["language"])).sum() < 32
