@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -217,7 +216,7 @@ class Env(NamedTuple):
     reward_terms: by name, the terms of `outcome`'s reward, where some are to be standardised over episodes: a learner
         then makes the reward anew (`update.normalization.standardize_rewards`). The reward of
         the last action must be the outcome's alone; the rewards of the actions before it, such as those of the steps
-        of a reasoning, stay as they are. Empty where the reward of the outcome is final.
+        of a reasoning, stay as they are. None where the reward of the outcome is final.
     """
 
     name: str
@@ -232,7 +231,7 @@ class Env(NamedTuple):
     min_truncation_step: int = 1
     action_mask: Callable[[Array], Array] | None = None
     host: HostParts | None = None
-    reward_terms: Mapping[str, RewardTerm] = MappingProxyType({})
+    reward_terms: Mapping[str, RewardTerm] | None = None
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

@@ -357,3 +357,8 @@ def test_made_while_something_is_traced(name):
 
     assert np.isfinite(program(jax.random.key(0))).all()
     assert jax.tree.all(jax.tree.map(np.array_equal, spaces[0], envs.make(name).observation_space))
+
+
+def test_an_environment_without_arrays_in_its_spaces_can_be_a_static_argument():
+    env = envs.make("sort")
+    assert jax.jit(lambda env, x: env.time_limit * x, static_argnums=0)(env, 2) == 2 * env.time_limit

@@ -99,7 +99,7 @@ def _collect_episodes(
     if env.outcome:
         outcome = jax.vmap(env.outcome)(end.runner.env_state)
         steps = _add_outcome(steps, outcome, length)
-        terms = {name: outcome.parts[f"reward_{name}"] for name in env.reward_terms} or ()
+        terms = {name: outcome.parts[f"reward_{name}"] for name in env.reward_terms or ()} or ()
         episodes = episodes._replace(outcome=outcome, length=length, reward_terms=terms)
     final_obs = jax.tree.map(lambda x: x[None], end.runner.obs)
     ended = end.over.astype(jnp.float32)

@@ -81,13 +81,13 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
     return lax.scan(step, start, (reward, last))
 
 
-def initial_term_moments(terms: Mapping[str, RewardTerm]) -> dict[str, Moments]:
+def initial_term_moments(terms: Mapping[str, RewardTerm] | None) -> dict[str, Moments]:
     """Moments before any episode, of the terms that are standardised by running moments."""
-    return {name: initial_moments() for name, term in terms.items() if term.standardize == "running"}
+    return {name: initial_moments() for name, term in (terms or {}).items() if term.standardize == "running"}
 
 
 def standardize_rewards(
-    terms: Mapping[str, RewardTerm], rollout: Rollout, running: Mapping[str, Moments]
+    terms: Mapping[str, RewardTerm] | None, rollout: Rollout, running: Mapping[str, Moments]
 ) -> tuple[Rollout, dict[str, Moments], Metrics]:
     """The rollout with the reward of each episode made anew from its terms, the new moments, and the weighed terms.
 

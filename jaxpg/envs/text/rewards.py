@@ -174,10 +174,10 @@ def make_reward(name: str, entry: Entry, task: Task, model: RewardFunction | Non
     return reward
 
 
-def reward_terms(rewards: Mapping[str, Reward]) -> dict[str, RewardTerm]:
-    """`Env.reward_terms` of a list of rewards: empty where nothing is standardised."""
+def reward_terms(rewards: Mapping[str, Reward]) -> dict[str, RewardTerm] | None:
+    """`Env.reward_terms` of a list of rewards: None where nothing is standardised."""
     if all(reward.standardize is None for reward in rewards.values()):
-        return {}
+        return None
     return {name: RewardTerm(reward.weight, reward.standardize) for name, reward in rewards.items()}
 
 
