@@ -57,7 +57,10 @@ def stages_of(record: CommandRecord, out: Path) -> list[Stage]:
     """The runs of a command in training order; of a sweep, those before it."""
     configs_of_runs = [_config(run["config"], out) for run in record.runs]
     directories = [run["directory"] for run in record.runs]
-    names = [record.algorithms[0] if directory == "." else directory for directory in directories]
+    algorithms = {file_name(algorithm): algorithm for algorithm in record.algorithms}
+    names = [
+        record.algorithms[0] if directory == "." else algorithms.get(directory, directory) for directory in directories
+    ]
     return [Stage(n, c, out / d) for n, c, d in zip(names, configs_of_runs, directories, strict=True)]
 
 
