@@ -58,6 +58,14 @@ def floors_of(rooms: Rooms) -> dict[str, int]:
     return floors
 
 
+def without_ways_back(rooms: Rooms) -> Rooms:
+    """The rooms without arrows from a folder to the one that it lies in, where that imports it: one stands for both."""
+    return {
+        room: {other for other in others if not (room.startswith(f"{other}/") and room in rooms[other])}
+        for room, others in rooms.items()
+    }
+
+
 def drawn_arrows(rooms: Rooms) -> list[tuple[str, str]]:
     """The arrows that no longer way implies."""
     implied = {room: reachable(rooms, set().union(*(rooms[other] for other in rooms[room]))) for room in rooms}
@@ -113,6 +121,7 @@ def boxes_of(rows: list[list[str]], files: Files) -> dict[str, Box]:
 
 def picture(rooms: Rooms, files: Files) -> str:
     """The rooms, with the names of their files, as SVG for light and dark pages."""
+    rooms = without_ways_back(rooms)
     places, ways = with_ways(drawn_arrows(rooms), floors_of(rooms))
     boxes = boxes_of(ordered(places, ways), files)
     height = max(box.y + box.height for box in boxes.values()) + MARGIN

@@ -112,8 +112,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     main.add_argument("--version", action="version", version=f"jaxpg {_version()}")
     commands = main.add_subparsers(dest="command", metavar="command")
-    training, trained = _training_arguments(), _trained_arguments()
 
+    _add_training_commands(commands)
+    _add_run_commands(commands)
+    _add_other_commands(commands)
+    return main
+
+
+def _add_training_commands(commands: Any) -> None:
+    """The commands that train: train, compare, sweep, resume; and show, which says what they would train."""
+    training = _training_arguments()
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
     train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
     train.add_argument(
@@ -140,6 +148,10 @@ def make_parser() -> argparse.ArgumentParser:
     resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
     _add_resume_arguments(resume)
 
+
+def _add_run_commands(commands: Any) -> None:
+    """The commands that look at runs: eval, sample, play, export, plot."""
+    trained = _trained_arguments()
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
     evaluate.add_argument("--episodes", type=episodes, default=100, metavar="N", help="per seed (default 100)")
     evaluate.add_argument(
@@ -177,6 +189,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="PNG, SVG or PDF (default learning_curve.png)",
     )
 
+
+def _add_other_commands(commands: Any) -> None:
+    """The commands that need no run: plan, gridworld, check, list."""
     plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
     _add_plan_arguments(plan)
 
@@ -197,7 +212,6 @@ def make_parser() -> argparse.ArgumentParser:
     listing.add_argument(
         "of", nargs="?", type=name, metavar="ALGO", help="an algorithm for list options, a suite for list environments"
     )
-    return main
 
 
 def _version() -> str:
