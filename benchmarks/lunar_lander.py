@@ -255,14 +255,15 @@ def tables(results: Mapping[str, Any]) -> str:
     changed = [cell for cell in claims() if cell.name in results]
     as_they_are = [c for c in line() if c.task == "lunar_lander" and c.algorithm in {x.algorithm for x in changed}]
     both = sorted([*(c for c in as_they_are if c.name in results), *changed], key=lambda cell: cell.algorithm)
-    text += f"One change each:\n\n{markdown(COLUMNS, [cells_of(cell) for cell in both])}\n"
+    if changed:
+        text += f"One change each:\n\n{markdown(COLUMNS, [cells_of(cell) for cell in both])}\n"
     if variances := results.get("gradient variance"):
         rows = [(f"`{name}`", f"{value:.3g}") for name, value in variances.items()]
         text += f"Variance of the policy's gradient:\n\n{markdown(('psi', 'tr Cov / squared mean'), rows)}\n"
     if flown := results.get("flown in both"):
         columns = ("one policy", "return in Gymnasium", "return in ours", "p of equal distributions")
         rows = [(n, f"{x['gymnasium']:.1f}", f"{x['ours']:.1f}", f"{x['p_value']:.2f}") for n, x in flown.items()]
-        text += markdown(columns, rows)
+        text += f"The same policy in both environments, sampled:\n\n{markdown(columns, rows)}"
     return text
 
 
@@ -297,6 +298,17 @@ def play(cell: Cell, path: Path) -> None:
     report.render_gif(env, jax.device_get(record(jax.random.key(0))), path)
 
 
+def fly_across(cells: Iterable[Cell]) -> None:
+    """Fly the policies of these cells, and others that are trained on Gymnasium's environment, in both environments."""
+    for cell in cells:
+        for where, trained in (("here", trained_here), ("in Gymnasium", trained_in_gymnasium)):
+            name = f"{cell.name}, trained {where}"
+            if name not in read(RESULTS).get("flown in both", {}):
+                flown = {name: fly_both(cell, trained(cell))}
+                results = read(RESULTS)
+                write(RESULTS, {**results, "flown in both": {**results.get("flown in both", {}), **flown}})
+
+
 def publish(console: Console) -> None:
     """Measure what needs trained runs, and write tables, figures and GIFs."""
     results = read(RESULTS)
@@ -304,11 +316,6 @@ def publish(console: Console) -> None:
     judge = table["lunar_lander actor_critic_mc"]
     if judge.name in results and "gradient variance" not in results:
         results["gradient variance"] = gradient_variances(judge)
-    flown = results.setdefault("flown in both", {})
-    for cell in (table["lunar_lander ppo"], table["lunar_lander_continuous ppo"]):
-        if cell.name in results and f"{cell.name}, trained here" not in flown:
-            flown[f"{cell.name}, trained here"] = fly_both(cell, trained_here(cell))
-            flown[f"{cell.name}, trained in Gymnasium"] = fly_both(cell, trained_in_gymnasium(cell))
     write(RESULTS, results)
     text = tables(results)
     RESULTS.with_suffix(".md").write_text(f"Made by `python benchmarks/lunar_lander.py`.\n\n{text}")
@@ -333,6 +340,7 @@ def main() -> None:
         publish(console)
     else:
         train(cells, console)
+        fly_across(cell for cell in cells if cell.algorithm == "ppo" and not cell.variant)
 
 
 if __name__ == "__main__":

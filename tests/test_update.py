@@ -321,6 +321,7 @@ def test_a_step_in_a_trust_region_improves_and_stays_inside(max_kl):
     """A region of three nats is far beyond the quadratic model: there the line search has to shorten the step."""
     kl, change, _, _, metrics = trpo(max_kl, value_epochs=1)
     assert metrics["accepted"] == 1
+    assert metrics["policy_gradient_norm"] > 1e-4  # of the policy's step, not of the critic's epochs
     assert change < 0
     assert 0.01 * max_kl < kl <= max_kl * 1.001
     np.testing.assert_allclose(metrics["kl"], kl, rtol=1e-3, atol=1e-7)

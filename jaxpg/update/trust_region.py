@@ -62,7 +62,12 @@ def trust_region_step(
     )
     found = line_search(loss, local_kl, flat, step, max_kl=max_kl, backtracks=backtracks)
     params = with_policy(found.params)
-    metrics = {**metrics, "kl": found.kl, "accepted": found.accepted.astype(flat.dtype)}
+    metrics = {
+        **metrics,
+        "kl": found.kl,
+        "accepted": found.accepted.astype(flat.dtype),
+        "policy_gradient_norm": jnp.linalg.norm(descent),
+    }
     if objective.value_loss is None:
         return params, opt_state, metrics
     params, opt_state, value_metrics = minibatch_epochs(
