@@ -113,6 +113,7 @@ def test_groups_that_are_shuffled_compare_what_cannot_be_compared():
     assert wrong.mean() < 0.75
 
 
+@tiny.LONG
 @pytest.mark.full
 def test_many_passes_without_the_clip_ruin_what_they_learn_from():
     env = envs.make("CartPole-v1")

@@ -75,7 +75,10 @@ def play(env, steps, columns, choose=None):
     return play_all(jax.random.split(jax.random.key(0), columns))
 
 
-@pytest.mark.parametrize("name", OURS + GYMNAX)
+@pytest.mark.parametrize(
+    "name",
+    [name for name in OURS + GYMNAX if name != "LunarLanderContinuous-v3"],  # but for its engines the other one
+)
 def test_every_environment_plays(name):
     limited = "max_steps_in_episode" in envs.default_settings(name)
     env = envs.make(name, **({"max_steps_in_episode": LIMIT} if limited else {}))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from box2d import Episodes, continuous, fly, fly_gymnasium, landing_pilot, random_pilot, thrust_pilot
 from scipy import stats
+from tiny import LONG
 
 from jaxpg import envs
 from jaxpg.envs.lunar_lander import bodies, environment
@@ -143,9 +144,6 @@ def differences(a: Episodes, b: Episodes) -> dict[str, float]:
         name: stats.ks_2samp(getattr(a, name), getattr(b, name)).pvalue for name in a._fields if name != "landed"
     }
     return {**compared, "landed": stats.fisher_exact(table).pvalue}
-
-
-LONG = pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="takes a minute: set JAXPG_LONG")
 
 
 @pytest.mark.full

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxpg.models.distributions import Categorical
 from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 from jaxpg.update.objective import Batch, Objective
+
+LONG = pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="takes half a minute or more: set JAXPG_LONG")
+"""For tests of the full lane whose siblings are there as well."""
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """jax.jit for programs that take longer to compile than to run: the same numbers, a third of the compile time."""
