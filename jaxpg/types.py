@@ -214,9 +214,9 @@ class Env(NamedTuple):
         in Policy Gradient Algorithms"). None where all actions are always allowed.
     host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
     reward_terms: by name, the terms of `outcome`'s reward, where some are to be standardised over episodes: a learner
-        then makes the reward anew (`update.normalization.standardize_rewards`). The reward of
-        the last action must be the outcome's alone; the rewards of the actions before it, such as those of the steps
-        of a reasoning, stay as they are. None where the reward of the outcome is final.
+        then makes the reward anew (`update.normalization.standardize_rewards`). The reward of the last action must be
+        the outcome's alone; the rewards of the actions before it, such as those of the steps of a reasoning, stay as
+        they are. None where the reward of the outcome is final.
     """
 
     name: str

@@ -18,6 +18,7 @@ from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_l
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
 from jaxpg.experiments import config as configs
+from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.runs.progress import Reporter
 
@@ -190,13 +191,23 @@ def test_the_source_of_a_setting_is_where_it_was_stated_last(tmp_path: Path) -> 
         '[a2c]\ngamma = 0.5\nnum_envs = 2\n[ppo]\nlike = "a2c"\nnum_envs = 4\n'
     )
     overrides = {"network": {"kind": "mlp", "hidden": [8]}, "clip": 0.3}
-    found = setting_sources(task, configs.resolve_config(task, "ppo", overrides), overrides)
+    found = setting_sources(task, "ppo", configs.resolve_config(task, "ppo", overrides), overrides)
     assert found["gamma"] == (0.5, "task.toml [a2c]")
     assert found["num_envs"] == (4, "task.toml [ppo]")
     assert found["environment"] == ("CartPole-v1", "task.toml")
     assert found["network.hidden"] == ((8,), "command line")
     assert found["network.layer_norm"] == (False, "default")
     assert found["clip"] == (0.3, "command line")
+
+
+def test_a_stage_is_shown_before_what_it_needs_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = parse_overrides(["stages.r1.num_envs=512"])
+    found = setting_sources("modular_chain", "r1", configs.resolve_config("modular_chain", "r1", overrides), overrides)
+    assert found["initial"] == ("tuned", "modular_chain.toml [stages.r1]")
+    assert found["chunk_rows"] == (32, "modular_chain.toml [grpo]")
+    assert found["num_envs"] == (512, "command line")
+    assert main(["show", "modular_chain", "r1"]) == 0  # its reward model and the policy that it begins with are stages
+    assert "for the state of a seed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

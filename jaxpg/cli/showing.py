@@ -14,9 +14,9 @@ from rich.table import Table
 from jaxpg import parallel
 from jaxpg.cli.options import overrides_of
 from jaxpg.experiments.build import Experiment
-from jaxpg.experiments.config import Config, resolve_config
+from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.sources import setting_sources
-from jaxpg.experiments.warm_start import build_experiment
+from jaxpg.experiments.stages import build_planned
 from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
@@ -29,10 +29,10 @@ def run_show(arguments: argparse.Namespace) -> int:
     overrides = overrides_of(arguments)
     (algorithm,) = arguments.algorithms
     config = resolve_config(arguments.task, algorithm, overrides)
-    experiment = build_experiment(config)
+    experiment = build_planned(config, trainable(arguments.task), traceable=True)
     console = make_console()
     table = Table("setting", "value", "from", box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
-    for name, (value, source) in setting_sources(arguments.task, config, overrides).items():
+    for name, (value, source) in setting_sources(arguments.task, algorithm, config, overrides).items():
         table.add_row(printable(name), printable(_text(value)), printable(source))
     console.print(table)
     state = jax.eval_shape(experiment.learner.init, jax.random.key(0))

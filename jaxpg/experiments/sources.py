@@ -9,16 +9,20 @@ from typing import Any
 
 from jaxpg.experiments import config_file
 from jaxpg.experiments.config import COMMAND_ARGUMENTS, Config, to_dict
+from jaxpg.experiments.sections import STAGES
 from jaxpg.files import flatten
 
 DEFAULT = "default"
 
 
-def setting_sources(task: str | Path, config: Config, overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def setting_sources(
+    task: str | Path, name: str, config: Config, overrides: Mapping[str, Any]
+) -> dict[str, tuple[Any, str]]:
     """The value of every setting of a resolved config, by its dotted name, and where it was stated last.
 
     Args:
         task: what the config was resolved from.
+        name: the algorithm, or the stage of the task.
         config: the config.
         overrides: the settings that won over the task's.
     """
@@ -27,11 +31,15 @@ def setting_sources(task: str | Path, config: Config, overrides: Mapping[str, An
     inherited, model = {}, section.pop("like", None)
     if model is not None:
         inherited = tables[model]
+    given = config_file.nested(overrides)
+    of_the_stage = given.pop(STAGES, {}).get(name, {})
     layers = [
         (tables, path.name),
         (inherited, f"{path.name} [{model}]"),
         (section, f"{path.name} [{config.algorithm}]"),
-        (config_file.nested(overrides), "command line"),
+        (tables.get(STAGES, {}).get(name, {}), f"{path.name} [{STAGES}.{name}]"),
+        (of_the_stage, "command line"),
+        (given, "command line"),
     ]
     stated = flatten(reduce(config_file.merge, [_labelled(table, label) for table, label in layers]))
     tables = {name: x for name, x in to_dict(config).items() if name not in (config.algorithm, *COMMAND_ARGUMENTS)}

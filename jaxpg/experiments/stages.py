@@ -8,13 +8,15 @@ settings of its section, which may name further ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import build
-from jaxpg.experiments.config import Config, resolve_config, trainable
+from jaxpg.experiments.build import Experiment, build, reward_network
+from jaxpg.experiments.config import Config, make_env, resolve_config, trainable
 from jaxpg.experiments.config_file import merge, nested
 from jaxpg.experiments.sampling import SAMPLED, check_writer
 from jaxpg.experiments.sections import STAGES
@@ -130,16 +132,27 @@ def plan_stages(
 def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_finished) -> None:
     """Raise the UserError that building one of the stages would raise, before any of them is trained.
 
-    The final run is checked first. A reward model that has not been trained has no parameters yet; its shape is enough
-    here.
+    The final run is checked first.
     """
     planned = {str(stage.directory) for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
-        config, source = stage.config, stage.config.demonstrations.get("sampled_from")
-        file = config.demonstrations.get("file")
-        if source and file and not Path(file).exists():
-            if source not in planned:
-                check_writer(config)
-            config = dataclasses.replace(config, demonstrations={})
-        build(config, models=reward_params(config, planned=planned))
+        build_planned(stage.config, planned)
+
+
+def build_planned(config: Config, planned: Collection[str], *, traceable: bool = False) -> Experiment:
+    """The experiment of a config before the runs that it names and that are `planned` have been trained.
+
+    Demonstrations that are not there yet are the task's own. A reward model that has not been trained has no
+    parameters, which is enough to build the experiment; with `traceable` it has initial ones, for whoever traces it.
+    """
+    source, file = (config.demonstrations.get(name) for name in ("sampled_from", "file"))
+    if source and not (file and Path(file).exists()):
+        if source not in planned:
+            check_writer(config)
+        config = dataclasses.replace(config, demonstrations={})
+    models = reward_params(config, planned=planned)
+    if traceable:
+        initial = reward_network(config, make_env(config)).init
+        models |= {name: initial(jax.random.key(0)) for name in config.reward_models if name not in models}
+    return build(config, models=models)
