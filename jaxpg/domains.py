@@ -73,6 +73,7 @@ DOMAINS: dict[str, Domain] = {
     "sharpness": NOT_NEGATIVE,
     "slip_rate": FRACTION,
     "label_noise": FRACTION,
+    "earlier_share": FRACTION,
     # networks
     "initial_log_std": Domain(-20, 20),  # beyond, squares of the standard deviation leave float32
     "expansion": POSITIVE,

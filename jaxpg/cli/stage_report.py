@@ -64,7 +64,7 @@ def _row(stage: Stage) -> StageRow:
     config, metrics = stage.config, run_directory.load_metrics(stage.directory)
     evaluated = {name: metrics[f"evaluation_{name}"] for name in MEASURED if f"evaluation_{name}" in metrics}
     if not kind_of(config).has_policy:
-        evaluated = {f"accuracy on {_data(config)}": metrics["evaluation_accuracy"]}
+        evaluated = {f"accuracy on {_data(config).split(',')[0]}": metrics["evaluation_accuracy"]}
     return StageRow(
         name=stage.name,
         algorithm=config.algorithm,
@@ -86,7 +86,7 @@ def _data(config: Config) -> str:
     if config.algorithm == "sft":
         return _demonstrations(config.demonstrations)
     if config.algorithm in ("reward_model", "dpo"):
-        return "preference pairs"
+        return _preference_pairs(config.pairs)
     if config.algorithm == "process_reward_model":
         return "labelled steps"
     rewards = dict(config.reward_list or config.environment_settings.get("rewards", ACCURACY))
@@ -94,6 +94,12 @@ def _data(config: Config) -> str:
         model = {"model": config.process_reward} if config.process_reward else {}
         rewards[PROCESS] = {"weight": config.process_weight, **model}
     return " + ".join(_reward(name, entry) for name, entry in rewards.items())
+
+
+def _preference_pairs(settings: Mapping[str, Any]) -> str:
+    source, share = settings.get("sampled_from"), settings.get("earlier_share")
+    replayed = f", {share:g} of them earlier ones" if share else ""
+    return "preference pairs" if source is None else f"preference pairs of {Path(source).name}{replayed}"
 
 
 def _demonstrations(settings: Mapping[str, Any]) -> str:

@@ -178,14 +178,14 @@ def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_own_parts(config)
     policy, _ = networks(config, env)
-    learner = preferences.dpo(_pairs(config), policy, **config.settings)
+    learner = preferences.dpo(make_pairs(config), policy, **config.settings)
     return learner, _episode_metrics(config, held_out, learner)
 
 
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
     _refuse_own_parts(config)
-    pairs, model = _pairs(config), reward_network(config, env)
+    pairs, model = make_pairs(config), reward_network(config, env)
 
     def measure(state: Any, key: Key) -> Metrics:
         params, number = state.params.critic, config.evaluation_episodes
@@ -270,7 +270,8 @@ def _evaluation_settings(config: Config) -> dict[str, Any]:
     }
 
 
-def _pairs(config: Config) -> preferences.Pairs:
+def make_pairs(config: Config) -> preferences.Pairs:
+    """The preference pairs of a config; raises as `preferences.make_pairs`."""
     return preferences.make_pairs(text_task(config, "train"), text_task(config, "test"), **config.pairs)
 
 

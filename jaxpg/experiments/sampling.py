@@ -6,7 +6,7 @@ Those that are right are demonstrations (rejection sampling): for expert iterati
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ import numpy as np
 from jaxpg import files, preferences
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import TEXT_TASKS, Experiment, kind_of, networks, text_task, writes_text
-from jaxpg.experiments.config import Config
+from jaxpg.experiments.build import TEXT_TASKS, Experiment, kind_of, make_pairs, networks, text_task, writes_text
+from jaxpg.experiments.config import Config, load_config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.experiments.warm_start import build_experiment, load_params
 from jaxpg.models.generation import generate
@@ -30,6 +30,8 @@ from jaxpg.types import Array, Key, Outcome, Params, Tree
 
 SAMPLED = "demonstrations.jsonl"
 """The file in the directory of a run that holds the demonstrations sampled for it."""
+SAMPLED_PAIRS = "pairs.npz"
+"""The file in the directory of a run that holds the preference pairs sampled for it."""
 SIDE_BY_SIDE = 1024
 """Completions that are written at once."""
 ONLY = ("all", "right")
@@ -122,15 +124,10 @@ def sample_demonstrations(config: Config, run_dir: Path) -> None:
         UserError: as `sample_to_file` and `check_writer`; the config names a file elsewhere, where nothing is written.
     """
     settings = config.demonstrations
-    if not settings.get("sampled_from") or Path(settings["file"]).exists():
+    if not _is_missing(settings, run_dir / SAMPLED, "demonstrations"):
         return
-    if Path(settings["file"]) != run_dir / SAMPLED:
-        raise UserError(
-            f"There is no file {settings['file']}, and demonstrations are sampled into the directory of their own run, "
-            f"{run_dir}, alone: leave demonstrations.file out."
-        )
     defaults = {name: option.default for name, option in options(preferences.make_demonstrations).items()}
-    earlier, params = check_writer(config)
+    earlier, params = check_writer(settings["sampled_from"], config)
     sampled = {name: settings.get(name, defaults[name]) for name in ("prompts", "number", "temperature")}
     policy, key = jax.tree.map(lambda x: x[0], params.policy), jax.random.key(0)
     host_callback.clear_failures()
@@ -138,13 +135,75 @@ def sample_demonstrations(config: Config, run_dir: Path) -> None:
     sample_to_file(Path(settings["file"]), earlier, experiment, policy, key, only="right", **sampled)
 
 
-def check_writer(config: Config) -> tuple[Config, Params]:
-    """The config and the last parameters `[S, ...]` of the run from which a config samples its demonstrations.
+def sample_preferences(config: Config, run_dir: Path) -> None:
+    """Write the preference pairs that a run wants from the completions of another one, as `sample_demonstrations`.
+
+    With `pairs.earlier_share` a part of them is drawn from the pairs of the reward model that the run begins with.
+
+    Raises:
+        UserError: as `check_writer` and `check_earlier_pairs`; a file elsewhere.
+    """
+    settings = config.pairs
+    if not _is_missing(settings, run_dir / SAMPLED_PAIRS, "pairs"):
+        return
+    defaults = {name: option.default for name, option in options(preferences.make_pairs).items()}
+    chosen = defaults | settings
+    earlier = load_config(Path(config.initial)) if config.initial else None
+    check_earlier_pairs(config, earlier)
+    writer, params = check_writer(settings["sampled_from"], config)
+    train, test = (text_task(config, split) for split in ("train", "test"))
+    policy, _ = networks(writer, make_env(writer))
+    first = jax.tree.map(lambda x: x[0], params.policy)
+
+    def write(problem: Tree, key: Key) -> Array:
+        end, most = train.vocabulary.end, train.max_tokens
+        return generate(policy, first, train.prompt(problem), key, end=end, max_tokens=most)
+
+    judge = preferences.true_reward(chosen["judge"], train)
+    pairs = preferences.judged_pairs(train, test, judge, generate=write, sharpness=chosen["sharpness"])
+    sampled = preferences.sample_pairs(
+        pairs,
+        jax.random.key(0),
+        num_pairs=chosen["num_pairs"],
+        earlier=make_pairs(earlier) if earlier and chosen["earlier_share"] else None,
+        earlier_share=chosen["earlier_share"],
+    )
+    with files.explain_os_error(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        preferences.save_pairs(Path(settings["file"]), *sampled)
+
+
+def check_earlier_pairs(config: Config, earlier: Config | None) -> None:
+    """Refuse a share of earlier pairs unless the run that a config begins with, `earlier`, is a reward model."""
+    if config.pairs.get("earlier_share") and (earlier is None or earlier.algorithm != "reward_model"):
+        raise UserError(
+            "pairs.earlier_share is a share of the pairs of the reward model that this one begins with: set initial to "
+            f"a run of reward_model, not to {config.initial or 'none'}."
+        )
+
+
+def _is_missing(settings: Mapping[str, Any], path: Path, what: str) -> bool:
+    """Whether data that are to be sampled for a run are not there yet.
+
+    Raises:
+        UserError: they are expected elsewhere, where nothing is written.
+    """
+    if not settings.get("sampled_from") or Path(settings["file"]).exists():
+        return False
+    if Path(settings["file"]) != path:
+        raise UserError(
+            f"There is no file {settings['file']}, and {what} are sampled into the directory of their own run, "
+            f"{path.parent}, alone: leave {what}.file out."
+        )
+    return True
+
+
+def check_writer(run: str, config: Config) -> tuple[Config, Params]:
+    """The config and the last parameters `[S, ...]` of the run from which a config samples its data.
 
     Raises:
         UserError: there is no such run, it writes no text, or it has another vocabulary.
     """
-    run = config.demonstrations["sampled_from"]
     earlier, params = load_params(run, config)
     if not (kind_of(earlier).has_policy and earlier.environment in TEXT_TASKS):
         raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")

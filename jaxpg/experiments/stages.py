@@ -14,16 +14,20 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpg import preferences
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, build, reward_network
 from jaxpg.experiments.config import Config, make_env, resolve_config, trainable
 from jaxpg.experiments.config_file import merge, nested
-from jaxpg.experiments.sampling import SAMPLED, check_writer
+from jaxpg.experiments.sampling import SAMPLED, SAMPLED_PAIRS, check_earlier_pairs, check_writer
 from jaxpg.experiments.sections import STAGES
-from jaxpg.experiments.warm_start import reward_params
+from jaxpg.experiments.warm_start import check_initial, reward_params
 from jaxpg.training import checkpoint
 
-SAMPLED_FROM = "demonstrations.sampled_from"
+SAMPLED_FROM = {"demonstrations": SAMPLED, "pairs": SAMPLED_PAIRS}
+"""The tables whose `sampled_from` names a run, and the file that its completions are written into."""
+NOT_SAMPLED: dict[str, Any] = {"demonstrations": {}, "pairs": {"slip_rate": 0.5}}
+"""What stands in for sampled data before they are there."""
 INHERITED = ("environment", "environment_settings", "network", "pairs", "step_labels", STAGES)
 """The settings in which a stage follows the overrides of the run that needs it."""
 
@@ -55,8 +59,8 @@ def runs_named(config: Config) -> dict[str, str]:
 
     They are in the order in which they are trained.
     """
-    sampled_from = config.demonstrations.get("sampled_from")
-    named = {**config.reward_models, SAMPLED_FROM: sampled_from, "initial": config.initial}
+    sampled_from = {f"{table}.sampled_from": getattr(config, table).get("sampled_from") for table in SAMPLED_FROM}
+    named = {**config.reward_models, **sampled_from, "initial": config.initial}
     return {setting: run for setting, run in named.items() if run is not None}
 
 
@@ -72,7 +76,8 @@ def with_run(config: Config, setting: str, run: str) -> Config:
 def names_run(setting: str) -> bool:
     """Whether a setting, with dots, names a run that another one starts from."""
     of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
-    return of_a_reward or setting in ("reward", "process_reward", "initial", SAMPLED_FROM)
+    of_data = setting in [f"{table}.sampled_from" for table in SAMPLED_FROM]
+    return of_a_reward or of_data or setting in ("reward", "process_reward", "initial")
 
 
 def plan_stages(
@@ -122,8 +127,9 @@ def plan_stages(
             for each in needed:
                 stages.setdefault(each.directory, each)
             config = with_run(config, setting, str(stage.directory))
-        if config.demonstrations.get("sampled_from"):
-            config = with_run(config, "demonstrations.file", str(planned.directory / SAMPLED))
+        for table, file in SAMPLED_FROM.items():
+            if getattr(config, table).get("sampled_from"):
+                config = with_run(config, f"{table}.file", str(planned.directory / file))
         return [*stages.values(), planned._replace(config=config)]
 
     return plan(Stage(name or config.algorithm, config, directory), ())
@@ -134,23 +140,30 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
 
     The final run is checked first.
     """
-    planned = {str(stage.directory) for stage in plan}
+    planned = {str(stage.directory): stage.config for stage in plan}
     *before, last = plan
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
+        if stage.config.initial in planned:
+            check_initial(stage.config, planned[stage.config.initial])
+            check_earlier_pairs(stage.config, planned[stage.config.initial])
         build_planned(stage.config, planned)
 
 
 def build_planned(config: Config, planned: Collection[str], *, traceable: bool = False) -> Experiment:
     """The experiment of a config before the runs that it names and that are `planned` have been trained.
 
-    Demonstrations that are not there yet are the task's own. A reward model that has not been trained has no
-    parameters, which is enough to build the experiment; with `traceable` it has initial ones, for whoever traces it.
+    Demonstrations that are not there yet are the task's own, and pairs are made of them. A reward model that has not
+    been trained has no parameters, which is enough to build the experiment; with `traceable` it has initial ones, for
+    whoever traces it.
     """
-    source, file = (config.demonstrations.get(name) for name in ("sampled_from", "file"))
-    if source and not (file and Path(file).exists()):
-        if source not in planned:
-            check_writer(config)
-        config = dataclasses.replace(config, demonstrations={})
+    for table, instead in NOT_SAMPLED.items():
+        source, file = (getattr(config, table).get(name) for name in ("sampled_from", "file"))
+        if source and not (file and Path(file).exists()):
+            if source not in planned:
+                check_writer(source, config)
+            if table == "pairs":
+                preferences.check_sampled(config.pairs)
+            config = dataclasses.replace(config, **{table: instead})
     models = reward_params(config, planned=planned)
     if traceable:
         initial = reward_network(config, make_env(config)).init

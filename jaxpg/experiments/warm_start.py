@@ -49,7 +49,8 @@ def build_experiment(config: Config, shards: int = 1) -> Experiment:
 def initial_policies(config: Config, experiment: Experiment) -> Tree:
     """The policies to begin with, one for each seed, `[S, ...]`; None where the config names no run.
 
-    Every seed takes the policy of the same seed; the policy of a run of one seed goes to all.
+    Every seed takes the policy of the same seed; the policy of a run of one seed goes to all. A reward model may begin
+    with another one instead of a policy, and is then trained on.
 
     Raises:
         UserError: there is no such run, it holds no policy or lacks a seed, or has another vocabulary or network.
@@ -57,15 +58,22 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     if config.initial is None:
         return None
     earlier, params = load_params(config.initial, config)
-    if not kind_of(earlier).has_policy:
-        raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
-    policies = _for_seeds(params.policy, earlier.seeds, config)
+    check_initial(config, earlier)
+    begun = params.policy if kind_of(earlier).has_policy else params.critic
+    policies = _for_seeds(begun, earlier.seeds, config)
     learner = experiment.learner
     state = jax.eval_shape(learner.init, jax.random.key(0))
     begun = jax.eval_shape(learner.with_policy, state, jax.tree.map(lambda x: x[0], policies))
     if jax.tree.map(jnp.shape, begun.params) != jax.tree.map(jnp.shape, state.params):
         raise _different_network(f"The policy of {config.initial}", earlier, config)
     return policies
+
+
+def check_initial(config: Config, earlier: Config) -> None:
+    """Refuse a run to begin with that holds no policy, unless both are reward models."""
+    trained_on = earlier.algorithm == config.algorithm == "reward_model"
+    if not (kind_of(earlier).has_policy or trained_on):
+        raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
 
 
 def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str, Tree]:

@@ -30,7 +30,7 @@ def reward_model(
         loss = mean over pairs of -log σ(r_chosen - r_rejected - margin) + centring (r_chosen + r_rejected)²
 
     Its parameters are `Params.critic`; `Params.policy` is empty. It can start from a policy (`Learner.with_policy`),
-    whose head it replaces by its own.
+    whose head it replaces by its own, or from the parameters of another reward model, which it trains on.
 
     Args:
         pairs: the source of preference pairs.
@@ -67,7 +67,7 @@ def reward_model(
         loss,
         refuse_actor,
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
-        from_policy=lambda params, policy: Params((), replace_head(policy, params.critic)),
+        from_policy=lambda params, begun: Params((), begin_with(begun, params.critic)),
     )
 
 
@@ -78,6 +78,12 @@ def held_out_accuracy(pairs: Pairs, model: RewardModel, params: Tree, key: Key, 
     """
     rollout = interleave_pairs(jax.vmap(pairs.held_out)(jax.random.split(key, num_pairs)), end=pairs.end)
     return preferred(*split_pairs(model.score(params, rollout))).mean()
+
+
+def begin_with(begun: Tree, reward_model: Tree) -> Tree:
+    """The parameters that a reward model begins with: another one's as they are, or a policy's with its own head."""
+    same = jax.tree.map(jnp.shape, begun) == jax.tree.map(jnp.shape, reward_model)
+    return begun if same else replace_head(begun, reward_model)
 
 
 def replace_head(policy: Tree, reward_model: Tree) -> Tree:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from jaxpg.envs.text import Task, preference_pairs
 from jaxpg.envs.text.rewards import grade, make_reward
 from jaxpg.errors import UserError
 from jaxpg.preferences.pairs import Pairs, corrupted_demonstrations, judged_pairs, stored_pairs
+from jaxpg.preferences.sampled_pairs import load_pairs
 from jaxpg.types import Array, Tree
 
 
@@ -16,10 +19,12 @@ def make_pairs(
     held_out: Task,
     *,
     file: str | None = None,
+    sampled_from: str | None = None,
     num_pairs: int | None = None,
     sharpness: float = 10.0,
     slip_rate: float = 0.0,
     judge: str | None = None,
+    earlier_share: float = 0.0,
     skip_long_prompts: bool = False,
 ) -> Pairs:
     """Preference pairs on a task: those of a file, or those of a judge who knows the true reward.
@@ -29,11 +34,16 @@ def make_pairs(
         held_out: the same task on its held-out prompts.
         file: JSON lines, each with a prompt, a chosen and a rejected completion. Pairs whose prompts belong to the
             task's test split are held out.
+        sampled_from: the run, or the stage that is trained first, whose completions are judged. Its first seed writes
+            them before training begins; `file` is then theirs.
         num_pairs: number of judged pairs, reused again and again; every pair is new if not given.
         sharpness: how well the judge distinguishes rewards.
-        slip_rate: the judged completions are demonstrations in which each token is replaced with this probability.
+        slip_rate: the judged completions are demonstrations in which each token is replaced with this probability,
+            where they are not those of a run.
         judge: the reward function that the judge goes by, such as length, which prefers the shorter completion; the
             task's true reward if not given, or its accuracy.
+        earlier_share: the share of the sampled pairs that is drawn from those of the reward model that this one begins
+            with, its `initial`.
         skip_long_prompts: leave out the pairs of the file whose prompts are longer than those of the task, and log how
             many; else such a pair is an error.
 
@@ -41,20 +51,14 @@ def make_pairs(
         UserError: a file that cannot be used, demonstrations that do not fit into max_tokens, or a judge who could
             never see two different completions.
     """
+    if sampled_from is not None:
+        if file is None:
+            raise UserError(f"The preference pairs from {sampled_from} are sampled by `jaxpg train`.")
+        return stored_pairs(*load_pairs(Path(file), task), end=task.vocabulary.end)
+    if earlier_share:
+        raise UserError("earlier_share is a share of sampled pairs: set pairs.sampled_from, or take it away.")
     if file is not None:
-        train, test = (
-            preference_pairs(
-                file,
-                task.vocabulary,
-                prompt_length=task.prompt_length,
-                max_tokens=task.max_tokens,
-                split=split,
-                held_out=task.is_held_out,
-                skip_long_prompts=skip_long_prompts,
-            )
-            for split in ("train", "test")
-        )
-        return stored_pairs(train, test, end=task.vocabulary.end)
+        return _pairs_of_file(file, task, skip_long_prompts)
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
     if judge is None and task.true_reward is None and not slip_rate:
@@ -67,14 +71,43 @@ def make_pairs(
     return judged_pairs(
         task,
         held_out,
-        _judged_by(judge, task) if judge else task.true_reward or _judged_by("accuracy", task),
+        true_reward(judge, task),
         generate=corrupted_demonstrations(task, rate=slip_rate),
         num_pairs=num_pairs,
         sharpness=sharpness,
     )
 
 
-def _judged_by(name: str, task: Task) -> Callable[[Tree, Array, Array], Array]:
-    """A reward function of the task as a true reward."""
-    reward = make_reward(name, 1.0, task)
+def true_reward(judge: str | None, task: Task) -> Callable[[Tree, Array, Array], Array]:
+    """What a judge goes by: a reward function of the task by its name, else the task's true reward or its accuracy.
+
+    Raises:
+        UserError: no such reward function.
+    """
+    if judge is None and task.true_reward is not None:
+        return task.true_reward
+    reward = make_reward(judge or "accuracy", 1.0, task)
     return lambda problem, completion, length: reward.function(grade(task, problem, completion, length))
+
+
+def _pairs_of_file(file: str, task: Task, skip_long_prompts: bool) -> Pairs:
+    """The pairs of a user's own file."""
+    train, test = (
+        preference_pairs(
+            file,
+            task.vocabulary,
+            prompt_length=task.prompt_length,
+            max_tokens=task.max_tokens,
+            split=split,
+            held_out=task.is_held_out,
+            skip_long_prompts=skip_long_prompts,
+        )
+        for split in ("train", "test")
+    )
+    return stored_pairs(train, test, end=task.vocabulary.end)
+
+
+def check_sampled(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of `make_pairs` with which no pairs can be sampled."""
+    if settings.get("num_pairs") is None:
+        raise UserError("pairs.num_pairs must say how many pairs are sampled.")

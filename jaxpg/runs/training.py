@@ -20,7 +20,7 @@ from jaxpg import envs, files, parallel
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
-from jaxpg.experiments.sampling import sample_demonstrations
+from jaxpg.experiments.sampling import sample_demonstrations, sample_preferences
 from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
@@ -53,7 +53,7 @@ def prepare(
 ) -> Callable[[TrainingHooks], Trained]:
     """Build what a config describes, before anything is compiled or written; the function that then trains it.
 
-    Demonstrations that another run has to give are sampled and written first.
+    Demonstrations and pairs that another run has to give are sampled and written first.
 
     Args:
         config: what to train.
@@ -65,7 +65,8 @@ def prepare(
     Raises:
         UserError: as `build_experiment` and `initial_policies`; a callback of the config cannot be made.
     """
-    processes.on_main_process(partial(sample_demonstrations, config, out))
+    for sample in (sample_demonstrations, sample_preferences):
+        processes.on_main_process(partial(sample, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     watched = Watched([*named_callbacks(config), *callbacks])
