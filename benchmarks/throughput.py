@@ -61,6 +61,8 @@ ALONE = (Row("jaxpg"), Row("jaxpg", devices=CORES))
 SINGLE = tuple(Row(workload, threads=1) for workload in ("rejax", "purejaxrl", "jaxpg"))
 SEVERAL = (Row("rejax", agents=CORES), Row("jaxpg", agents=CORES, devices=CORES))
 MANY = (Row("rejax", agents=AGENTS), Row("jaxpg", agents=AGENTS), Row("jaxpg", AGENTS, CORES))
+VALUES_ALONE = (Row("jaxpg_dqn"), Row("jaxpg_dqn", threads=1))  # stable-baselines3 has one thread
+VALUES_SEVERAL = (Row("rejax_dqn", agents=CORES), Row("jaxpg_dqn", agents=CORES, devices=CORES))
 ALL = (*COMPILED, *ALONE, *SINGLE, *SEVERAL)
 CASES = [
     Case("CartPole-v1", 4, 2**18, ALL),
@@ -70,7 +72,7 @@ CASES = [
     Case("Breakout-MinAtar", 1024, 2**17, ALL),
     Case("Pendulum-v1", 64, 2**18, (Row("rejax"), Row("brax"), *BASELINES, *ALONE, *SEVERAL)),
     Case("CartPole-v1", 64, 2**19, (Row("sb3_a2c"), Row("jaxpg_a2c"))),
-    Case("CartPole-v1", 10, 2**17, (Row("rejax_dqn"), Row("sb3_dqn"), Row("jaxpg_dqn"))),
+    Case("CartPole-v1", 10, 2**17, (Row("rejax_dqn"), Row("sb3_dqn"), *VALUES_ALONE, *VALUES_SEVERAL)),
     Case("CartPole-v1", 32, 2**17, (Row("rejax_pqn"), Row("jaxpg_pqn"))),
     Case("CartPole-v1", 256, 2**17, (Row("jaxpg_grpo"), Row("jaxpg_grpo", devices=CORES))),
     Case("0.1M", 64, 2**15, (Row("jaxpg_language"),)),

@@ -15,7 +15,7 @@ from workloads import PEERS
 
 HERE = Path(__file__).resolve().parent
 OTHERS = {workload.__name__ for workload in PEERS}
-AS_AGENTS = ("jaxpg", "rejax", "purejaxrl", "jaxpg_a2c", "jaxpg_grpo")
+AS_AGENTS = ("jaxpg", "rejax", "purejaxrl", "jaxpg_a2c", "jaxpg_grpo", "jaxpg_dqn", "rejax_dqn")
 SLOWER_LOOPS = {"sb3": 8, "sbx": 8, "sb3_a2c": 16, "sb3_dqn": 16}
 """Peers with a loop on the host, and what part of a case's steps they are given."""
 
