@@ -154,7 +154,6 @@ def test_progress_says_whose_steps_it_counts_and_waits_for_no_diverged_seed() ->
     assert re.match(r"5,000 / 5,000 steps each, 200 steps/s in all, 0:00 left", lines[-1])
 
 
-@pytest.mark.full
 def test_show_says_where_every_setting_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And how large what it describes is; nothing is compiled or written."""
     words = ["--set", "gamma=0.5", "--set", "network.hidden=[32]", "--seeds", "2", "--steps", "1000"]
@@ -200,6 +199,7 @@ def test_the_source_of_a_setting_is_where_it_was_stated_last(tmp_path: Path) -> 
     assert found["clip"] == (0.3, "command line")
 
 
+@pytest.mark.full
 def test_a_stage_is_shown_before_what_it_needs_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = parse_overrides(["stages.r1.num_envs=512"])
     found = setting_sources("modular_chain", "r1", configs.resolve_config("modular_chain", "r1", overrides), overrides)

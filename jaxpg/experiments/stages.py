@@ -165,7 +165,7 @@ def build_planned(config: Config, planned: Collection[str], *, traceable: bool =
                 preferences.check_sampled(config.pairs)
             config = dataclasses.replace(config, **{table: instead})
     models = reward_params(config, planned=planned)
-    if traceable:
+    if traceable and config.reward_models:
         initial = reward_network(config, make_env(config)).init
         models |= {name: initial(jax.random.key(0)) for name in config.reward_models if name not in models}
     return build(config, models=models)
