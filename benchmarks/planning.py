@@ -1,10 +1,10 @@
 """Planning and prediction: how fast a sweep is beside NumPy, and the textbook's picture of TD's errors.
 
-    python benchmarks/planning.py [--rounds 7]
+    python benchmarks/planning.py [speed] [walk] [--rounds 7]
 
-Writes results/planning.json and results/prediction.png. Both sides of a ratio do the same sweeps; they take turns
-within one process, and compiling is not timed. NumPy has the vectorised sweep that an expert writes, and the loop over
-states and actions that a textbook has.
+Writes results/planning.json and, of the walk, results/prediction.png. Both sides of a ratio do the same sweeps; they
+take turns within one process, and compiling is not timed. NumPy has the vectorised sweep that an expert writes, and the
+loop over states and actions that a textbook has.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from jaxpg.report.figures import STYLE, color, save
 from jaxpg.training.provenance import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
+BATCH = 50
+"""Runs whose episodes are held in memory at once."""
 STEP_SIZES = np.linspace(0.0, 1.0, 21)[1:]
 
 
@@ -133,15 +135,17 @@ def walk_errors(runs: int = 1_000) -> dict[str, dict[str, list[float]]]:
     exact, start = envs.state_values(mdp, policy, 1.0), jnp.zeros(21)
     live = ~mdp.terminal
 
+    play = partial(values.sample_episodes, mdp, policy, num_episodes=10, time_limit=1_000)
+    episodes = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), runs))
+
     @partial(jax.jit, static_argnums=0)
     def error(method: Callable[..., jax.Array], alpha: jax.Array) -> jax.Array:
-        def run(key: jax.Array) -> jax.Array:
-            played = values.sample_episodes(mdp, policy, key, num_episodes=10, time_limit=1_000)
+        def run(played: Any) -> jax.Array:
             learned = method(played, start, 1.0, step_size=alpha)
             squares = jnp.where(live[None, :], (learned - exact[None, :]) ** 2, 0.0).sum(-1) / live.sum()
             return jnp.sqrt(squares).mean()
 
-        return jax.vmap(run)(jax.random.split(jax.random.key(0), runs)).mean()
+        return jax.vmap(run)(episodes).mean()
 
     methods = {f"n = {n}": partial(values.n_step_td, n=n) for n in (1, 2, 4, 8, 16, 64)}
     methods |= {f"λ = {x}": partial(values.td_lambda, lambda_=x) for x in (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)}
@@ -167,7 +171,7 @@ def walk_curves(runs: int = 1_000) -> dict[str, values.PredictionError]:
             td(step_size=0.1, lambda_=0.8),
         )
 
-    learned = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), runs))
+    learned = jax.jit(partial(jax.lax.map, run, batch_size=BATCH))(jax.random.split(jax.random.key(0), runs))
     names = ("MC, first visit", "MC, every visit", "TD(0), α = 0.1", "TD(0.8), α = 0.1")
     return {n: values.prediction_error(x, exact, ~mdp.terminal) for n, x in zip(names, learned, strict=True)}
 
@@ -194,14 +198,9 @@ def draw(errors: dict[str, dict[str, list[float]]], curves: dict[str, values.Pre
     save(figure, path)
 
 
-def main() -> None:
-    """Measure, write, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    small, large = dense(arguments.rounds), sparse(max(1, arguments.rounds // 2))
-    errors, curves = walk_errors(), walk_curves()
-    draw(errors, curves, RESULTS / "prediction.png")
+def speed(rounds: int) -> dict[str, Any]:
+    """Sweeps of small and large worlds, timed; printed as a table."""
+    small, large = dense(rounds), sparse(max(1, rounds // 2))
     table = Table("value iteration", "sweeps", "wall s", "CPU s", "× wall", "× CPU")
     for name, seconds in small["seconds"].items():
         taken = [f"{median(seconds[kind]):.3f}" for kind in ("wall", "cpu")]
@@ -211,16 +210,31 @@ def main() -> None:
         taken = [f"{median(row['seconds'][kind]):.2f}" for kind in ("wall", "cpu")]
         table.add_row(f"1,000,000 states, {row['method']}, gamma {row['gamma']}", str(row["sweeps"]), *taken, "", "")
     Console().print(table)
+    return {"dense": small, "sparse": large}
+
+
+def walk(rounds: int) -> dict[str, Any]:
+    """The errors of prediction on the random walk, drawn."""
+    errors, curves = walk_errors(), walk_curves()
+    draw(errors, curves, RESULTS / "prediction.png")
     final = {name: {part: float(x[-1]) for part, x in error._asdict().items()} for name, error in curves.items()}
-    found = {
-        "command": shlex.join(["python", *sys.argv]),
-        "dense": small,
-        "sparse": large,
-        "walk": errors,
-        "after 100 episodes": final,
-        "machine": describe_machine(),
-    }
-    (RESULTS / "planning.json").write_text(json.dumps(found, indent=1) + "\n")
+    return {"walk": errors, "after 100 episodes": final}
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {"speed": speed, "walk": walk}
+
+
+def main() -> None:
+    """Measure, write, draw; parts that are not asked for stay as they were."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"{' and '.join(PARTS)}, the default")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    path = RESULTS / "planning.json"
+    for name in arguments.parts or PARTS:
+        found = json.loads(path.read_text()) if path.exists() else {}
+        about = {"command": shlex.join(["python", *sys.argv]), "machine": describe_machine()}
+        path.write_text(json.dumps({**found, name: {**about, **PARTS[name](arguments.rounds)}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

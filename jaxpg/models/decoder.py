@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.models.layers import dot_rows
 from jaxpg.types import Array
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -109,7 +110,7 @@ class Block(nn.Module):
         outward_std = (2 * self.config.layers * width) ** -0.5  # the sum over all layers keeps its scale
         head_width = width // self.config.heads
         hidden = -(-round(self.config.expansion * width) // 8) * 8
-        dense = partial(nn.Dense, use_bias=False, dtype=dtype)
+        dense = partial(nn.Dense, use_bias=False, dtype=dtype, dot_general=dot_rows)
         initial = nn.initializers.normal(width**-0.5)
         initial_out = nn.initializers.normal(outward_std)
         self.query = dense(self.config.heads * head_width, kernel_init=initial)
@@ -161,7 +162,9 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(dtype=dtype)
         if not self.tied:
             initial_head = nn.initializers.normal(0.1 * width**-0.5)
-            self.head = nn.Dense(self.outputs, use_bias=False, kernel_init=initial_head, dtype=dtype)
+            self.head = nn.Dense(
+                self.outputs, use_bias=False, kernel_init=initial_head, dtype=dtype, dot_general=dot_rows
+            )
 
     def embed(self, tokens: Array) -> Array:
         return self.embedding(tokens) * jnp.asarray(self.config.width**0.5, DTYPES[self.config.dtype])
