@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
 from jaxpg.training.metrics_writer import Row
+from jaxpg.training.run_directory import stack_rows
+from jaxpg.training.stalls import READ, stalls
 
 LINES = 10
 """Outside of a terminal a line is printed each time another of so many equal parts of a run is done."""
@@ -77,3 +81,35 @@ class Reporter:
             if name in row and np.isfinite(row[name]).any():
                 self._latest[word] = float(np.nanmean(row[name]))
         return [f"{word} {value:.4g}" for word, value in self._latest.items()]
+
+
+class StallWarnings:
+    """Says on a console why nothing is learned, each cause once, as soon as the rows show it (`stalls`).
+
+    Args:
+        console: where to say it.
+        total_steps: environment steps per seed.
+        threshold: the return that counts as solved.
+        earlier: the rows of a run that is gone on with.
+    """
+
+    def __init__(
+        self, console: Console, total_steps: int, threshold: float | None, earlier: Sequence[Row] = ()
+    ) -> None:
+        self._console, self._total, self._threshold = console, total_steps, threshold
+        self._rows = [_read(row) for row in earlier]
+        self._said: set[str] = set(self._found()) if earlier else set()
+
+    def __call__(self, row: Row) -> None:
+        self._rows.append(_read(row))
+        for cause, sentence in self._found().items():
+            if cause not in self._said:
+                self._said.add(cause)
+                self._console.print(Text(f"Warning: {sentence}", "yellow"))
+
+    def _found(self) -> dict[str, str]:
+        return stalls(stack_rows(self._rows), total_steps=self._total, threshold=self._threshold)
+
+
+def _read(row: Row) -> Row:
+    return {name: row[name] for name in READ if name in row}

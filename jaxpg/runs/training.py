@@ -25,7 +25,7 @@ from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
 from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
-from jaxpg.runs.progress import Reporter
+from jaxpg.runs.progress import Reporter, StallWarnings
 from jaxpg.runs.results import run_result
 from jaxpg.runs.terminal import heading
 from jaxpg.runs.trained import Run
@@ -72,9 +72,12 @@ def prepare(
     watched = Watched([*named_callbacks(config), *callbacks])
     on_evaluation = _evaluation_hook(config, experiment, out, console, watched)
 
+    warn = StallWarnings(console, config.total_steps, config.threshold, run_directory.load_rows(out))
+
     def train_with(hooks: TrainingHooks) -> Trained:
         def on_row(row: Row) -> None:
             hooks.on_row(row)
+            warn(row)
             watched.on_row(row)
 
         state = train(

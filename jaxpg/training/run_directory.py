@@ -260,11 +260,16 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: there are none, or the file is damaged.
     """
-    path = run_dir / METRICS
-    rows = read_file(path, _parse_rows, ADVICE) if path.exists() else []
+    rows = load_rows(run_dir)
     if not rows:
         raise UserError(f"{run_dir} has no metrics in {METRICS}: the run ended before its first chunk was trained.")
     return stack_rows(rows)
+
+
+def load_rows(run_dir: Path) -> list[Row]:
+    """The rows of metrics.jsonl, none without the file; as `load_metrics`, which stacks them."""
+    path = run_dir / METRICS
+    return read_file(path, _parse_rows, ADVICE) if path.exists() else []
 
 
 def stack_rows(rows: list[Row]) -> dict[str, np.ndarray]:
