@@ -17,8 +17,10 @@ from jaxpg import report
 from jaxpg.cli.main import main as jaxpg
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import networks
+from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.warm_start import build_experiment, initial_policies
-from jaxpg.report.figures import STYLE, color
+from jaxpg.report.figures import STYLE
+from jaxpg.report.palette import COLORS
 from jaxpg.rollout.episodes import episodic
 from jaxpg.training import run_directory
 from jaxpg.training.advance import MEAN_OVER
@@ -60,8 +62,13 @@ def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **lo
     """The mean over seeds of y [N, S], with its range over seeds, over x [N]."""
     known = np.isfinite(y).any(1)
     x, y = x[known], y[known]
-    axes.plot(x, np.nanmean(y, 1), color=color(index), label=label, **look)
-    axes.fill_between(x, np.nanmin(y, 1), np.nanmax(y, 1), color=color(index), alpha=0.15, linewidth=0)
+    axes.plot(x, np.nanmean(y, 1), color=COLORS[index % len(COLORS)], label=label, **look)
+    axes.fill_between(x, np.nanmin(y, 1), np.nanmax(y, 1), color=COLORS[index % len(COLORS)], alpha=0.15, linewidth=0)
+
+
+def written_lines(samples: list[Sample]) -> str:
+    """Completions, one after the other, for a page of Markdown."""
+    return "\n".join(sample.line().plain for sample in samples)
 
 
 def panels(number: int, *titles: str) -> tuple[Figure, list[Axes]]:

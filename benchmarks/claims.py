@@ -39,11 +39,12 @@ from claim_tools import (
     row,
     tokens,
     trained,
+    written_lines,
 )
 from claims_r1 import distillation, rewards, rounds, starts
 
 from jaxpg.experiments import completions
-from jaxpg.report.figures import color
+from jaxpg.report.palette import COLORS
 from jaxpg.training import run_directory
 
 
@@ -64,7 +65,7 @@ def scratchpad(seeds: int) -> Finding:
     accuracy.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
     accuracy.set_ylim(0, 1.03)
     accuracy.legend(frameon=False)
-    written = completions.format_completions(completions.load_completions(thinking.directory))
+    written = completions.completions_by_heading(thinking.directory)
     printed = [list(written)[i] for i in sorted({0, len(written) // 2, len(written) - 1})]
     scratchpad_used = [
         f"{when} {estimate(at_the_end(m, 'evaluation_scratchpad_used'))}"
@@ -79,7 +80,7 @@ def scratchpad(seeds: int) -> Finding:
             for when, metrics in (("before", run_directory.load_metrics(run.directory / "sft")), ("after", run.metrics))
         ),
         "",
-        *(f"Completions of the first seed, {when}:\n\n```\n{written[when]}\n```\n" for when in printed),
+        *(f"Completions of the first seed, {when}:\n\n```\n{written_lines(written[when])}\n```\n" for when in printed),
     ]
     return Finding(figure, lines, [thinking, without])
 
@@ -167,7 +168,7 @@ def overoptimization(seeds: int) -> Finding:
         m = run.metrics
         moved = (m["reference_kl"] * m["length"]).mean(1)
         for panel, name in zip(axes, ("true_reward", "return"), strict=True):
-            panel.plot(moved, m[name].mean(1), color=color(index), label=f"PPO {coefficient:g}")
+            panel.plot(moved, m[name].mean(1), color=COLORS[index % len(COLORS)], label=f"PPO {coefficient:g}")
         lines.append(_line(f"PPO {coefficient:g}", run))
         runs.append(run)
     for index, beta in enumerate(BETAS):

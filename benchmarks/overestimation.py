@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, parallel, report, values
-from jaxpg.report.figures import STYLE, color, save
+from jaxpg.report.figures import STYLE, save
+from jaxpg.report.palette import color_of
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Array, Env, Learner, Tree
 
@@ -98,11 +99,11 @@ def draw(found: dict[str, dict[str, np.ndarray]], path: Path) -> None:
         labels = {"overestimation": "max Q − V of the greedy policy", "loss": "V* − V of the greedy policy"}
         for (measure, label), row in zip(labels.items(), panels, strict=True):
             for pair, axes in zip(pairs, row, strict=True):
-                for i, name in enumerate(pair):
+                for name in pair:
                     steps = found[name]["steps"][0] / 1_000
                     middle, low, high = report.bootstrap(found[name][measure].T)
-                    axes.plot(steps, middle, color=color(i), label=name)
-                    axes.fill_between(steps, low, high, color=color(i), alpha=0.2, linewidth=0)
+                    axes.plot(steps, middle, color=color_of(name), label=name)
+                    axes.fill_between(steps, low, high, color=color_of(name), alpha=0.2, linewidth=0)
                 axes.axhline(0.0, color="#57606a", linewidth=1, linestyle="--")
                 axes.set(ylabel=label)
                 axes.grid(visible=True, axis="y")

@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, values
-from jaxpg.report.figures import STYLE, color, save
+from jaxpg.report.figures import STYLE, save
+from jaxpg.report.palette import COLORS
 from jaxpg.training.provenance import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -183,13 +184,13 @@ def draw(errors: dict[str, dict[str, list[float]]], curves: dict[str, values.Pre
         (by_n, by_lambda), (bias, sd) = figure.subplots(2, 2)
         for axes, prefix, title in ((by_n, "n", "n-step TD"), (by_lambda, "λ", "TD(λ)")):
             for i, (name, curve) in enumerate((n, c) for n, c in errors.items() if n.startswith(prefix)):
-                axes.plot(curve["step_size"], curve["rmse"], color=color(i), label=name)
+                axes.plot(curve["step_size"], curve["rmse"], color=COLORS[i % len(COLORS)], label=name)
             axes.set(title=title, xlabel="step size α", ylabel="RMS error, first 10 episodes", ylim=(0.16, 0.55))
             axes.legend(frameon=False, ncols=6, fontsize=8, loc="lower center", columnspacing=1.2, handlelength=1.5)
         for axes, part, title in ((bias, "bias", "bias"), (sd, "sd", "standard deviation")):
             for i, (name, error) in enumerate(curves.items()):
                 curve = np.asarray(getattr(error, part))
-                axes.plot(np.arange(1, len(curve) + 1), curve, color=color(i), label=name)
+                axes.plot(np.arange(1, len(curve) + 1), curve, color=COLORS[i % len(COLORS)], label=name)
             axes.set(title=title, xlabel="episode", ylabel="root mean square over states", ylim=(0, None))
             axes.legend(frameon=False, fontsize=9)
         for axes in figure.axes:

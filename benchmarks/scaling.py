@@ -30,7 +30,8 @@ from throughput import busy_machine
 from turns import Peers, Row, interleave, workers
 from work import PPO
 
-from jaxpg.report.figures import STYLE, color
+from jaxpg.report.figures import STYLE
+from jaxpg.report.palette import COLORS
 
 HERE = Path(__file__).resolve().parent
 KINDS = {"wall": "wall seconds", "cpu": "CPU seconds", "bytes": "bytes"}
@@ -118,9 +119,9 @@ def curves(ax: Axes, points: list[dict[str, float]], kinds: tuple[str, ...], *, 
     sizes = np.asarray([point["size"] for point in points])
     measured = {kind: np.asarray([point[kind] for point in points]) for kind in kinds}
     for i, (kind, values) in enumerate(measured.items()):
-        ax.loglog(sizes, values, "o-", color=color(i), markersize=4, label=KINDS[kind])
+        ax.loglog(sizes, values, "o-", color=COLORS[i % len(COLORS)], markersize=4, label=KINDS[kind])
         if proportional:
-            ax.loglog(sizes, values[-1] * sizes / sizes[-1], ":", color=color(i), linewidth=1)
+            ax.loglog(sizes, values[-1] * sizes / sizes[-1], ":", color=COLORS[i % len(COLORS)], linewidth=1)
     low, high = (reach(list(map(reach, measured.values()))) for reach in (np.min, np.max))
     margin = max(2.0, (10 * low / high) ** 0.5)
     ax.set_ylim(low / margin, high * margin)

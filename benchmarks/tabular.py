@@ -30,7 +30,8 @@ from rich.table import Table
 
 from jaxpg import envs, values
 from jaxpg.experiments.config import Config, make_env, resolve_config
-from jaxpg.report.figures import STYLE, color, save
+from jaxpg.report.figures import STYLE, save
+from jaxpg.report.palette import color_of
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Metrics
 
@@ -163,8 +164,8 @@ def draw(rows: list[dict[str, Any]], curves: dict[str, dict[str, list[float]]], 
             for i, name in enumerate(TASKS[task]):
                 found = np.asarray(of_task[name]["greedy"]["all"])
                 spread = np.linspace(-0.28, 0.28, len(found))
-                axes.scatter(i + spread, found, s=7, color=color(ALL.index(name)), alpha=0.6, linewidths=0)
-                axes.hlines(found.mean(), i - 0.36, i + 0.36, color=color(ALL.index(name)), linewidth=2)
+                axes.scatter(i + spread, found, s=7, color=color_of(name), alpha=0.6, linewidths=0)
+                axes.hlines(found.mean(), i - 0.36, i + 0.36, color=color_of(name), linewidth=2)
             axes.axhline(of_task["sarsa"]["optimum"], color="#57606a", linewidth=1, linestyle="--")
             axes.set_xticks(range(len(of_task)), [name.replace("_", "\n") for name in of_task], fontsize=8)
             all_found = np.concatenate([row["greedy"]["all"] for row in of_task.values()])
@@ -177,7 +178,7 @@ def draw(rows: list[dict[str, Any]], curves: dict[str, dict[str, list[float]]], 
             )
         axes = panels[-1]
         for name, curve in curves.items():
-            axes.plot(curve["steps"], curve["return"], color=color(ALL.index(name)), label=name)
+            axes.plot(curve["steps"], curve["return"], color=color_of(name), label=name)
         axes.set(title="cliff, while learning (ε = 0.1, α = 0.5)", xlabel="environment steps", ylim=(-150, 0))
         axes.set_ylabel("return of the policy that acts")
         axes.legend(frameon=False, loc="lower right")

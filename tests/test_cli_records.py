@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from html import unescape
+from html import escape
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -191,12 +191,13 @@ def mine(place: Path) -> Iterator[Mine]:
 
 
 def test_the_page_of_a_run_goes_with_it(mine: Mine) -> None:
-    written = completions.format_completions(completions.load_completions(Path("mine")))
+    written = completions.completions_by_heading(Path("mine"))
     assert len(mine.pages) == len(written) - 1 == 2  # there is no page before the first iteration
     for number, page in enumerate(mine.pages, start=2):
-        assert [after for after, text in written.items() if text in unescape(page)] == list(written)[
-            :number
-        ]  # those so far
+        shown = [after for after in written if f"<summary>{after}</summary>" in page]
+        assert shown == list(written)[number - 1 :: -1]  # those so far, the last first
+        for sample in written[shown[0]]:
+            assert f'<span class="quiet">{escape(sample.prompt)}</span><b>{escape(sample.completion)}</b>' in page
         assert "<svg" in page
         assert not re.search("<script|<link|@import|(src|href)=.http", page)
     assert Path("mine", "report.html").read_text() == mine.pages[-1]

@@ -21,14 +21,14 @@ from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.runs import Session
 from jaxpg.cli.signals import Interruption, interruptible
 from jaxpg.experiments.build import kind_of
-from jaxpg.experiments.completions import SAMPLES, format_completions, load_completions
+from jaxpg.experiments.completions import SAMPLES, completions_by_heading
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import printable
-from jaxpg.runs.results import run_result
+from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.runs.training import PAGE, write_page
 from jaxpg.training import provenance, run_directory
@@ -60,8 +60,7 @@ def _show_stages(session: Session) -> None:
         return
     rows = stage_report.stage_rows(stages)
     make_console().print(stage_report.stage_table(rows))
-    if (session.out / PAGE).exists():
-        write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
+    write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
 
 
 def _train_stages(session: Session) -> int:
@@ -75,17 +74,16 @@ def _show_run(config: Config, out: Path) -> None:
     """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
 
-    run = run_result(run_directory.load_metrics(out))
-    curve = out / "learning_curve.png"
-    report.learning_curve(
-        {config.algorithm: (run.steps, run.returns)}, curve, title=config.task, threshold=config.threshold
-    )
+    run = run_result(run_directory.load_metrics(out), config.threshold)
+    curve, curves = out / "learning_curve.png", {config.algorithm: (run.steps, run.returns)}
+    units = curve_units(to_dict(config))
+    report.learning_curve(curves, curve, title=config.task, threshold=config.threshold, units=units)
+    write_page(config, out)
     summaries = report.summarize({config.algorithm: run}, config.threshold)
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
     _print_line(console, f"Learning curve: {curve}")
-    if (out / PAGE).exists():
-        _print_line(console, f"Report:         {out / PAGE}")
+    _print_line(console, f"Report:         {out / PAGE}")
     if kind_of(config).has_policy:
         look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
         _print_line(console, f"Look at it:     jaxpg {look}")
@@ -106,16 +104,22 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     from jaxpg import report
 
     out = session.out
-    results = {name: run_result(run_directory.load_metrics(out / file_name(name))) for name in resolved}
     first = next(iter(resolved.values()))
+    metrics = {name: run_directory.load_metrics(out / file_name(name)) for name in resolved}
+    results = {name: run_result(rows, first.threshold) for name, rows in metrics.items()}
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(session):
         details["first stages, last evaluation"] = stages
-    texts = {name: format_completions(load_completions(out / file_name(name))) for name in resolved}
-    if texts := {name: text for name, text in texts.items() if text}:
-        details["completions"] = texts
-    summaries = report.write_comparison(results, out, title=first.task, threshold=first.threshold, details=details)
+    summaries = report.write_comparison(
+        results,
+        out,
+        title=first.task,
+        threshold=first.threshold,
+        details=details,
+        completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
+        units=curve_units(to_dict(first)),
+    )
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
     _print_line(console, f"Report: {out / 'comparison.html'}")

@@ -25,7 +25,7 @@ from jaxpg.preferences import selecting_env
 from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
-from jaxpg.runs.results import training_returns
+from jaxpg.runs.results import curve_units, training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
@@ -247,21 +247,24 @@ def run_plot(arguments: argparse.Namespace) -> int:
     names = {path: run.name if len(tasks) == 1 else f"{run.name}, {run.task}" for path, run in runs.items()}
     labels = run_labels(names)
     curves = {labels[path]: (run.steps, run.returns) for path, run in runs.items()}
-    thresholds = {run.threshold for run in runs.values()}
+    thresholds, units = {run.threshold for run in runs.values()}, {run.units for run in runs.values()}
     threshold = thresholds.pop() if len(thresholds) == 1 else None
-    report.learning_curve(curves, arguments.out, title=", ".join(sorted(tasks)), threshold=threshold)
+    title = ", ".join(sorted(tasks))
+    shown = units.pop() if len(units) == 1 else report.Units("steps", "return")
+    report.learning_curve(curves, arguments.out, title=title, threshold=threshold, units=shown)
     print(printable(arguments.out))
     return 0
 
 
 class PlottedRun(NamedTuple):
-    """What a figure shows of a run: its algorithm and task, steps and returns `[N, S]`, and the task's threshold."""
+    """What a figure shows of a run: its algorithm and task, steps and returns `[N, S]`, the task's threshold, units."""
 
     name: str
     task: str
     steps: np.ndarray
     returns: np.ndarray
     threshold: float | None
+    units: Any
 
 
 def _plotted(run: Path) -> PlottedRun:
@@ -282,6 +285,7 @@ def _plotted(run: Path) -> PlottedRun:
         steps=metrics["steps"],
         returns=training_returns(metrics),
         threshold=threshold if isinstance(threshold, int | float) else None,
+        units=curve_units(config),
     )
 
 

@@ -174,6 +174,6 @@ def _parse_samples(content: bytes) -> list[Sample]:
     return [Sample(**row) for row in run_files.parse_json(content, FILE_OF_SAMPLES)]
 
 
-def format_completions(samples: dict[int, list[Sample]]) -> dict[str, str]:
-    """Completions for a report: steps -> lines."""
-    return {f"after {steps:,} tokens": "\n".join(s.line().plain for s in lines) for steps, lines in samples.items()}
+def completions_by_heading(run_dir: Path) -> dict[str, list[Sample]]:
+    """The completions in the directory of a run for a report: "after 1,000 tokens" -> samples."""
+    return {f"after {steps:,} tokens": samples for steps, samples in load_completions(run_dir).items()}

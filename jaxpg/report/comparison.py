@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpg.files import replace_file
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
-from jaxpg.report.figures import color, learning_curve, step_grid
-from jaxpg.report.page import html_page
+from jaxpg.report.figures import DEFAULT_UNITS, Units, learning_curve, step_grid
+from jaxpg.report.page import Completions, Findings, html_page
+from jaxpg.report.palette import color_of
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 
@@ -31,6 +34,7 @@ class RunResult(NamedTuple):
     steps_per_second: environment steps of all seeds per second of training, without compilation.
     initial: [S], the performance before training, measured like `final`; None if it was not.
     metrics: what else was recorded, `[N, S]` by name; the page draws those of `diagnostics.TITLES`.
+    warnings: what kept it from learning, in sentences.
     """
 
     steps: ArrayLike
@@ -40,6 +44,7 @@ class RunResult(NamedTuple):
     steps_per_second: float
     initial: ArrayLike | None = None
     metrics: Mapping[str, ArrayLike] = {}
+    warnings: Sequence[str] = ()
 
 
 class Summary(NamedTuple):
@@ -123,10 +128,10 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         column.justify = "right"
     for column in table.columns[:3]:
         column.no_wrap = True
-    for index, (name, summary) in enumerate(summaries.items()):
+    for name, summary in summaries.items():
         first, *rest = cells(name, summary)
         lines = (Text(cell.replace(" [", "\n[").replace(" (", "\n(")) for cell in rest)
-        table.add_row(Text(printable(first), f"bold {color(index)}"), *lines)
+        table.add_row(Text(printable(first), f"bold {color_of(name)}"), *lines)
     return table
 
 
@@ -147,6 +152,8 @@ def write_comparison(
     title: str,
     threshold: float | None = None,
     details: Mapping[str, Any],
+    completions: Mapping[str, Completions] = MappingProxyType({}),
+    units: Units = DEFAULT_UNITS,
 ) -> dict[str, Summary]:
     """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
 
@@ -157,6 +164,8 @@ def write_comparison(
         threshold: the return that counts as solved.
         details: how the numbers were produced (command, configs, versions, device): text, numbers and mappings of
             them, by heading; printed at the end of the page and stored in the JSON.
+        completions: algorithm -> what it wrote, by heading.
+        units: of the axes.
 
     Returns:
         The summaries, for `comparison_table`.
@@ -164,23 +173,34 @@ def write_comparison(
     directory = Path(directory)
     curves = {name: (run.steps, run.returns) for name, run in runs.items()}
     summaries = summarize(runs, threshold)
-    learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold)
+    learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold, units=units)
     record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
     text = json.dumps(to_jsonable(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
-    page = comparison_page(runs, title=title, threshold=threshold, details=details)
+    page = comparison_page(
+        runs, title=title, threshold=threshold, details=details, completions=completions, units=units
+    )
     replace_file(directory / "comparison.html", page)
     return summaries
 
 
 def comparison_page(
-    runs: Mapping[str, RunResult], *, title: str, threshold: float | None = None, details: Mapping[str, Any]
+    runs: Mapping[str, RunResult],
+    *,
+    title: str,
+    threshold: float | None = None,
+    details: Mapping[str, Any],
+    completions: Mapping[str, Completions] = MappingProxyType({}),
+    units: Units = DEFAULT_UNITS,
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
+    sentences = _sentences(runs, summaries, threshold, units)
+    warnings = [f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings]
     return html_page(
         title=title,
         threshold=threshold,
+        findings=Findings(sentences, warnings),
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[
@@ -190,7 +210,38 @@ def comparison_page(
         seeds=[("seed", *summaries), *_per_seed(summaries)],
         diagnostics={name: (run.steps, run.metrics) for name, run in runs.items()},
         details=details,
+        completions=completions,
+        parents=PARENTS,
+        units=units,
     )
+
+
+def _sentences(
+    runs: Mapping[str, RunResult], summaries: Mapping[str, Summary], threshold: float | None, units: Units
+) -> list[str]:
+    """What happened: of up to three algorithms each, of more the best and the fastest; the table has the others."""
+    chosen = list(summaries)
+    if len(summaries) > 3:
+        best = max(chosen, key=lambda name: np.nan_to_num(summaries[name].iqm.value, nan=-np.inf))
+        medians = {name: _median(s.steps_to_threshold) for name, s in summaries.items()}
+        chosen = list(dict.fromkeys([best, min(medians, key=lambda name: medians[name])]))
+    found = [_sentence(name, runs[name], summaries[name], threshold, units) for name in chosen]
+    words = ["Best: ", "First at the threshold: "] if len(summaries) > 3 else [""] * len(found)
+    return [word + sentence for word, sentence in zip(words, found, strict=False)]
+
+
+def _sentence(name: str, run: RunResult, summary: Summary, threshold: float | None, units: Units) -> str:
+    """What happened: ppo: episode return 498.2 [497.1, 500.0] after 500 k environment steps, 21.30 before training."""
+    steps = format_quantity(float(np.max(np.asarray(run.steps, float), initial=0.0)))
+    before = f", {format_number(summary.initial)} before training" if math.isfinite(summary.initial) else ""
+    sentence = f"{name}: {units.score} {format_estimate(summary.iqm)} after {steps} {units.steps}{before}"
+    reached = summary.steps_to_threshold
+    if reached is None or threshold is None:
+        return f"{sentence}."
+    count = int(np.isfinite(reached).sum())
+    median = _median(reached)
+    first = f", the median after {format_quantity(median)}" if math.isfinite(median) else ""
+    return f"{sentence}; {count} of {len(reached)} seeds reached {threshold:g}{first}."
 
 
 def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
@@ -250,5 +301,9 @@ def format_estimate(estimate: Estimate) -> str:
 
 def _median_steps(steps: np.ndarray) -> str:
     """The median seed's steps to the threshold, and the number of seeds that reached it."""
-    median = format_quantity(float(np.sort(steps)[(len(steps) - 1) // 2]))
-    return f"{median} ({np.isfinite(steps).sum()}/{len(steps)})"
+    return f"{format_quantity(_median(steps))} ({np.isfinite(steps).sum()}/{len(steps)})"
+
+
+def _median(steps: np.ndarray | None) -> float:
+    """The steps of the median seed, the lower of two; infinite without a threshold."""
+    return math.inf if steps is None else float(np.sort(steps)[(len(steps) - 1) // 2])

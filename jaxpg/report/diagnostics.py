@@ -10,13 +10,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from jaxpg.report.figures import STYLE, color, line_style, literal
+from jaxpg.report.figures import STYLE, literal, scale_steps
+from jaxpg.report.hover import add_hover
+from jaxpg.report.palette import LineStyle, line_styles
 from jaxpg.report.statistics import Floats, binned, interquartile_mean
 
 TITLES = {
+    "evaluation_return": "evaluation, return",
+    "evaluation_accuracy": "evaluation, accuracy",
+    "accuracy": "accuracy",
+    "truncated": "share of completions cut off",
+    "frac_zero_std": "share of groups without signal",
     "entropy": "entropy of the policy, nats",
     "approx_kl": "KL to the collecting policy, nats",
     "clipped_high": "share clipped above",
@@ -53,23 +60,25 @@ def diagnostics_figure(runs: Metrics) -> Figure | None:
     drawn = [name for name in TITLES if any(name in metrics for _, metrics in curves.values())]
     if not drawn:
         return None
+    styles = line_styles(curves)
     rows = -(-len(drawn) // COLUMNS)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 0.5 + 1.55 * rows), layout="constrained")
         for name, axes in zip(drawn, figure.subplots(rows, COLUMNS, squeeze=False).flat, strict=False):
-            for index, (steps, metrics) in enumerate(curves.values()):
+            for label, (steps, metrics) in curves.items():
                 if name in metrics:
-                    axes.plot(steps, metrics[name], **_style(index))
+                    axes.plot(steps, metrics[name], **_line(styles[label]))
+                    add_hover(axes, steps[:: BINS // 10], metrics[name][:: BINS // 10], label)
             _decorate(axes, name)
         for axes in figure.axes[len(drawn) :]:
             axes.remove()
-        keys = [Line2D([], [], label=literal(label), **_style(i)) for i, label in enumerate(curves)]
+        keys = [Line2D([], [], label=literal(label), **_line(style)) for label, style in styles.items()]
         figure.legend(handles=keys, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
     return figure
 
 
-def _style(index: int) -> dict[str, Any]:
-    return {"color": color(index), "linestyle": line_style(index), "linewidth": 1.2}
+def _line(style: LineStyle) -> dict[str, Any]:
+    return {"color": style.color, "linestyle": style.dashes, "linewidth": 1.2}
 
 
 def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats, dict[str, Floats]]:
@@ -86,10 +95,11 @@ def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats,
 def _decorate(axes: Axes, name: str) -> None:
     axes.set_title(TITLES[name], loc="left", fontsize=8)
     axes.tick_params(which="both", length=2, width=0.6, labelsize=7)
-    axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
-    axes.xaxis.set_major_locator(MaxNLocator(3))
+    scale_steps(axes, logarithmic=False, ticks=3)
     axes.grid(axis="y")
-    if name in LOGARITHMIC and all(np.nanmin(line.get_ydata(), initial=1.0) > 0 for line in axes.lines):
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    if name in LOGARITHMIC and 0 < 10 * np.nanmin(values) < np.nanmax(values):
         axes.set_yscale("log")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.get_offset_text().set_fontsize(6)

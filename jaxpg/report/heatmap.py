@@ -23,7 +23,8 @@ from jaxpg.errors import UserError
 from jaxpg.files import replace_file
 from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
-from jaxpg.report.figures import STYLE, color, literal, save
+from jaxpg.report.figures import STYLE, literal, save
+from jaxpg.report.palette import BLUE, VERMILION
 from jaxpg.report.statistics import Estimate, bootstrap
 
 Grid = Mapping[str, Sequence[Any]]
@@ -145,7 +146,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
         axes.set_xlim(min(x) - margin, max(x) + margin)
     some = bool(np.isfinite(estimate.low).any())  # of few seeds there are no intervals
     spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value]) if some else None
-    axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=color(0), capsize=3, linewidth=1.4)
+    axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=BLUE, capsize=3, linewidth=1.4)
     axes.set_xlabel(literal(name))
     axes.set_ylabel("final return, IQM and 95% interval" if some else "final return, IQM")
     axes.grid(axis="y")
@@ -199,7 +200,7 @@ def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: N
         axes.text(column, row - 0.1, format_number(float(value)), ha="center", va="center", color=ink, fontsize=9)
         axes.text(column, row + 0.24, bounds, ha="center", va="center", color=ink, fontsize=6)
         if place == best:
-            frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec="#D55E00", lw=2)
+            frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec=VERMILION, lw=2)
             axes.add_patch(frame)
 
 

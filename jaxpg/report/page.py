@@ -1,17 +1,25 @@
-"""The comparison as one self-contained HTML file: figures inline, light or dark by the reader's preference."""
+"""The comparison as one self-contained HTML file: figures inline, light or dark by the reader's preference.
+
+There is no script: values are shown on hover by the figures' own titles.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpg.printable import printable
 from jaxpg.report.diagnostics import Metrics, diagnostics_figure
-from jaxpg.report.figures import Curves, color, curves_figure, finals_figure, inline_svg
+from jaxpg.report.figures import DEFAULT_UNITS, Curves, Units, curves_figure, finals_figure, inline_svg
+from jaxpg.report.palette import color_of
+from jaxpg.report.small_multiples import ladder_figure
 from jaxpg.report.statistics import Estimate
+
+Completions = Mapping[str, Sequence[Any]]
+"""heading -> completions, records with prompt, completion, reward and accuracy (`experiments.completions.Sample`)."""
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #24292f; --paper: #ffffff; --quiet: #6a737d; --line: #d8dee4; --tint: #f6f8fa }
@@ -31,11 +39,15 @@ svg { display: block; width: 100%; height: auto }
 svg text { font-family: inherit !important }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: 0.42rem 0.8rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+th, td { padding: 0.42rem 0.65rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th { font-weight: 600; color: var(--quiet); font-size: 0.86rem }
 th:first-child, td:first-child { text-align: left }
 tbody tr:hover { background: var(--tint) }
 .key { display: inline-block; width: 0.7em; height: 0.7em; margin-right: 0.5em; border-radius: 50% }
+.warning { padding: 0.5rem 0.8rem; border-left: 0.3rem solid #d55e00; background: var(--tint) }
+.written { width: auto; font: 0.9rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
+.written td { padding: 0.1rem 0.8rem 0.1rem 0; vertical-align: top; border: 0 }
+.written .completion { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere }
 pre, code { font: 0.86rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
 pre { margin: 0; padding: 0.8rem 1rem; overflow-x: auto; background: var(--tint); border-radius: 0.5rem }
 details { margin: 0.4rem 0 }
@@ -46,49 +58,91 @@ dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap }
 """
 
 
+class Findings(NamedTuple):
+    """What a page says before it shows anything.
+
+    sentences: what happened, one for each algorithm.
+    warnings: what kept them from learning.
+    """
+
+    sentences: Sequence[str]
+    warnings: Sequence[str]
+
+
 def html_page(
     *,
     title: str,
     threshold: float | None,
+    findings: Findings,
     curves: Curves,
     finals: Mapping[str, tuple[np.ndarray, Estimate]],
     rows: Sequence[Sequence[str]],
     seeds: Sequence[Sequence[str]],
     diagnostics: Metrics,
     details: Mapping[str, Any],
+    completions: Mapping[str, Completions],
+    parents: Mapping[str, str],
+    units: Units = DEFAULT_UNITS,
 ) -> str:
     """The comparison as a page.
 
     Args:
         title: the task.
         threshold: the return that counts as solved.
+        findings: what happened, in sentences.
         curves: algorithm -> (steps, returns), as for `learning_curve`.
         finals: algorithm -> (final performance of each seed, its interquartile mean with interval).
         rows: the table, its header first.
         seeds: the table per seed, its header first.
         diagnostics: algorithm -> (steps, further metrics), as for `diagnostics_figure`.
         details: heading -> text, or a mapping of names to text, numbers and further mappings.
+        completions: algorithm -> its completions, by heading.
+        parents: algorithm -> its parent.
+        units: of the axes.
     """
-    learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold))
-    performance = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold))
-    solved = "" if threshold is None else f" Solved at a return of {threshold:g}."
+    learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold, units=units))
+    performance = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold, units=units))
     note = (
         "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
         "Steps to threshold: of the median seed, and the number of seeds that reached it. "
-        "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0."
+        "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0. "
+        "A value is shown where the mouse rests on a curve or a dot."
     )
+    lead = "".join(f"<p>{_text(sentence)}</p>" for sentence in findings.sentences)
+    warned = "".join(f'<p class="warning">{_text(sentence)}</p>' for sentence in findings.warnings)
+    ladder = ladder_figure(curves, parents, units=units) if len(curves) > 2 else None
+    lines = "" if ladder is None else f"<h2>Each beside its parent</h2><figure>{inline_svg(ladder)}</figure>"
     further = diagnostics_figure(diagnostics)
     metrics = "" if further is None else f"<h2>Diagnostics</h2><figure>{inline_svg(further)}</figure>"
+    texts = "".join(_completions(name, written, named=len(curves) > 1) for name, written in completions.items())
     sections = "".join(f"<h2>{_text(name)}</h2>{_detail(value)}" for name, value in details.items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_CSS}</style></head><body>"
-        f'<h1>{_text(title)}</h1><p class="quiet">{_text(", ".join(curves))}.{solved}</p>'
+        f"<h1>{_text(title)}</h1>{lead}{warned}"
         f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
-        f'<p class="quiet">{note}</p><figure>{performance}</figure>'
-        f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{metrics}{sections}</body></html>\n"
+        f'<p class="quiet">{note}</p><figure>{performance}</figure>{lines}'
+        f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{metrics}{texts}{sections}</body></html>\n"
     )
+
+
+def _completions(name: str, written: Completions, *, named: bool) -> str:
+    """What a policy wrote, the last first: the reward, the prompt quietly, the answer in the ink of the page."""
+    if not written:
+        return ""
+    blocks = ""
+    for place, (heading, samples) in enumerate(reversed(written.items())):
+        lines = "".join(
+            f'<tr><td>{x.reward:.2f}</td><td>{"✓" if x.accuracy > 0 else "✗"}</td><td class="completion">'
+            f'<span class="quiet">{_text(x.prompt)}</span><b>{_text(x.completion)}</b></td></tr>'
+            for x in samples
+        )
+        opened = " open" if place == 0 else ""
+        blocks += (
+            f'<details{opened}><summary>{_text(heading)}</summary><table class="written">{lines}</table></details>'
+        )
+    return f"<h2>Completions{f' of {_text(name)}' if named else ''}</h2>{blocks}"
 
 
 def _text(value: object) -> str:
@@ -100,8 +154,8 @@ def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
     """A table; if keyed, each row begins with a dot in the colour of its algorithm."""
     head = "".join(f"<th>{_text(cell)}</th>" for cell in rows[0])
     body = ""
-    for index, row in enumerate(rows[1:]):
-        key = f'<span class="key" style="background:{color(index)}"></span>' if keyed else ""
+    for row in rows[1:]:
+        key = f'<span class="key" style="background:{color_of(row[0])}"></span>' if keyed else ""
         body += f"<tr><td>{key}" + "</td><td>".join(_text(cell) for cell in row) + "</td></tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxpg.envs.text.rewards import ACCURACY
 from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.experiments.build import KINDS, TEXT_TASKS
 from jaxpg.files import replace_file
 from jaxpg.training.run_directory import WALL_TIMES
+from jaxpg.training.stalls import stalls
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,21 @@ def _cells(columns: Mapping[str, np.ndarray]) -> Iterator[list[Any]]:
         yield ["" if x != x else x for x in line]
 
 
-def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
-    """The metrics of a run as a `report.RunResult`."""
+def curve_units(tables: Mapping[str, Any]) -> Any:
+    """The `report.Units` of a run's learning curve, from the tables of its config (`config.to_dict`)."""
+    from jaxpg.report import Units
+
+    if tables.get("environment") not in TEXT_TASKS:
+        return Units()
+    kind = KINDS.get(str(tables.get("algorithm")))
+    rewards = tables.get("rewards") or dict(tables.get("environment_settings") or {}).get("rewards", ACCURACY)
+    by_model = tables.get("reward") not in (None, "none")
+    is_accuracy = (kind is not None and kind.score == "accuracy") or (not by_model and list(rewards) == list(ACCURACY))
+    return Units("tokens", "accuracy", (0.0, 1.0)) if is_accuracy else Units("tokens", "reward of a completion")
+
+
+def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None) -> Any:
+    """The metrics of a run as a `report.RunResult`; `threshold` is the return that counts as solved."""
     from jaxpg.report import RunResult
 
     chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
@@ -96,6 +112,7 @@ def run_result(metrics: Mapping[str, np.ndarray]) -> Any:
         steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
         initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
         metrics=metrics,
+        warnings=list(stalls(metrics, total_steps=int(metrics["steps"][-1].max()), threshold=threshold).values()),
     )
 
 

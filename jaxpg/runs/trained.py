@@ -13,11 +13,11 @@ import numpy as np
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, kind_of, writes_text
-from jaxpg.experiments.config import Config, load_config
+from jaxpg.experiments.config import Config, load_config, to_dict
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
 from jaxpg.parallel import host_callback
 from jaxpg.runs.policy import TrainedPolicy
-from jaxpg.runs.results import MetricsTable, best_seed, training_returns
+from jaxpg.runs.results import MetricsTable, best_seed, curve_units, training_returns
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import restore
@@ -113,7 +113,8 @@ class Run:
 
         columns, config = self.metrics.columns, self.config
         curves = {config.algorithm: (columns["steps"], training_returns(columns))}
-        report.learning_curve(curves, path, title=config.task, threshold=config.threshold)
+        units = curve_units(to_dict(config))
+        report.learning_curve(curves, path, title=config.task, threshold=config.threshold, units=units)
         return Path(path)
 
 

@@ -26,7 +26,7 @@ from jaxpg.experiments.warm_start import build_experiment, initial_policies, sav
 from jaxpg.parallel import processes
 from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
 from jaxpg.runs.progress import Reporter, StallWarnings
-from jaxpg.runs.results import run_result
+from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading
 from jaxpg.runs.trained import Run
 from jaxpg.training import provenance, run_directory
@@ -145,15 +145,17 @@ def _evaluation_hook(
 
 
 def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """The report of a run on a text task so far: learning curve, completions with their rewards, and its stages."""
+    """The report of a run so far: what happened, learning curve, diagnostics, completions, and its stages."""
     from jaxpg import report
 
-    written = completions.format_completions(completions.load_completions(out))
     details: dict[str, Any] = {"stages": stages} if stages else {}
-    details |= {"completions": written} if written else {}
     details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
-    run = run_result(run_directory.load_metrics(out))
     page = report.comparison_page(
-        {config.algorithm: run}, title=config.task, threshold=config.threshold, details=details
+        {config.algorithm: run_result(run_directory.load_metrics(out), config.threshold)},
+        title=config.task,
+        threshold=config.threshold,
+        details=details,
+        completions={config.algorithm: completions.completions_by_heading(out)},
+        units=curve_units(to_dict(config)),
     )
     files.replace_file(out / PAGE, page)

@@ -42,8 +42,8 @@ def stalls(metrics: Metrics, *, total_steps: int, threshold: float | None = None
 
     A cause is named where it has lasted for PART of the run, in at least MIN_ROWS rows, in half of the seeds or more.
     None is named for a seed that has solved its task (return at the threshold, or 99% of its answers right) or that has
-    learned: its return is higher than in the first rows by three standard errors, or its evaluation is higher than before
-    training by the standard deviation of a row. The causes:
+    learned: its return is higher than in the first rows by three standard errors, or its evaluation is higher than
+    before training by the standard deviation of a row. The causes:
 
     - "signal": all advantages were 0.
     - "truncated": all completions were cut off by the limit of their length.
@@ -99,7 +99,9 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _has_learned(window: _Window) -> np.ndarray:
     (before, noise, n), (after, noise_after, m) = (_moments(x["return"]) for x in (window.first, window.last))
-    learned = after > before + 3 * np.sqrt(noise / np.maximum(n, 1) + noise_after / np.maximum(m, 1)) + 1e-6 * np.abs(before)
+    learned = after > before + 3 * np.sqrt(noise / np.maximum(n, 1) + noise_after / np.maximum(m, 1)) + 1e-6 * np.abs(
+        before
+    )
     if "evaluation_return" not in window.last:
         return learned
     evaluated, _, evaluations = _moments(window.last["evaluation_return"])

@@ -33,7 +33,7 @@ from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.experiments.completions import Sample, format_completions
+from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.sections import check_name
 from jaxpg.printable import printable
 from jaxpg.report import heatmap
@@ -308,17 +308,16 @@ def shown(renderable: object) -> str:
 
 def test_names_act_neither_as_markup_nor_as_escape_codes_in_the_terminal() -> None:
     name = MARKUP + ESCAPES
-    samples = {0: [Sample(name, f"{name}\n[/red]", 1.0, 1.0)]}
+    sample = Sample(name, f"{name}\n[/red]", 1.0, 1.0)
     result = RunResult(np.array([1, 2]), np.ones((2, 2)), np.ones(2), 1.0, 1.0)
     summaries = report.summarize({name: result})
     for renderable in (
         heading(name, name, Path(f"{name}/[/red]")),
-        samples[0][0].line(),
+        sample.line(),
         report.comparison_table(summaries, title=f"{name}[/red]"),
         report.sweep_table({name: [f"{name}[/red]", 1]}, np.ones((2, 3)), title=f"{name}[/red]"),
-        format_completions(samples)["after 0 tokens"].replace("[/red]", ""),
     ):
-        text = shown(renderable) if not isinstance(renderable, str) else renderable
+        text = shown(renderable)
         assert MARKUP in text
         assert not set("\x1b\x07\x9b\r\u202e") & set(text)
 
@@ -376,7 +375,12 @@ def test_pages_show_names_and_completions_as_text() -> None:
 
     def page(name: str) -> Tags:
         details = {name: name, "table": {name: name, "inner": {name: name}}}
-        html = report.comparison_page({name: run}, title=name, threshold=0.5, details=details)
+        written = {name: {name: [Sample(name, name, 1.0, 1.0)]}}
+        units = report.Units(name, name)
+        runs = {name: run._replace(warnings=[name])}
+        html = report.comparison_page(
+            runs, title=name, threshold=0.5, details=details, completions=written, units=units
+        )
         html.encode()
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", html)
         return Tags(html)

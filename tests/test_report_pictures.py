@@ -1,0 +1,198 @@
+"""What pictures promise: colours that belong to algorithms, axes, values on hover, each algorithm beside its parent."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+
+from jaxpg import report
+from jaxpg.experiments.completions import Sample
+from jaxpg.experiments.parts import ALGORITHMS
+from jaxpg.ladder_settings import PARENTS
+from jaxpg.report.comparison import RunResult, comparison_page
+from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, inline_svg
+from jaxpg.report.palette import COLOR_OF, COLORS, color_of, line_styles
+from jaxpg.report.small_multiples import ladder_figure
+from jaxpg.report.statistics import Estimate
+from jaxpg.runs.results import curve_units
+
+
+def luminance(color: str) -> float:
+    channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_every_algorithm_has_a_colour_and_no_other_name_has_one():
+    assert set(COLOR_OF) == set(ALGORITHMS)
+
+
+def test_a_child_has_another_colour_than_its_parent():
+    same = [(child, parent) for child, parent in PARENTS.items() if COLOR_OF.get(child) == COLOR_OF.get(parent)]
+    assert not [pair for pair in same if set(pair) <= set(COLOR_OF)]
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#12161c"])
+def test_colours_stand_out_from_the_page(paper):
+    """A contrast of at least 2.2; the least is orange on white."""
+    for color in COLORS:
+        low, high = sorted((luminance(color), luminance(paper)))
+        assert (high + 0.05) / (low + 0.05) > 2.2
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB: protanopia and deuteranopia.
+DEFICIENCIES = (
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+)
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_colours_differ_for_colour_blind_readers(deficiency):
+    """By a distance of at least 15 in CIE Lab, where 2.3 is just noticeable."""
+
+    def lab(color: str) -> np.ndarray:
+        channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        to_xyz = np.array(
+            [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]]
+        )
+        x, y, z = np.cbrt(to_xyz @ np.clip(np.array(deficiency) @ linear, 1e-2, 1) / [0.95047, 1, 1.08883])
+        return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in itertools.combinations(COLORS, 2)) > 15
+
+
+def test_a_colour_belongs_to_an_algorithm_and_dashes_tell_equal_ones_apart():
+    alone, together = line_styles(["dqn"]), line_styles(["ppo", "grpo", "dqn", "ppo, seeds 8 to 15"])
+    assert alone["dqn"].color == together["dqn"].color == color_of("ppo")
+    assert alone["dqn"].dashes == together["ppo"].dashes == "-"
+    assert len(set(together.values())) == 4
+    assert color_of("mine:spo") == color_of("mine:spo, again") in COLORS
+
+
+STEPS = np.arange(1, 101) * 1000.0
+
+
+def curve(scale: float, seeds: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    return STEPS, 100 * (1 - np.exp(-STEPS[:, None] / scale)) * np.ones((1, seeds))
+
+
+@pytest.mark.parametrize(
+    ("scales", "logarithmic"),
+    [([3_000.0], True), ([3_000.0, 6_000.0], True), ([30_000.0], False), ([3_000.0, 30_000.0], False)],
+)
+def test_steps_are_logarithmic_where_all_happens_at_the_beginning(scales, logarithmic):
+    curves = {f"a{i}": curve(scale) for i, scale in enumerate(scales)}
+    edges, is_logarithmic = drawing_grid(curves)
+    assert is_logarithmic is logarithmic
+    assert edges[-1] == STEPS[-1]
+    (axes,) = curves_figure(curves, title="task").axes
+    assert axes.get_xscale() == ("log" if logarithmic else "linear")
+
+
+def test_a_constant_curve_and_one_without_values_have_linear_axes():
+    constant = {"a": (STEPS, np.ones((100, 5)))}
+    nothing = {"a": (STEPS, np.full((100, 5), np.nan))}
+    assert not drawing_grid(constant)[1]
+    assert not drawing_grid(nothing)[1]
+
+
+def test_axes_are_named_and_scores_stay_within_their_bounds():
+    units = report.Units("tokens", "accuracy", (0.0, 1.0))
+    (axes,) = curves_figure({"sft": (STEPS, np.full((100, 5), 1.0))}, title="sort", units=units).axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens", "accuracy")
+    assert 1.0 < axes.get_ylim()[1] <= 1.03
+    estimate = Estimate(*map(np.asarray, (1.0, np.nan, np.nan)))
+    (axes,) = finals_figure({"sft": (np.ones(3), estimate)}, title="sort", units=units).axes
+    assert axes.get_xlabel() == "accuracy"
+    assert 1.0 < axes.get_xlim()[1] <= 1.03
+    places = axes.collections[0].get_offsets()
+    assert (places[:, 0] == 1.0).all()  # moved up and down alone
+    assert len(set(places[:, 1])) == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "units"),
+    [
+        ({"environment": "CartPole-v1", "algorithm": "ppo"}, ("environment steps", "episode return")),
+        ({"environment": "sort", "algorithm": "grpo"}, ("tokens", "accuracy")),
+        ({"environment": "sort", "algorithm": "grpo", "reward": "runs/model"}, ("tokens", "reward of a completion")),
+        ({"environment": "sort", "algorithm": "reward_model", "reward": "none"}, ("tokens", "accuracy")),
+        (
+            {"environment": "sort", "algorithm": "grpo", "rewards": {"accuracy": 1.0, "format": 0.1}},
+            ("tokens", "reward of a completion"),
+        ),
+        (
+            {"environment": "sort", "algorithm": "sft", "environment_settings": {"rewards": {"length": 1.0}}},
+            ("tokens", "reward of a completion"),
+        ),
+        ({}, ("environment steps", "episode return")),
+    ],
+)
+def test_units_are_those_of_the_task(tables, units):
+    assert curve_units(tables)[:2] == units
+
+
+def test_values_are_shown_where_the_mouse_rests():
+    curves = {"ppo": curve(30_000.0), "<b>$x$": curve(20_000.0)}
+    svg = inline_svg(curves_figure(curves, title="task"))
+    titles = [unescape(title) for title in re.findall("<use [^>]*><title>([^<]*)</title></use>", svg)]
+    assert sum(title.startswith("ppo: ") for title in titles) == 25
+    assert sum(title.startswith("<b>$x$: ") for title in titles) == 25
+    name, value, steps = re.fullmatch(r"(ppo): ([\d.]+) at ([\d,]+)", titles[10]).groups()
+    expected = 100 * (1 - np.exp(-float(steps.replace(",", "")) / 30_000))
+    assert name == "ppo"
+    assert float(value) == pytest.approx(expected, abs=1.0)
+    assert "hover" not in svg
+
+
+def test_each_algorithm_is_drawn_beside_its_nearest_ancestor():
+    curves = {name: curve(30_000.0) for name in ("reinforce", "ppo", "grpo", "dapo", "mine")}
+    parents = {"reinforce_to_go": "reinforce", "ppo": "reinforce_to_go", "grpo": "ppo", "dapo": "grpo", "mine": "x"}
+    figure = ladder_figure(curves, parents)
+    drawn = {axes.get_title(loc="left"): axes.texts[0].get_text() for axes in figure.axes if axes.lines}
+    assert drawn == {"ppo": "grey: reinforce", "grpo": "grey: ppo", "dapo": "grey: grpo"}
+    (axes, *_) = figure.axes
+    assert axes.lines[0].get_color() not in COLORS
+    assert axes.lines[1].get_color() == color_of("ppo")
+    assert ladder_figure({"ppo": curve(1.0), "mine": curve(1.0)}, parents) is None
+
+
+def test_a_page_says_what_happened_and_tells_prompt_and_answer_apart():
+    steps, returns = curve(30_000.0)
+    run = RunResult(steps, returns, returns[-1], 75.0, 1000.0, np.zeros(5), warnings=["Nothing was learned."])
+    page = unescape(
+        comparison_page(
+            {"ppo": run},
+            title="task",
+            threshold=60.0,
+            details={},
+            completions={
+                "ppo": {"after 0 tokens": [Sample("1+1=", "3", 0.0, 0.0)], "late": [Sample("1+1=", "2", 1, 1)]}
+            },
+        )
+    )
+    assert (
+        "<p>ppo: episode return 96.43 [96.43, 96.43] after 100 k environment steps, 0 before training; 5 of 5" in page
+    )
+    assert "seeds reached 60, the median after 28 k.</p>" in page
+    assert '<p class="warning">ppo: Nothing was learned.</p>' in page
+    assert '<td>✗</td><td class="completion"><span class="quiet">1+1=</span><b>3</b></td>' in page
+    assert page.index("<summary>late</summary>") < page.index("<summary>after 0 tokens</summary>")
+
+
+def test_of_many_algorithms_the_best_and_the_fastest_are_named():
+    runs = {}
+    for name, scale in {"a2c": 50_000.0, "ppo": 30_000.0, "grpo": 20_000.0, "rloo": 40_000.0}.items():
+        steps, returns = curve(scale)
+        runs[name] = RunResult(steps, returns, returns[-1] + 50 * (name == "rloo"), 75.0, 1000.0)
+    page = comparison_page(runs, title="task", threshold=60.0, details={})
+    assert re.findall(r"<p>(Best|First at the threshold): (\w+)", page) == [
+        ("Best", "rloo"),
+        ("First at the threshold", "grpo"),
+    ]
