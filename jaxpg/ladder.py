@@ -4,8 +4,9 @@ r"""The line from REINFORCE to DAPO. Each algorithm is its parent with a few fie
                                                                                            \- ppo - grpo - process_grpo
                                                                                                 \     \- rloo
                                                                                                  \     \- dr_grpo
-                                                                                                  \     \- dapo - cispo
-                                                                                                   \- rlhf
+                                                                                                  \     \- gspo
+                                                                                                   \     \- dapo - cispo
+                                                                                                    \- rlhf
 
 An algorithm is a function from settings, all of them keywords, to a record: a PolicyGradient. Its signature states its
 own settings; `**inherited` stands for those that it passes on to its parent, and `child_of` names the parent and the
@@ -34,6 +35,7 @@ from jaxpg.ladder_settings import (
 )
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.kl import reference_kl
+from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
@@ -388,6 +390,20 @@ def dr_grpo(*, max_length: int, **inherited: Unpack[GRPOSettings]) -> PolicyGrad
     )
 
 
+@child_of(grpo, clip=3e-4, clip_high=4e-4)
+def gspo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
+    """Group sequence policy optimization (Zheng et al. 2025, section 4.1): the ratio is that of the whole answer.
+
+        loss_i = -min( s_i psi_i, clip(s_i, 1 - clip, 1 + clip_high) psi_i ),
+        s_i = ( pi(o_i) / pi_old(o_i) )^(1 / |o_i|)
+
+    The reward is for the whole answer, and a ratio of single tokens adds noise that grows with its length. s_i hardly
+    leaves 1, so that its clip range is far narrower (section 5.1).
+    """
+    parent = grpo(**inherited)
+    return parent._replace(surrogate=PerEpisode(parent.surrogate))
+
+
 @child_of(grpo, clip_high=0.28)
 def dapo(
     *,
@@ -443,6 +459,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         process_grpo,
         rloo,
         dr_grpo,
+        gspo,
         dapo,
         cispo,
     )

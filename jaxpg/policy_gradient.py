@@ -15,7 +15,7 @@ from jaxpg.errors import UserError
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
-from jaxpg.objectives.surrogates import loss_and_clipped
+from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_ratio, loss_and_clipped
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
@@ -46,7 +46,7 @@ class PolicyGradient(NamedTuple):
     collect: how experience is gathered (rollout/).
     credit: the psi_t of Schulman et al. 2016, equation 1, and the critic's targets (objectives/advantages.py).
     normalize: the scale of psi, per minibatch (objectives/advantages.py).
-    surrogate: per-step loss of the policy (objectives/surrogates.py).
+    surrogate: per-step loss of the policy, or a PerEpisode of one (objectives/surrogates.py).
     loss_weights: mask -> weight of each step (objectives/loss_weights.py).
     value_loss: per-step loss of the critic (objectives/surrogates.py), None for algorithms without a critic.
     value_coefficient: weight of the critic's loss.
@@ -63,7 +63,7 @@ class PolicyGradient(NamedTuple):
     collect: Collector
     credit: Callable[..., Credit]
     normalize: Callable[[Array, Array], Array]
-    surrogate: Callable[[Array, Array, Array], Array]
+    surrogate: Callable[[Array, Array, Array], Array] | PerEpisode
     loss_weights: Callable[[Array], Array]
     value_loss: Callable[[Array, Array, Array], Array] | None
     value_coefficient: Array | float
@@ -146,7 +146,8 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
-        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions.
+        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions; the
+            surrogate is of whole episodes, and the collector cuts them.
     """
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
@@ -157,6 +158,11 @@ def policy_gradient(
         raise UserError(
             f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
             "which must stay zeros and ones. Set it to false."
+        )
+    if isinstance(algorithm.surrogate, PerEpisode) and not algorithm.collect.whole_episodes:
+        raise UserError(
+            "The surrogate is of whole episodes (PerEpisode), and the experience is collected in segments that cut "
+            "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
         )
     if algorithm.value_loss is None:
         critic = None
@@ -277,8 +283,13 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         value_loss=partial(_value_loss, critic, algorithm) if critic else None,
         distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
         normalize=algorithm.normalize,
-        needs_trajectories=policy.needs_trajectories,
+        needs_trajectories=needs_trajectories(policy, algorithm),
     )
+
+
+def needs_trajectories(policy: Policy, algorithm: PolicyGradient) -> bool:
+    """Whether minibatches have to consist of whole columns: the policy or the loss reads them in one piece."""
+    return policy.needs_trajectories or isinstance(algorithm.surrogate, PerEpisode)
 
 
 def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
@@ -286,7 +297,7 @@ def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batc
     steps, kl = batch.rollout.steps, algorithm.reference_kl
     distribution = policy.evaluate(params.policy, batch.rollout)
     log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
-    surrogate = loss_and_clipped(algorithm.surrogate, log_prob, steps.log_prob, batch.advantage)
+    surrogate = _surrogate_loss(algorithm, batch, log_prob)
     loss = surrogate.loss
     if kl and kl.in_loss:
         loss += kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
@@ -302,6 +313,14 @@ def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batc
     metrics["policy_loss"] = (batch.weight * loss).sum()
     total = (batch.weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
     return total, lax.stop_gradient(metrics)
+
+
+def _surrogate_loss(algorithm: PolicyGradient, batch: Batch, log_prob: Array) -> SurrogateLoss:
+    steps, surrogate = batch.rollout.steps, algorithm.surrogate
+    if not isinstance(surrogate, PerEpisode):
+        return loss_and_clipped(surrogate, log_prob, steps.log_prob, batch.advantage)
+    log_ratio = episode_log_ratio(log_prob, steps.log_prob, steps.mask)
+    return loss_and_clipped(surrogate.surrogate, log_ratio, jnp.zeros_like(log_ratio), batch.advantage)
 
 
 def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:

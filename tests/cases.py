@@ -173,6 +173,8 @@ CASES = {
     "grpo, text, standardised": Case("grpo", GROUPS, env=standardized, network=decoder, quick=False),
     "rloo": Case("rloo", GROUPS | {"kl": "reward_k1"}),
     "dr_grpo": Case("dr_grpo", GROUPS | {"max_length": 4}, quick=False),
+    "gspo": Case("gspo", GROUPS, env=target, quick=False),
+    "gspo, text": Case("gspo", GROUPS | {"clip": 0.1, "clip_high": 0.1}, env=text, network=decoder, quick=False),
     "dapo": Case("dapo", GROUPS, env=target),  # with real actions no two returns are equal: nothing is refilled
     "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True, quick=False),
     "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder, quick=False),

@@ -147,6 +147,7 @@ FULL = {
         "test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[dr_grpo]",
         "test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[grpo]",
         "test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[cispo]",
+        "test_a_loss_and_its_gradient_steps_are_those_of_slow_loops[gspo]",
     ),
     "networks": (
         "test_the_critic_reads_the_policys_torso_only_if_it_is_shared[cnn-env1-True]",

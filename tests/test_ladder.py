@@ -100,6 +100,7 @@ EDGES = {
     "process_grpo": ("grpo", {"credit"}, {}, ()),
     "rloo": ("grpo", {"credit"}, {}, ()),
     "dr_grpo": ("grpo", {"credit", "loss_weights"}, {"max_length": inspect.Parameter.empty}, ()),
+    "gspo": ("grpo", {"surrogate"}, {"clip": 3e-4, "clip_high": 4e-4}, ()),
     "dapo": (
         "grpo",
         {"collect", "loss_weights", "reference_kl"},

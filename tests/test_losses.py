@@ -38,6 +38,7 @@ CASES = {
     "rloo": ("rloo", {**GROUPS, "kl": "loss_ratio_k3", "kl_coefficient": KL}),
     "dr_grpo": ("dr_grpo", {**GROUPS, "kl": "loss_k2", "kl_coefficient": KL, "max_length": MAX_LENGTH}),
     "dapo": ("dapo", {**GROUPS, "max_resample_rounds": 1, "overlong_filtering": True}),
+    "gspo": ("gspo", {**GROUPS, "kl_coefficient": KL, "clip": 0.12, "clip_high": 0.05}),
     "cispo": ("cispo", {**GROUPS, "max_resample_rounds": 1, "clip": 0.3, "clip_high": 0.2}),
 }
 
@@ -148,7 +149,7 @@ def slow_weights(name: str, part: Rollout) -> np.ndarray:
     weight = np.zeros((T, B))
     episodes = sum(loss_mask[:, b].any() for b in range(B))
     for t, b in np.argwhere(loss_mask):
-        if name in ("grpo", "rloo"):
+        if name in ("grpo", "rloo", "gspo"):
             weight[t, b] = 1 / (episodes * loss_mask[:, b].sum())
         elif name == "dr_grpo":
             weight[t, b] = 1 / (episodes * MAX_LENGTH)
@@ -161,15 +162,26 @@ def slow_surrogate(name: str, ratio: float, log_prob: float, psi: float, weight:
     """The policy's loss of a step; `weight` is the ratio as a constant."""
     if name == "cispo":
         return -np.clip(weight, 0.7, 1.2) * psi * log_prob
-    high = 1.28 if name == "dapo" else 1.2
-    return -min(ratio * psi, np.clip(ratio, 0.8, high) * psi)
+    low, high = {"dapo": (0.8, 1.28), "gspo": (0.88, 1.05)}.get(name, (0.8, 1.2))
+    return -min(ratio * psi, np.clip(ratio, low, high) * psi)
 
 
 def slow_kl(name: str, ratio: float, log_prob: float, reference: float) -> float:
     """What leaving the reference costs in the loss of a step."""
     k3 = np.exp(reference - log_prob) - (reference - log_prob) - 1
     k2 = (log_prob - reference) ** 2 / 2
-    return {"grpo": KL * k3, "rloo": KL * ratio * k3, "dr_grpo": KL * k2}.get(name, 0.0)
+    return {"grpo": KL * k3, "gspo": KL * k3, "rloo": KL * ratio * k3, "dr_grpo": KL * k2}.get(name, 0.0)
+
+
+def slow_episode_ratio(log_pi: np.ndarray, part: Rollout, b: int) -> float:
+    """The geometric mean of the ratios of an episode."""
+    product, length = 1.0, 0
+    for t in range(T):
+        if part.steps.mask[t, b]:
+            state, action = int(part.steps.obs[t, b].argmax()), int(part.steps.action[t, b])
+            product *= np.exp(log_pi[state, action] - float(part.steps.log_prob[t, b]))
+            length += 1
+    return product ** (1 / length)
 
 
 def slow_loss(name: str, part: Rollout) -> Callable[[np.ndarray, np.ndarray, np.ndarray], float]:
@@ -186,10 +198,11 @@ def slow_loss(name: str, part: Rollout) -> Callable[[np.ndarray, np.ndarray, np.
 
     def loss(logits: np.ndarray, values: np.ndarray, constant: np.ndarray) -> float:
         total, log_pi, held = 0.0, log_softmax(logits), log_softmax(constant)
+        episode_ratios = [slow_episode_ratio(log_pi, part, b) for b in range(B)] if name == "gspo" else None
         for t, b in np.argwhere(weight):
             state, action = int(steps.obs[t, b].argmax()), int(steps.action[t, b])
             log_prob, old_log_prob = log_pi[state, action], float(steps.log_prob[t, b])
-            ratio = np.exp(log_prob - old_log_prob)
+            ratio = np.exp(log_prob - old_log_prob) if episode_ratios is None else episode_ratios[b]
             one = slow_surrogate(name, ratio, log_prob, psi[t, b], np.exp(held[state, action] - old_log_prob))
             one += slow_kl(name, ratio, log_prob, reference[state, action])
             one -= ENTROPY * -sum(np.exp(x) * x for x in log_pi[state])
@@ -225,7 +238,7 @@ def two_steps(name: str, part: Rollout, monkeypatch: pytest.MonkeyPatch) -> tupl
     stats = rollout.RolloutStats(*(jnp.ones(()) for _ in rollout.RolloutStats._fields))
 
     def collector(num_envs: int, group_size: int = 1, **_: int) -> rollout.Collector:
-        return rollout.Collector(lambda *_: (), lambda *_: ((), part, stats), num_envs, group_size)
+        return rollout.Collector(lambda *_: (), lambda *_: ((), part, stats), num_envs, group_size, True)
 
     for way in ("continuing", "episodic"):
         monkeypatch.setattr(rollout, way, collector)

@@ -12,8 +12,9 @@ import scipy.stats
 import tiny
 
 from jaxpg import envs, ladder, networks, rollout, update
+from jaxpg.errors import UserError
 from jaxpg.objectives import advantages, loss_weights, surrogates
-from jaxpg.policy_gradient import policy_gradient
+from jaxpg.policy_gradient import needs_trajectories, policy_gradient
 
 ENV = tiny.counter()
 BANDIT = envs.as_env(
@@ -137,6 +138,34 @@ def first_round(collector):
         return collector.collect(env, policy, params, runner, jax.random.fold_in(key, 0))
 
     return collector._replace(collect=collect)
+
+
+@pytest.mark.full
+def test_one_action_per_episode_makes_gspo_and_grpo_clip_alike():
+    settings = ALONE | {"group_size": 4, "epochs": 4, "num_minibatches": 2, "clip": 0.02, "clip_high": 0.03}
+    grpo = one_update(ladder.grpo(**settings), BANDIT)
+    assert same(one_update(ladder.gspo(**settings), BANDIT), grpo)
+    assert not same(one_update(ladder.grpo(**settings | {"clip": 0.5, "clip_high": 0.5}), BANDIT), grpo)
+
+
+@pytest.mark.full
+def test_at_the_policy_that_acted_gspo_steps_where_grpo_does():
+    """Also where lengths differ; a second epoch, whose ratios are no longer 1, tells them apart."""
+    once, twice = ({**ALONE, "group_size": 4, "epochs": epochs, "clip": 0.2, "clip_high": 0.2} for epochs in (1, 2))
+    assert same(one_update(ladder.gspo(**once)), one_update(ladder.grpo(**once)))
+    assert not same(one_update(ladder.gspo(**twice)), one_update(ladder.grpo(**twice)))
+
+
+def test_a_loss_of_whole_episodes_is_never_cut():
+    """Its minibatches are columns, also of a policy without memory; segments are refused."""
+    env, policy = ENV, tiny.softmax_policy(jnp.zeros((ENV.observation_space.shape[0], 3)))
+    cut = [needs_trajectories(policy, ladder.ALGORITHMS[name]()) for name in ("grpo", "gspo")]
+    assert cut == [False, True]
+    ppo = ladder.ppo()
+    whole = ppo._replace(surrogate=surrogates.PerEpisode(ppo.surrogate), value_loss=None)
+    with pytest.raises(UserError, match="whole episodes"):
+        policy_gradient(env, policy, None, whole)
+    policy_gradient(env, policy, None, whole._replace(collect=rollout.episodic(num_envs=4)))
 
 
 def test_dapo_with_signal_everywhere_is_grpo_weighing_all_steps_alike():

@@ -169,6 +169,15 @@ def test_a_ratio_between_the_two_clips_is_judged_by_its_own(ratio: float, advant
     np.testing.assert_allclose(got, [loss], rtol=1e-6)
 
 
+def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_real_steps() -> None:
+    ratio = np.array([[2.0, 4.0, 9.0], [8.0, 1e30, 9.0], [1e30, np.nan, 9.0]])
+    mask = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    found = np.exp(surrogates.episode_log_ratio(jnp.log(ratio) - 5.0, jnp.full((3, 3), -5.0), mask))
+    np.testing.assert_allclose(found, np.broadcast_to([4.0, 4.0, 1.0], (3, 3)))  # of no step it is 1
+    slope = jax.grad(lambda x: surrogates.episode_log_ratio(x, jnp.zeros((3, 3)), mask)[0].sum())(jnp.log(ratio))
+    np.testing.assert_allclose(slope, [[0.5, 1.0, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
+
 def test_an_untied_minimum_is_a_minimum_with_the_whole_slope_at_a_tie() -> None:
     x = jnp.array([1.0, 2.0, 3.0])
     np.testing.assert_array_equal(surrogates.untied_minimum(x, 2.0), jnp.minimum(x, 2.0))

@@ -16,7 +16,7 @@ from jaxpg.experiments.config import Config, make_env, wrapped
 from jaxpg.experiments.parts import make_algorithm, make_networks, make_torso, with_own_parts
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
-from jaxpg.policy_gradient import policy_gradient
+from jaxpg.policy_gradient import needs_trajectories, policy_gradient
 from jaxpg.preferences import selection
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
@@ -139,8 +139,8 @@ def text_task(config: Config, split: str) -> envs.text.Task:
 
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, critic = networks(config, env)
-    _check_division(config, env.time_limit, policy.needs_trajectories, shards)
     algorithm = with_own_parts(make_algorithm(config.algorithm, config.settings), **_own_parts(config))
+    _check_division(config, env.time_limit, needs_trajectories(policy, algorithm), shards)
     learner = _checked(policy_gradient(env, policy, critic, algorithm, **config.learner), config)
     return learner, _episode_metrics(config, held_out, learner)
 

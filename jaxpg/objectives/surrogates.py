@@ -3,7 +3,7 @@
 A loss of the policy is `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob`
 is that of the policy that acted, and the advantage A is a constant. A loss of the critic is `(value, old_value, target,
 **settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target is a constant.
-Settings may be traced.
+Settings may be traced. `PerEpisode` makes a loss of whole episodes out of one of steps.
 """
 
 from __future__ import annotations
@@ -98,6 +98,29 @@ def clipped_weight(
     """
     weight = jnp.clip(likelihood_ratio(log_prob, old_log_prob), 1 - clip_low, 1 + clip_high)
     return -lax.stop_gradient(weight * advantage) * log_prob
+
+
+class PerEpisode(NamedTuple):
+    """A surrogate of whole episodes, one in each column: `surrogate` of one ratio for all steps of an episode.
+
+        s_i = ( π(o_i) / π_old(o_i) )^(1/|o_i|) = exp( mean_t log ρ_it )
+
+    The reward is for the whole answer, and so is the importance weight; the mean of the logarithms, in place of their
+    sum, keeps it near 1 whatever the length. With weights 1/(B |o_i|) the loss is the mean over episodes of that of
+    s_i. At π = π_old its gradient is that of `surrogate`, step by step.
+
+    surrogate: a loss per step that reads the ratio alone, such as `clipped_ratio`.
+    Source: Zheng et al. 2025 (GSPO), equations 5 to 7.
+    """
+
+    surrogate: Callable[[Array, Array, Array], Array]
+
+
+def episode_log_ratio(log_prob: Array, old_log_prob: Array, mask: Array) -> Array:
+    """log s_i of `PerEpisode` at every step of episode i, [T, B]: the mean of log ρ over the real steps of a column."""
+    real = mask > 0
+    mean = jnp.where(real, log_prob - old_log_prob, 0.0).sum(0) / jnp.maximum(real.sum(0), 1)
+    return jnp.broadcast_to(mean, log_prob.shape)
 
 
 class SurrogateLoss(NamedTuple):

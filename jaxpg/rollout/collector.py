@@ -58,12 +58,14 @@ class Collector(NamedTuple):
     collect(env, policy, params, runner, key) -> runner, Rollout, RolloutStats: for the environments of this device.
     num_envs: environments on all devices together.
     group_size: number of neighbouring columns that share a start state.
+    whole_episodes: whether every column is one whole episode.
     """
 
     init: Callable[[Env, Policy, Tree, Key], Tree]
     collect: Callable[[Env, Policy, Tree, Tree, Key], tuple[Tree, Rollout, RolloutStats]]
     num_envs: int
     group_size: int = 1
+    whole_episodes: bool = False
 
 
 class StepKeys(NamedTuple):

@@ -57,6 +57,7 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
         collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),
         num_envs=num_envs,
         group_size=group_size,
+        whole_episodes=True,
     )
 
 

@@ -50,7 +50,7 @@ class Objective(NamedTuple):
     value_loss(params, batch) -> loss, metrics; None without a critic.
     distribution(params, batch): the policy's distribution over actions, `[T, B]`.
     normalize(advantage, mask): the scale of the advantages, once per minibatch.
-    needs_trajectories: the policy reads whole columns, which minibatches must not cut.
+    needs_trajectories: the policy or its loss reads whole columns, which minibatches must not cut.
     """
 
     policy_loss: Loss
