@@ -35,7 +35,6 @@ from jaxpg.ladder_settings import (
 )
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.kl import reference_kl
-from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
@@ -401,7 +400,7 @@ def gspo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
     leaves 1, so that its clip range is far narrower (section 5.1).
     """
     parent = grpo(**inherited)
-    return parent._replace(surrogate=PerEpisode(parent.surrogate))
+    return parent._replace(surrogate=surrogates.per_episode(parent.surrogate))
 
 
 @child_of(grpo, clip_high=0.28)

@@ -217,6 +217,8 @@ class Env(NamedTuple):
         then makes the reward anew (`update.normalization.standardize_rewards`). The reward of the last action must be
         the outcome's alone; the rewards of the actions before it, such as those of the steps of a reasoning, stay as
         they are. None where the reward of the outcome is final.
+    render(state): the picture of a state, `[H, W, 3]` bytes, for `jaxpg play`; called with numpy arrays, outside of any
+        compiled program. None if it has none.
     """
 
     name: str
@@ -232,6 +234,7 @@ class Env(NamedTuple):
     action_mask: Callable[[Array], Array] | None = None
     host: HostParts | None = None
     reward_terms: Mapping[str, RewardTerm] | None = None
+    render: Callable[[Any], np.ndarray] | None = None
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

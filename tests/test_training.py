@@ -453,6 +453,6 @@ def events(run_dir: Path) -> list[Event]:
 def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(), evaluate=peak_at_ten)
     metrics = run_directory.load_metrics(tmp_path)
-    loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "loss"]
+    loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "training/loss"]
     np.testing.assert_allclose(loss, metrics["loss"][1:].mean(1), rtol=1e-6)
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()

@@ -30,6 +30,7 @@ class RunOptions:
         grid: the values of the settings of a sweep, None for other commands.
         memory: the limit of a sweep for all devices together, in GiB.
         quiet: show no progress.
+        loggers: what logs the runs beside their directories, --wandb and --tensorboard.
         devices: --devices, --mesh and the options of several processes.
     """
 
@@ -42,6 +43,7 @@ class RunOptions:
     grid: Mapping[str, Sequence[Any]] | None
     memory: float | None
     quiet: bool
+    loggers: tuple[str, ...]
     devices: DeviceOptions
 
 
@@ -53,6 +55,8 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
     """
     if arguments.resume and arguments.out is None:
         raise UserError("--resume needs --out, the directory of the run to go on with.")
+    if arguments.command == "sweep" and arguments.loggers:
+        raise UserError(f"A sweep takes no --{arguments.loggers[0]}: its scores are in sweep.json.")
     return RunOptions(
         command=arguments.command,
         task=arguments.task,
@@ -63,6 +67,7 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
         grid=None if arguments.grid is None else parse_grid(arguments.grid),
         memory=arguments.memory,
         quiet=arguments.quiet,
+        loggers=tuple(arguments.loggers or ()),
         devices=devices.from_arguments(arguments),
     )
 

@@ -262,6 +262,11 @@ def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="their axes, as data=4,seed=2 (default: seed)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--wandb", dest="loggers", action="append_const", const="wandb", help="log to Weights & Biases, too"
+    )
+    detailed = "log each seed, the settings and completions to TensorBoard, too (default: means over seeds)"
+    parser.add_argument("--tensorboard", dest="loggers", action="append_const", const="tensorboard", help=detailed)
     _add_trust_argument(parser)
 
     several = parser.add_argument_group(

@@ -106,7 +106,7 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     config, out, options = stage.config, stage.directory, session.options
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = mesh_for(options.devices, config, len(config.seeds))
-    train = training.prepare(config, out, mesh, console_of(options))
+    train = training.prepare(config, out, mesh, console_of(options), loggers=options.loggers)
     with training_hooks(options, interruption, training.header(stage, mesh, out), config.total_steps) as hooks:
         return train(hooks).finished
 

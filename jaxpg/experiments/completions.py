@@ -146,9 +146,10 @@ class CompletionLogger:
         self._draw = completion_sampler(config, experiment, number=SAMPLES_PER_EVALUATION) if writes else None
         load_completions(run_dir)  # those of a run that is resumed: a damaged file is refused before it trains
 
-    def __call__(self, state: Any) -> None:
+    def __call__(self, state: Any) -> list[Sample]:
+        """What was written; empty where no text is."""
         if self._draw is None:
-            return
+            return []
         params = jax.tree.map(lambda x: x[0], state.learner.params.policy)
         steps = int(np.asarray(state.steps)[0])
         samples = self._draw(params, jax.random.key(steps))
@@ -158,6 +159,7 @@ class CompletionLogger:
         if self._console.is_terminal:
             for sample in samples:
                 self._console.print(sample.line())
+        return samples
 
 
 def load_completions(run_dir: Path) -> dict[int, list[Sample]]:

@@ -116,6 +116,11 @@ class PerEpisode(NamedTuple):
     surrogate: Callable[[Array, Array, Array], Array]
 
 
+def per_episode(surrogate: Callable[[Array, Array, Array], Array] | PerEpisode) -> PerEpisode:
+    """The PerEpisode of a surrogate, which may be one already."""
+    return surrogate if isinstance(surrogate, PerEpisode) else PerEpisode(surrogate)
+
+
 def episode_log_ratio(log_prob: Array, old_log_prob: Array, mask: Array) -> Array:
     """log s_i of `PerEpisode` at every step of episode i, [T, B]: the mean of log ρ over the real steps of a column."""
     real = mask > 0

@@ -21,14 +21,16 @@ def add_hover(axes: Axes, x: ArrayLike, y: ArrayLike, name: str) -> None:
     """Invisible dots along a curve that show its value: "ppo: 498.2 at 12,000"."""
     points = [(a, b) for a, b in zip(np.ravel(x), np.ravel(y), strict=True) if np.isfinite(a) and np.isfinite(b)]
     if points:
-        dots = axes.scatter(*zip(*points, strict=True), s=60, alpha=0.0, linewidths=0)
+        places = np.array(points)
+        dots = axes.scatter(places[:, 0], places[:, 1], s=60, alpha=0.0, linewidths=0)
         show_on_hover(dots, [f"{name}: {value:.4g} at {round(steps):,}" for steps, value in points])
 
 
 def show_on_hover(dots: PathCollection, texts: Sequence[str]) -> None:
     """Let dots show these texts, one each."""
-    drawn = np.isfinite(np.ma.filled(np.ma.asarray(dots.get_offsets(), float), np.nan)).all(1)
-    dots.set_label(_LABEL + "\n".join(printable(text) for text, is_drawn in zip(texts, drawn, strict=True) if is_drawn))
+    offsets = np.ma.filled(np.ma.asarray(dots.get_offsets(), float), np.nan)
+    drawn = np.flatnonzero(np.isfinite(offsets).all(1))
+    dots.set_label(_LABEL + "\n".join(printable(texts[i]) for i in drawn))
 
 
 def number_dots(figure: Figure) -> list[list[str]]:

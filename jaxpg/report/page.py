@@ -132,7 +132,7 @@ def _completions(name: str, written: Completions, *, named: bool) -> str:
     if not written:
         return ""
     blocks = ""
-    for place, (heading, samples) in enumerate(reversed(written.items())):
+    for place, (heading, samples) in enumerate(reversed(list(written.items()))):
         lines = "".join(
             f'<tr><td>{x.reward:.2f}</td><td>{"✓" if x.accuracy > 0 else "✗"}</td><td class="completion">'
             f'<span class="quiet">{_text(x.prompt)}</span><b>{_text(x.completion)}</b></td></tr>'

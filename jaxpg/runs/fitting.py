@@ -21,6 +21,7 @@ from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.runs import training
 from jaxpg.runs.callbacks import Callback
+from jaxpg.runs.loggers import check_loggers
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
@@ -39,6 +40,7 @@ def fit(
     total_steps: int | None = None,
     out: str | Path | None = None,
     callbacks: Sequence[Callback] | Mapping[str, Any] = (),
+    loggers: Sequence[str] = (),
     progress: bool = True,
     **settings: Any,
 ) -> Run:
@@ -58,6 +60,7 @@ def fit(
         out: the directory to write; None to keep nothing on disk.
         callbacks: what sees the metrics and the policy during training, and may end it; Callback records, or a table
             of names "module:function" with their settings, which the run then names.
+        loggers: where the run is logged beside its directory: "wandb", "tensorboard".
         progress: show it.
         **settings: of the algorithm, the task and the environment, as in a config: learning_rate=1e-3,
             environment_settings={"gravity": 5.0}.
@@ -76,6 +79,7 @@ def fit(
         overrides["callbacks"], callbacks = dict(callbacks), ()
     task, name = named.env(env), named.algorithm(algorithm)
     _check_callbacks(callbacks)
+    check_loggers(loggers)
     console = make_console(quiet=not progress, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(user_code.give(named.functions))
@@ -92,17 +96,20 @@ def fit(
             check_plan(plan)
         for stage in plan:
             if not is_finished(stage):
-                _train(stage, console, callbacks if stage is plan[-1] else (), stage.directory if out else None)
+                watching = callbacks if stage is plan[-1] else ()
+                _train(stage, console, watching, loggers, stage.directory if out else None)
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there
         return run
 
 
-def _train(stage: Stage, console: Console, callbacks: Sequence[Callback], shown: Path | None) -> None:
+def _train(
+    stage: Stage, console: Console, callbacks: Sequence[Callback], loggers: Sequence[str], shown: Path | None
+) -> None:
     """Train one run of the plan, whose directory is `shown` unless nobody else will see it."""
     config = stage.config
     mesh = parallel.make_mesh(len(config.seeds), config.batch_size, training.devices_of(config))
-    train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks)
+    train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks, loggers=loggers)
     with training.progress(console, training.header(stage, mesh, shown), config.total_steps) as show:
         train(TrainingHooks(on_row=show))
 

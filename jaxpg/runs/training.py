@@ -25,6 +25,7 @@ from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
 from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
+from jaxpg.runs.loggers import Loggers, check_loggers
 from jaxpg.runs.progress import Reporter, StallWarnings
 from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading
@@ -49,7 +50,13 @@ class Trained(NamedTuple):
 
 
 def prepare(
-    config: Config, out: Path, mesh: Mesh, console: Console, *, callbacks: Sequence[Callback] = ()
+    config: Config,
+    out: Path,
+    mesh: Mesh,
+    console: Console,
+    *,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[str] = (),
 ) -> Callable[[TrainingHooks], Trained]:
     """Build what a config describes, before anything is compiled or written; the function that then trains it.
 
@@ -61,44 +68,48 @@ def prepare(
         mesh: the devices.
         console: where completions are shown.
         callbacks: those of a Python program, beside the ones that the config names.
+        loggers: names of `loggers.LOGGERS`, where the run is logged beside its directory.
 
     Raises:
         UserError: as `build_experiment` and `initial_policies`; a callback of the config cannot be made.
     """
+    check_loggers(loggers)
     for sample in (sample_demonstrations, sample_preferences):
         processes.on_main_process(partial(sample, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     watched = Watched([*named_callbacks(config), *callbacks])
-    on_evaluation = _evaluation_hook(config, experiment, out, console, watched)
-
+    log = Loggers(loggers if processes.is_main_process() else (), config, out)
+    on_evaluation = _evaluation_hook(config, experiment, out, console, watched, log)
     warn = StallWarnings(console, config.total_steps, config.threshold, run_directory.load_rows(out))
 
     def train_with(hooks: TrainingHooks) -> Trained:
         def on_row(row: Row) -> None:
             hooks.on_row(row)
             warn(row)
+            log.on_row(row)
             watched.on_row(row)
 
-        state = train(
-            experiment.learner,
-            seeds=config.seeds,
-            total_steps=config.total_steps,
-            run_dir=out,
-            mesh=mesh,
-            evaluate=experiment.evaluate,
-            record=experiment.record,
-            evaluate_every=max(1, config.total_steps // config.evaluations),
-            config=to_dict(config),
-            resume=run_directory.has_begun(out),
-            initial=initial,
-            hooks=TrainingHooks(
-                on_checked=partial(save_vocabulary, config, out),
-                on_row=on_row,
-                on_evaluation=on_evaluation,
-                should_stop=lambda: hooks.should_stop() or watched.should_stop(),
-            ),
-        )
+        with contextlib.closing(log):
+            state = train(
+                experiment.learner,
+                seeds=config.seeds,
+                total_steps=config.total_steps,
+                run_dir=out,
+                mesh=mesh,
+                evaluate=experiment.evaluate,
+                record=experiment.record,
+                evaluate_every=max(1, config.total_steps // config.evaluations),
+                config=to_dict(config),
+                resume=run_directory.has_begun(out),
+                initial=initial,
+                hooks=TrainingHooks(
+                    on_checked=partial(save_vocabulary, config, out),
+                    on_row=on_row,
+                    on_evaluation=on_evaluation,
+                    should_stop=lambda: hooks.should_stop() or watched.should_stop(),
+                ),
+            )
         (ended,) = processes.any_process([watched.should_stop()])
         return Trained(state, ended or int(jax.device_get(state.steps).min()) >= config.total_steps)
 
@@ -130,13 +141,19 @@ def progress(console: Console, header: str | Text, total_steps: int) -> Iterator
 
 
 def _evaluation_hook(
-    config: Config, experiment: Experiment, out: Path, console: Console, watched: Watched
+    config: Config,
+    experiment: Experiment,
+    out: Path,
+    console: Console,
+    watched: Watched,
+    log: Loggers,
 ) -> Callable[[RunState], None]:
     """What happens after every evaluation, in the main process: completions and report of a text task; callbacks."""
     log_completions = completions.CompletionLogger(config, experiment, out, console)
 
     def on_evaluation(state: RunState) -> None:
-        log_completions(state)
+        if samples := log_completions(state):
+            log.on_completions(int(np.asarray(state.steps)[0]), samples)
         if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
             write_page(config, out)
         watched.on_evaluation(lambda: Run(config, experiment, jax.device_get(state), out))

@@ -18,10 +18,41 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from jaxpg.files import explain_os_error, without_following
 
-METRICS = "metrics.jsonl"
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+GROUPS = {
+    "evaluation": ("evaluation_",),
+    "episodes": ("return", "length", "episodes", "length_", "return_variation"),
+    "completions": (
+        *("accuracy", "format", "truncated", "correct", "incorrect", "frac_zero_std", "scratchpad_used"),
+        *("reward_", "weighed_", "pass@", "cons@", "reasoning_steps"),
+    ),
+    "advantages": ("advantage_",),
+    "gradients": ("gradient_norm", "policy_gradient_norm", "value_gradient_norm"),
+    "policy": ("entropy", "approx_kl", "reference_kl", "clipped_", "policy_loss"),
+    "critic": ("value_loss", "explained_variance", "q_value", "td_loss"),
+    "time": ("iteration", "iterations", "updates"),
+}
+"""The groups of metrics in a dashboard: names, and how names begin (with a _ or @ at the end)."""
 Row = dict[str, Any]
 """Metrics of a chunk: name -> [S], and two wall times: `seconds` since the run began, `chunk_seconds` of this chunk.
 The row before the first chunk has the evaluation at step 0; its `iterations` and `chunk_seconds` are 0."""
+
+
+def tag_of(name: str) -> str:
+    """A metric as dashboards show it, in its group: "evaluation/return", "policy/entropy"; others are in "training"."""
+    for group, members in GROUPS.items():
+        if any(name == member or (member[-1] in "_@" and name.startswith(member)) for member in members):
+            return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"training/{name}"
+
+
+def open_events(folder: Path, steps: int) -> EventsWriter:
+    """A file of events for TensorBoard, which withdraws earlier ones after `steps`, where a run is gone on with."""
+    folder.mkdir(exist_ok=True, parents=True)
+    events = EventsWriter(str(folder / "events"), f".{steps}")  # SummaryWriter hangs on a full disk
+    if steps:
+        events.write_event(Event(step=steps + 1, session_log=SessionLog(status=SessionLog.START)))
+    return events
 
 
 class WrittenRows(NamedTuple):
@@ -46,17 +77,14 @@ class MetricsWriter:
     """
 
     def __init__(self, run_dir: Path, *, keep: int, steps: int) -> None:
-        path, events = run_dir / METRICS, run_dir / "tensorboard"
+        path = run_dir / METRICS
         self._run_dir = run_dir
         with explain_os_error(run_dir):
             self._file = open(path, "a+b", opener=without_following)  # noqa: SIM115
             self._file.seek(0)
             self._checksum = zlib.crc32(self._file.read(keep))
             self._file.truncate(keep)
-            events.mkdir(exist_ok=True)
-            self._events = EventsWriter(str(events / "events"), f".{steps}")  # SummaryWriter hangs on a full disk
-            if steps:
-                self._events.write_event(Event(step=steps + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._events = open_events(run_dir / TENSORBOARD, steps)
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -72,7 +100,7 @@ class MetricsWriter:
         means = {
             name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
         }
-        values = [Summary.Value(tag=name, simple_value=float(x.mean())) for name, x in means.items() if x.size]
+        values = [Summary.Value(tag=tag_of(name), simple_value=float(x.mean())) for name, x in means.items() if x.size]
         steps = int(np.min(row["steps"]))
         with explain_os_error(self._run_dir):
             self._file.write(line)

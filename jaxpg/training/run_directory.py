@@ -31,12 +31,12 @@ from jaxpg.files import explain_os_error, flatten, replace_file, toml_dumps
 from jaxpg.training import checkpoint, run_files
 from jaxpg.training.checkpoint import CHECKPOINTS, Checkpoint
 from jaxpg.training.manifests import MANIFEST
-from jaxpg.training.metrics_writer import METRICS, Row, WrittenRows
+from jaxpg.training.metrics_writer import METRICS, TENSORBOARD, Row, WrittenRows
 from jaxpg.training.provenance import describe_machine
 from jaxpg.training.run_files import parse_toml, read_file
 
 CONFIG, MACHINE = "config.toml", "run.json"
-WRITTEN = (MACHINE, METRICS, "tensorboard", CHECKPOINTS, "samples", "report.html", "learning_curve.png")
+WRITTEN = (MACHINE, METRICS, TENSORBOARD, CHECKPOINTS, "samples", "report.html", "learning_curve.png")
 """What is written into the directory of a run beside its config."""
 WALL_TIMES = ("seconds", "chunk_seconds")
 ADVICE = "Put it back from a copy, or train a new run with another --out."

@@ -118,7 +118,7 @@ def _always(window: _Window, name: str, holds: Callable[[np.ndarray], np.ndarray
     """The seeds for which it holds in every row of the window; none where there is no such metric."""
     if name not in window.last:
         return np.zeros(window.last["steps"].shape[1], bool)
-    return holds(window.last[name]).all(0)
+    return np.asarray(holds(window.last[name]).all(0))
 
 
 def _without_signal(window: _Window) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,6 +17,7 @@ from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Array, Discrete, Env, Tree
 
 NIGHT = "#14171c"
+MOST_VALUES = 12  # that are shown with their names
 MINATAR = {  # colours by channel of the observation, later channels over earlier ones; names of actions
     "Breakout-MinAtar": ((SKY, PAPER, "#59626e", RED), ("stay", "left", "right")),
     "Asterix-MinAtar": ((SKY, RED, "#6b3a1d", YELLOW), ("stay", "left", "up", "right", "down")),
@@ -167,14 +168,43 @@ def _move_agent(state: Tree, cell: Array) -> Tree:
 
 
 def observations(env: Env, episode: RecordedEpisode) -> Scene:
-    """Binary observations with rows and columns as a board, all others as bars."""
+    """Binary observations with rows and columns as a board; else a few numbers with their names, or many as bars.
+
+    The numbers are those of the state, where it is a record of MOST_VALUES scalars at most, else the observation's.
+    """
     frames = np.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(episode.observations)], axis=1)
     shape = np.shape(jax.tree.leaves(episode.observations)[0])[1:]
     if len(shape) in (2, 3) and np.isin(frames, (0, 1)).all():
         boards = frames.reshape(len(frames), *shape[:2], -1)
         colors = (SKY, YELLOW, RED, GREEN, PINK, PAPER, BLUE, QUIET)
         return _board(boards, tuple(colors[c % len(colors)] for c in range(boards.shape[-1])), fps=10)
+    fields = jax.tree_util.tree_leaves_with_path(unwrap(episode.states))
+    if 0 < len(fields) <= MOST_VALUES and all(np.ndim(x) == 1 for _, x in fields):
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "state" for path, _ in fields]
+        return _values(names, np.stack([np.asarray(x, float) for _, x in fields], axis=1))
+    if frames.shape[1] <= MOST_VALUES:
+        return _values([f"observation {i}" for i in range(frames.shape[1])], frames)
     return _bars(frames)
+
+
+def _values(names: Sequence[str], numbers: np.ndarray) -> Scene:
+    """Named numbers `[T, n]`, a line each: name, place between the least and the most of the episode, value."""
+    lows, highs = numbers.min(0), numbers.max(0)
+    left, right, row = 150.0, 320.0, 34.0
+    top = row * len(names)
+
+    def draw(canvas: Canvas, t: int, state: Any, action: Any) -> None:
+        for i, name in enumerate(names):
+            y, (low, high), value = top - row * (i + 0.4), (lows[i], highs[i]), numbers[t, i]
+            canvas.text((75, y), name if len(name) <= 20 else f"{name[:19]}…", INK, 11)
+            canvas.line([(left, y), (right, y)], FAINT, 4)
+            x = left + (right - left) * ((value - low) / (high - low) if high > low else 0.5)
+            canvas.circle((x, y), 5, BLUE)
+            for end, bound in ((left, low), (right, high)):
+                canvas.text((end, y - 13), f"{bound:.3g}".replace("-", "−"), QUIET, 9)
+            canvas.text((365, y), f"{value:.3g}".replace("-", "−"), INK, 11)
+
+    return Scene((0.0, 400.0, 0.0, top), draw, fps=10, width=400)
 
 
 def _bars(frames: np.ndarray) -> Scene:

@@ -13,11 +13,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxpg.envs.wrappers import unwrap
+from jaxpg.errors import UserError
 from jaxpg.files import replace_file
 from jaxpg.report.episodes import boards, control, lander
 from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Discrete, Env
+from jaxpg.user_code import explain_failure
 
 SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
     "CartPole-v1": control.cart_pole,
@@ -34,14 +36,19 @@ SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
 }
 CAPTION = 28  # pixels
 HOLD = 1500  # duration of the last frame in milliseconds
-MOST_FRAMES = 150  # so that a file stays below about half a megabyte
+MOST_FRAMES = 150
+MOST_BYTES = 500_000
 
 
 def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
     """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
 
-    Environments on the host draw themselves. Others without a scene are drawn by their observations. Of an episode of
-    more than MOST_FRAMES steps only every second, third, ... step is drawn, and shown for as long as they all last.
+    Environments on the host and those with a `render` draw themselves. Others without a scene are drawn by the numbers
+    of their states, or by their observations. Of an episode of more than MOST_FRAMES steps only every second, third,
+    ... step is drawn, and shown for as long as they all last; fewer where the file would have more than MOST_BYTES.
+
+    Raises:
+        UserError: `render` fails, or returns something else than a picture.
 
     Args:
         env: the environment of the episode; its name selects the scene.
@@ -54,42 +61,73 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     length = len(episode.rewards)
     scene = _own_scene(env, episode) or SCENES.get(env.name, boards.observations)(env, episode)
     palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
+    step_duration = 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
     stride = -(-length // MOST_FRAMES) or 1
-    drawn = [*range(0, length, stride), length]
-    frames = (_quantized(draw_frame(env, scene, episode, t), palette) for t in drawn)
-    frame_duration = stride * 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
-    first = next(frames)
+    while True:
+        drawn = [*range(0, length, stride), length]
+        frames = [_quantized(draw_frame(env, scene, episode, t), palette) for t in drawn]
+        content = _animation(frames, stride * step_duration)
+        if len(content) <= MOST_BYTES or len(drawn) <= 2:
+            break
+        stride = max(stride + 1, -(-stride * len(content) // MOST_BYTES))
+    replace_file(Path(path), content)
+
+
+def _animation(frames: list[Image.Image], duration: int) -> bytes:
+    """Frames as a GIF, each shown for `duration` milliseconds and the last one for HOLD."""
     buffer = io.BytesIO()
-    first.save(
+    frames[0].save(
         buffer,
         format="GIF",
         save_all=True,
-        append_images=frames,
-        duration=[frame_duration] * (len(drawn) - 1) + [HOLD],
+        append_images=frames[1:],
+        duration=[duration] * (len(frames) - 1) + [HOLD],
         loop=0,
         optimize=False,
         disposal=1,
     )
-    replace_file(Path(path), buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
-    """The pictures of an environment on the host, of the same episode played once more; None if it has none.
+    """The pictures that an environment makes itself, those on the host of the episode played once more; None if none.
 
-    It also has none if the rewards are not those that were recorded: the pictures would be of another episode.
+    There are also none if the rewards are not those that were recorded: the pictures would be of another episode.
     """
+    if env.render is not None:
+        states = unwrap(episode.states)
+        first = _rendered(env, jax.tree.map(lambda x: x[0], states))
+        return _pictures(first.shape[:2], lambda t, state: _rendered(env, state))
     if env.host is None or env.host.frames is None:
         return None
     pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
     if not np.allclose(rewards, episode.rewards, atol=1e-4):
         return None
-    height, width = pictures[0].shape[:2]
+    return _pictures(pictures[0].shape[:2], lambda t, state: np.asarray(pictures[t], np.uint8))
+
+
+def _pictures(size: tuple[int, ...], picture: Callable[[int, Any], np.ndarray]) -> Scene:
+    """A scene of pictures of a size (height, width); `picture(t, state)` is `[H, W, 3]` bytes."""
+    height, width = size
     return Scene(
         (0.0, float(width), 0.0, float(height)),
-        lambda canvas, t, state, action: canvas.picture_of(np.asarray(pictures[t], np.uint8)),
+        lambda canvas, t, state, action: canvas.picture_of(picture(t, state)),
         fps=30,
-        width=min(width, 480),
+        width=max(240, min(width, 480)),
     )
+
+
+def _rendered(env: Env, state: Any) -> np.ndarray:
+    """The picture that `Env.render` makes of a state."""
+    assert env.render is not None
+    with explain_failure(f"render of the environment {env.name}"):
+        picture = np.asarray(env.render(state))
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+        raise UserError(
+            f"render of the environment {env.name} must return a picture of the shape (H, W, 3) and dtype uint8, not "
+            f"{picture.shape} and {picture.dtype}."
+        )
+    return picture
 
 
 def trimmed(episode: RecordedEpisode) -> RecordedEpisode:
