@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
 from jaxpg import envs
 from jaxpg.envs import text
+from jaxpg.errors import UserError
 from jaxpg.report import render_gif
-from jaxpg.report.episodes import gif
-from jaxpg.report.episodes.boards import _explore, observations
+from jaxpg.report.episodes import boards, gif
+from jaxpg.report.episodes.boards import _explore, _values, observations
 from jaxpg.report.episodes.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
 from jaxpg.report.episodes.gif import HOLD, SCENES, draw_frame, trimmed
 from jaxpg.rollout.evaluation import RecordedEpisode, record_episode
@@ -192,3 +194,88 @@ def test_edges_are_smooth_and_lengths_true():
     assert 5 <= shades <= 12  # oversampled by 3: nine steps between the two colours
     ink = (252 - image[..., 0].astype(float)).sum() / (252 - 0xE4)  # in pixels of full colour
     assert ink == pytest.approx(100 * np.hypot(6, 3) * 1.0 + np.pi * 5**2, rel=0.02)
+
+
+def of_one_number(**parts) -> tuple[Env, RecordedEpisode]:
+    """An environment without a scene whose state is a record of two numbers, and three steps of it."""
+    env = tiny.counter()._replace(name="mine", **parts)
+    return env, trimmed(some_episode(env, steps=3))
+
+
+@pytest.mark.full
+def test_an_environment_draws_its_own_states(tmp_path):
+    """Also behind a wrapper, whose state holds that of the environment."""
+
+    def render(state) -> np.ndarray:
+        return np.full((40, 60, 3), 20 + 30 * int(state.time), np.uint8)
+
+    env, episode = of_one_number(render=render)
+    scene = gif._own_scene(env, episode)
+    for t in range(len(episode.rewards) + 1):
+        frame = np.asarray(draw_frame(env, scene, episode, t))
+        assert (frame[: -gif.CAPTION] == 20 + 30 * int(episode.states.time[t])).all()
+    render_gif(env, episode, tmp_path / "play.gif")
+    wrapped = envs.sticky_actions(env)
+    drawn = trimmed(some_episode(wrapped, steps=2))
+    first = np.asarray(draw_frame(wrapped, gif._own_scene(wrapped, drawn), drawn, 0))
+    assert (first[: -gif.CAPTION] == 20 + 30 * int(drawn.states.inner.time[0])).all()
+
+
+@pytest.mark.parametrize(
+    ("render", "sentence"),
+    [
+        (lambda state: np.zeros((4, 4), np.uint8), r"\(H, W, 3\) and dtype uint8, not \(4, 4\)"),
+        (lambda state: np.zeros((4, 4, 3)), "and float64"),
+        (lambda state: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_a_render_that_makes_no_picture_is_a_sentence(render, sentence, tmp_path):
+    env, episode = of_one_number(render=render)
+    with pytest.raises(UserError, match=sentence):
+        render_gif(env, episode, tmp_path / "play.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_a_state_have_their_names_and_a_scale():
+    """The dot of a value is as far to the right as the value lies between the least and the most of the episode."""
+    numbers = np.array([[0.0, 5.0], [1.0, 5.0], [4.0, 5.0]])
+    scene = _values(["height", "constant"], numbers)
+    places = []
+    for t in range(3):
+        canvas = Canvas(scene.view, scene.width, scene.background)
+        scene.draw(canvas, t, None, None)
+        blue = (np.asarray(canvas.image())[:34] == [0, 0x72, 0xB2]).all(-1)
+        places.append(np.nonzero(blue)[1].mean())
+    assert places == pytest.approx([150, 150 + 170 / 4, 320], abs=1)
+
+
+def test_states_of_a_few_scalars_are_named_by_their_fields(monkeypatch):
+    shown = []
+    monkeypatch.setattr(boards, "_values", lambda names, numbers: shown.append((names, numbers)))
+    env, episode = of_one_number()
+    observations(env, episode)
+    observations(env, episode._replace(states=np.zeros((4, 3, 3)), observations=np.full((4, 2), 0.5)))
+    (names, numbers), (others, _) = shown
+    assert names == ["length", "time"]
+    np.testing.assert_array_equal(numbers[:, 1], np.arange(len(episode.rewards) + 1))
+    assert others == ["observation 0", "observation 1"]
+
+
+@pytest.mark.full
+def test_a_gif_is_never_large(tmp_path, monkeypatch):
+    """Noise, which no GIF compresses, gets fewer frames; the last is kept."""
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    env, episode = of_one_number(render=lambda state: np.roll(noise, 7 * int(state.time), 0))
+    render_gif(env, episode, tmp_path / "whole.gif")
+    size = (tmp_path / "whole.gif").stat().st_size
+    monkeypatch.setattr(gif, "MOST_BYTES", size - 1)
+    render_gif(env, episode, tmp_path / "play.gif")
+    assert (tmp_path / "play.gif").stat().st_size < size
+    with Image.open(tmp_path / "play.gif") as small, Image.open(tmp_path / "whole.gif") as whole:
+        assert 2 <= small.n_frames < whole.n_frames
+        duration = [0, 0]
+        for i, animation in enumerate((small, whole)):
+            for index in range(animation.n_frames - 1):
+                animation.seek(index)
+                duration[i] += animation.info["duration"]
+        assert duration[0] >= duration[1]
