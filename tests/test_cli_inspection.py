@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,11 @@ from refusals import refused
 from rich.console import Console
 
 from jaxpg import files, report
-from jaxpg.cli.inspection import Starts, distinguishing_parts, mean_lines, run_labels
+from jaxpg.cli import record
+from jaxpg.cli.inspection import Starts, compared_runs, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
+from jaxpg.cli.record import CommandRecord
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.sources import setting_sources
@@ -146,6 +150,53 @@ def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) ->
     assert lines[1] == f"100 / {100 * chunks:,} steps, compiled in 1.0 s, evaluation 2, return 3"
     assert [line.split()[0] for line in lines[2:]] == [f"{10 * chunks * i:,}" for i in range(1, 11)]
     assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
+
+
+def test_plot_of_a_comparison_shows_its_runs_and_none_of_its_stages(tmp_path: Path) -> None:
+    compared = CommandRecord(
+        command="compare",
+        command_line="jaxpg compare catch ppo a2c",
+        task="catch",
+        algorithms=["ppo", "mine:spo", "dqn"],
+        devices=None,
+        mesh=None,
+        runs=[],
+    )
+    for name in ("ppo", "mine-spo", "sft"):
+        write_run(tmp_path / "both" / name, {"task": "catch", "algorithm": name})
+    record.write(compared, tmp_path / "both")
+    assert [run.name for run in compared_runs(tmp_path / "both")] == ["ppo", "mine-spo"]
+    assert compared_runs(tmp_path / "both" / "ppo") == [tmp_path / "both" / "ppo"]
+    assert main(["plot", str(tmp_path / "both"), "--out", str(tmp_path / "curves.svg")]) == 0
+    assert ">ppo</text>" in (tmp_path / "curves.svg").read_text()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="it is a script for bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["tr"], {"train"}),
+        (["train", "cartp"], {"cartpole"}),
+        (["compare", "cartpole", "ppo", "gsp"], {"gspo"}),
+        (["export", "run", "--seed"], {"--seed-index"}),
+        (["export", "cartp"], set()),  # a directory, which the shell completes itself
+        (["train", "cartpole", "ppo", "--wan"], {"--wandb"}),
+    ],
+)
+def test_a_shell_completes(words: list[str], expected: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    script += f'\nCOMP_WORDS=(jaxpg {" ".join(words)}); COMP_CWORD={len(words)}; _jaxpg; echo "${{COMPREPLY[@]}}"\n'
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert set(shown.stdout.split()) == expected
+
+
+@pytest.mark.full
+def test_show_estimates_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--steps", "20000", "--seeds", "2", "--set", "num_envs=4", "--set", "num_steps=25"]
+    assert main(["show", "cartpole", "ppo", "--time", *words]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(r"time: about \d+:\d\d for 200 iterations of 2 seeds on 2 devices, at [\d.]+ ms each", line)
 
 
 def test_progress_says_whose_steps_it_counts_and_waits_for_no_diverged_seed() -> None:

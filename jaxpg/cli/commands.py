@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import files
-from jaxpg.cli import checking, gridworld, inspection, listing, plan, runs, showing, stage_report
+from jaxpg.cli import checking, completion, gridworld, inspection, listing, plan, runs, showing, stage_report
 from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.runs import Session
@@ -226,6 +226,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": plan.run_plan,
     "gridworld": gridworld.run_gridworld,
     "check": checking.run_check,
+    "completion": completion.run_completion,
     "list": listing.run_list,
     "show": showing.run_show,
 }

@@ -14,11 +14,13 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from jaxpg.cli import record
 from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions, sampling
 from jaxpg.experiments.build import Experiment, kind_of, reward_network, text_task, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config
+from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
@@ -242,7 +244,8 @@ def run_plot(arguments: argparse.Namespace) -> int:
     """Draw the learning curves of runs into one figure."""
     from jaxpg import report
 
-    runs = {run.resolve(): _plotted(run) for run in arguments.runs}
+    found = [run for directory in arguments.runs for run in compared_runs(directory)]
+    runs = {run.resolve(): _plotted(run) for run in found}
     tasks = {run.task for run in runs.values()}
     names = {path: run.name if len(tasks) == 1 else f"{run.name}, {run.task}" for path, run in runs.items()}
     labels = run_labels(names)
@@ -254,6 +257,15 @@ def run_plot(arguments: argparse.Namespace) -> int:
     report.learning_curve(curves, arguments.out, title=title, threshold=threshold, units=shown)
     print(printable(arguments.out))
     return 0
+
+
+def compared_runs(directory: Path) -> list[Path]:
+    """The runs that `jaxpg compare` has begun in a directory, in its order; of another command the directory itself."""
+    begun = record.read(directory)
+    if begun is None or begun.command != "compare":
+        return [directory]
+    folders = [directory / file_name(algorithm) for algorithm in begun.algorithms]
+    return [folder for folder in folders if (folder / run_directory.CONFIG).exists()] or [directory]
 
 
 class PlottedRun(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -119,6 +119,11 @@ def make_parser() -> argparse.ArgumentParser:
     return main
 
 
+def command_words(commands: Mapping[str, argparse.ArgumentParser]) -> dict[str, list[str]]:
+    """The options of every command, for a shell that completes them."""
+    return {name: sorted(set(re.findall(r"--[a-z-]+", parser.format_help()))) for name, parser in commands.items()}
+
+
 def _add_training_commands(commands: Any) -> None:
     """The commands that train: train, compare, sweep, resume; and show, which says what they would train."""
     training = _training_arguments()
@@ -143,6 +148,7 @@ def _add_training_commands(commands: Any) -> None:
     show.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
     show.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
     _add_setting_arguments(show)
+    show.add_argument("--time", action="store_true", help="compile, train two iterations, and say how long it takes")
     _add_trust_argument(show)
 
     resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
@@ -179,7 +185,7 @@ def _add_run_commands(commands: Any) -> None:
     _add_trust_argument(export)
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
-    plot.add_argument("runs", type=path, nargs="+", metavar="RUN")
+    plot.add_argument("runs", type=path, nargs="+", metavar="RUN", help="directories of runs, or of compare")
     _add_trust_argument(plot)
     plot.add_argument(
         "--out",
@@ -206,6 +212,11 @@ def _add_other_commands(commands: Any) -> None:
     check.add_argument("environment", type=name, metavar="ENV", help="module:function of your own, brax:ant, ...")
     check.add_argument("--set", action="append", default=[], metavar="K=V", help="one of its settings (default: none)")
     _add_trust_argument(check)
+
+    completion = commands.add_parser("completion", help="a script with which a shell completes commands and names")
+    completion.add_argument("shell", choices=("bash", "zsh"), help='eval "$(jaxpg completion bash)" in ~/.bashrc')
+
+    completion.set_defaults(words=lambda: command_words(commands.choices))
 
     listing = commands.add_parser("list", help="tasks, algorithms and settings, with defaults and meanings")
     listing.add_argument("what", nargs="?", choices=LISTS, metavar="WHAT", help=", ".join(LISTS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.experiments.stages import build_planned
 from jaxpg.printable import printable
+from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
 from jaxpg.training.memory import bytes_of, least_memory, memory_limit
@@ -39,7 +41,30 @@ def run_show(arguments: argparse.Namespace) -> int:
     console.print(_array_table(state))
     for line in _sizes(config, experiment, state):
         console.print(line, soft_wrap=True)
+    if arguments.time:
+        console.print(_time(config, experiment), soft_wrap=True)
     return 0
+
+
+def _time(config: Config, experiment: Experiment) -> str:
+    """How long the iterations of a run take, from one that is trained now, without evaluations and checkpoints.
+
+    One seed on one device is measured; the seeds of a device are taken to take their time one after the other.
+    """
+    step, keys = jax.jit(experiment.learner.step), jax.random.split(jax.random.key(0), 3)
+    began = time.monotonic()
+    state, before = jax.block_until_ready(step(jax.jit(experiment.learner.init)(keys[0]), keys[1]))
+    compiled = time.monotonic()
+    _, after = jax.block_until_ready(step(state, keys[2]))
+    seconds = time.monotonic() - compiled
+    steps, seeds = int(after["steps"]) - int(before["steps"]), len(config.seeds)
+    iterations, devices = math.ceil(config.total_steps / max(steps, 1)), len(devices_of(config))
+    whole = iterations * seconds * math.ceil(seeds / devices)
+    of_seeds = f"{seeds} seed{'s' if seeds > 1 else ''} on {devices} device{'s' if devices > 1 else ''}"
+    return (
+        f"time: about {format_duration(whole)} for {iterations:,} iterations of {of_seeds}, at {1000 * seconds:.3g} ms "
+        f"each; compiling took {compiled - began:.3g} s"
+    )
 
 
 def _text(value: Any) -> str:

@@ -71,7 +71,7 @@ def check(option: Option, value: Any) -> Any:
             empty or has control characters.
     """
     accepted = _members(option.kind)
-    if value in (None, "none") and types.NoneType in accepted:
+    if (value is None or (isinstance(value, str) and value == "none")) and types.NoneType in accepted:
         return None
     for kind in accepted:
         if _is_of_kind(value, kind):

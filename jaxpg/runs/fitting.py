@@ -73,6 +73,8 @@ def fit(
     """
     if jax.process_count() > 1:
         raise UserError("fit trains in one process; several hosts take the command: jaxpg train ... --distributed.")
+    if not isinstance(out, str | Path | None):
+        raise UserError(f"out is the directory to write, or None, not {excerpt(out)}.")
     named = _Named(is_kept=out is not None)
     overrides = {**settings, **_overrides(named, network, seeds, total_steps)}
     if isinstance(callbacks, Mapping):
@@ -118,16 +120,20 @@ def _overrides(
     named: _Named, network: Network | None, seeds: int | Sequence[int], total_steps: int | None
 ) -> dict[str, Any]:
     """The arguments of `fit` that are settings of a config."""
-    if not isinstance(seeds, int | Sequence) or isinstance(seeds, str):
-        raise UserError(f"seeds is a number of them, or their numbers, not {excerpt(seeds)}.")
-    numbers = list(range(seeds) if isinstance(seeds, int) else seeds)
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    if not isinstance(numbers, range) and not _are_integers(numbers):
+        raise UserError(f"seeds is a number of them, or a list of their numbers, not {excerpt(seeds)}.")
     check_seeds(numbers)
-    overrides: dict[str, Any] = {"seeds": numbers}
+    overrides: dict[str, Any] = {"seeds": list(numbers)}
     if total_steps is not None:
         overrides["total_steps"] = total_steps
     if network is not None:
         overrides["network"] = named.network(network)
     return overrides
+
+
+def _are_integers(numbers: Any) -> bool:
+    return isinstance(numbers, Sequence) and all(type(x) is int for x in numbers)
 
 
 def _check_callbacks(callbacks: Any) -> None:

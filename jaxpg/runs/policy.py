@@ -86,7 +86,11 @@ class TrainedPolicy:
     def _batch(self, obs: ArrayLike) -> tuple[np.ndarray, bool]:
         """Observations with a batch axis, and whether they had one."""
         space = self._env.observation_space
-        given, shape = np.asarray(obs), tuple(space.shape)
+        shape = tuple(space.shape)
+        try:
+            given = np.asarray(obs)
+        except ValueError:  # rows of different lengths
+            raise UserError(f"Observations of {self._env.name} have one shape, {shape}: these differ.") from None
         if (given.shape != shape and given.shape[1:] != shape) or not given.size:
             raise UserError(
                 f"An observation of {self._env.name} has the shape {shape}, and a batch of them one axis in front; not "

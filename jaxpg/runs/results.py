@@ -42,7 +42,7 @@ class MetricsTable:
             UserError: the run has none of this name.
         """
         if name not in self.columns:
-            refuse_unknown("metric", name, self.columns)
+            refuse_unknown("metric", str(name), self.columns)
         return self.columns[name]
 
     def long_form(self) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, kind_of, writes_text
 from jaxpg.experiments.config import Config, load_config, to_dict
@@ -129,6 +129,8 @@ def load(run: str | Path, *, checkpoint: str = "best", trust_code: bool = False)
     Raises:
         UserError: it is no run, it is damaged or names code that is not trusted, or there is no such checkpoint.
     """
+    if not isinstance(run, str | Path):
+        raise UserError(f"load takes the directory of a run, as text or a Path, not {excerpt(run)}.")
     if checkpoint not in ("best", "last"):
         raise UserError(f'checkpoint is "best" or "last", not {checkpoint!r}.')
     config = load_config(Path(run), trust_code=trust_code)
