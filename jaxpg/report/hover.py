@@ -28,7 +28,7 @@ def add_hover(axes: Axes, x: ArrayLike, y: ArrayLike, name: str) -> None:
 
 def show_on_hover(dots: PathCollection, texts: Sequence[str]) -> None:
     """Let dots show these texts, one each."""
-    offsets = np.ma.filled(np.ma.asarray(dots.get_offsets(), float), np.nan)
+    offsets: np.ndarray = np.ma.filled(np.ma.asarray(dots.get_offsets(), float), np.nan)
     drawn = np.flatnonzero(np.isfinite(offsets).all(1))
     dots.set_label(_LABEL + "\n".join(printable(texts[i]) for i in drawn.tolist()))
 
