@@ -51,6 +51,7 @@ def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
         "tensorboard",
         "checkpoints",
         "learning_curve.png",
+        "report.html",
     }
     resolved = configs.load_config(trained)
     assert (resolved.task, resolved.algorithm, resolved.seeds, resolved.total_steps) == ("catch", "a2c", (0, 1), 3000)

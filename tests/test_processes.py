@@ -129,6 +129,7 @@ def test_two_processes_are_one_run(
         "tensorboard",
         "checkpoints",
         "learning_curve.png",
+        "report.html",
     }
     assert len(list((out / "tensorboard").iterdir())) == 1
 
