@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 from jaxpg.report.figures import STYLE, literal, scale_steps
@@ -100,6 +100,7 @@ def _decorate(axes: Axes, name: str) -> None:
     values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
     if name in LOGARITHMIC and 0 < 10 * np.nanmin(values) < np.nanmax(values):
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.get_offset_text().set_fontsize(6)
