@@ -100,7 +100,7 @@ class Parts(NamedTuple):
     update: Callable[..., Any]
 
 
-ONE_UPDATE = {"epochs": 1, "num_minibatches": 1, "gamma": 1.0, "chunk_rows": 32}
+ONE_UPDATE = {"epochs": 1, "num_minibatches": 1, "gamma": 1.0}
 ALGORITHMS: dict[str, Callable[..., PolicyGradient]] = {
     "grpo": partial(ladder.grpo, kl=None, group_size=GROUP),
     "grpo, reference": partial(ladder.grpo, group_size=GROUP),

@@ -76,10 +76,13 @@ class Workload(NamedTuple):
 
     build(): makes it anew, from tracing to the initial state, which is that of the next seed.
     work: what one run does, in environment steps (of a language model: tokens, of `matmul`: FLOPs, of `copy`: bytes).
+    init(key) -> state, run(state) -> state, output: the functions that `build` compiles, None where there are none.
     """
 
     build: Callable[[], Program]
     work: int
+    init: Callable[[jax.Array], Any] | None = None
+    run: Callable[[Any], tuple[Any, Any]] | None = None
 
 
 def compiled(
@@ -108,7 +111,7 @@ def compiled(
         scored = jax.jit(score) if score else None  # compiled on first use
         return Program(once, scored and (lambda: float(scored(state))), given_and_made + needed.temp_size_in_bytes)
 
-    return Workload(build, work)
+    return Workload(build, work, init, run)
 
 
 def update_bytes(learner: Any) -> dict[str, int]:

@@ -30,10 +30,15 @@ from work import A2C, EPISODES, PPO, Q, Workload, compiled, whole_iterations
 
 
 def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The whole loop of jaxpg's PPO. The settings are those of the peers; all others stay at their defaults."""
+    """The whole loop of jaxpg's PPO."""
+    return whole_loop(ppo(num_envs), env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
+
+
+def ppo(num_envs: int) -> Any:
+    """jaxpg's PPO. The settings are those of the peers; all others stay at their defaults."""
     from jaxpg import ladder
 
-    algorithm = ladder.ppo(
+    return ladder.ppo(
         num_envs=num_envs,
         num_steps=PPO.num_steps,
         epochs=PPO.epochs,
@@ -47,14 +52,19 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
         value_coefficient=PPO.value,
         max_grad_norm=PPO.max_grad_norm,
     )
-    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
 
 def jaxpg_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """The whole loop of jaxpg's A2C: one gradient step every five."""
+    per_agent = whole_iterations(steps, num_envs, agents, A2C.num_steps)
+    return whole_loop(a2c(num_envs), env_name, num_envs, agents, per_agent)
+
+
+def a2c(num_envs: int) -> Any:
+    """jaxpg's A2C; the settings are those of the peers."""
     from jaxpg import ladder
 
-    algorithm = ladder.a2c(
+    return ladder.a2c(
         num_envs=num_envs,
         num_steps=A2C.num_steps,
         learning_rate=A2C.learning_rate,
@@ -64,7 +74,6 @@ def jaxpg_a2c(env_name: str, num_envs: int, agents: int, devices: int, steps: in
         value_coefficient=A2C.value,
         max_grad_norm=A2C.max_grad_norm,
     )
-    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents, A2C.num_steps))
 
 
 def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 ROOMS = """
 types errors printable
-parallel.collectives
+parallel.collectives parallel.machine
 objectives
 domains files user_code vectorize parallel
 rollout update

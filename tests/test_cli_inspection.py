@@ -255,7 +255,7 @@ def test_a_stage_is_shown_before_what_it_needs_is_trained(capsys: pytest.Capture
     overrides = parse_overrides(["stages.r1.num_envs=512"])
     found = setting_sources("modular_chain", "r1", configs.resolve_config("modular_chain", "r1", overrides), overrides)
     assert found["initial"] == ("tuned", "modular_chain.toml [stages.r1]")
-    assert found["chunk_rows"] == (32, "modular_chain.toml [grpo]")
+    assert found["epochs"] == (1, "modular_chain.toml [grpo]")
     assert found["num_envs"] == (512, "command line")
     assert main(["show", "modular_chain", "r1"]) == 0  # its reward model and the policy that it begins with are stages
     assert "for the state of a seed" in capsys.readouterr().out

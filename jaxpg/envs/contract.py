@@ -19,7 +19,7 @@ from jax.tree_util import keystr
 
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import MASKED
-from jaxpg.parallel.compiler import compiler_options
+from jaxpg.parallel.machine import compiler_options
 from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree
 from jaxpg.user_code import explain_failure
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Discrete, Key, Space, Tree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
@@ -102,17 +103,16 @@ class LayerNorm(nn.Module):
 def _row_mean(x: Array) -> Array:
     """The mean over the last axis, `[..., n] -> [..., 1]`.
 
-    On a CPU a product with a column of ones replaces the sum: XLA adds up the entries of a row one by one, and the
-    product uses vector instructions. With `_spread`, whose derivative is such a sum, the gradient of two normalised
-    layers of 64 takes 280 instead of 586 us for 128 rows (benchmarks/LOG.md, "layer normalisation").
+    On a CPU a product with a column of ones replaces the sum, and so does the derivative of `_spread`:
+    `Machine.sums_rows_by_product`.
     """
     n = x.shape[-1]
-    return x @ jnp.full((n, 1), 1 / n, x.dtype) if jax.default_backend() == "cpu" else x.mean(-1, keepdims=True)
+    return x @ jnp.full((n, 1), 1 / n, x.dtype) if machine().sums_rows_by_product else x.mean(-1, keepdims=True)
 
 
 def _spread(x: Array, like: Array) -> Array:
     """A number per row in all columns, `[..., 1] -> [..., n]`; on a CPU a product with a row of ones: `_row_mean`."""
-    if jax.default_backend() == "cpu":
+    if machine().sums_rows_by_product:
         return x @ jnp.ones((1, like.shape[-1]), x.dtype)
     return jnp.broadcast_to(x, like.shape)
 

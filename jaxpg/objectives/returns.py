@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Scalar
 
 
@@ -27,7 +28,8 @@ def _backward(a: Array, b: Array, init: Array) -> Array:
         x = ab[0] + ab[1] * x
         return x, x
 
-    return lax.scan(step, init.astype(jnp.result_type(a, b)), (a, b), reverse=True)[1]
+    start = init.astype(jnp.result_type(a, b))
+    return lax.scan(step, start, (a, b), reverse=True, unroll=machine().recursion_unroll)[1]
 
 
 def lambda_returns(reward: Array, discount: Array, last: Array, v_t: Array, gamma: Scalar, lambda_: Scalar) -> Array:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.types import Key, Tree
+
+TOGETHER_BELOW = 2**16  # numbers of an array, from which on copying it costs more than an exchange of its own
 
 DATA = "data"  # environments are split over it, gradients are summed over it
 SHARD = "shard"  # environments and parameters are split over it
@@ -34,8 +38,24 @@ def num_shards() -> int:
 
 
 def psum(tree: Tree) -> Tree:
-    """Sum over the devices of the axis DATA; the identity on one device, where XLA would not remove the sum."""
-    return lax.psum(tree, DATA) if num_shards() > 1 else tree
+    """Sum over the devices of the axis DATA; the identity on one device, where XLA would not remove the sum.
+
+    Small arrays travel as one vector per type, so that one exchange does for all: XLA combines exchanges by itself, on
+    CUDA by a kernel per array in front of it and behind it (benchmarks/LOG.md, "compiled for machines not here").
+    """
+    if num_shards() == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    small = [i for i, x in enumerate(leaves) if jnp.size(x) < TOGETHER_BELOW]
+    for kind in {jnp.result_type(leaves[i]) for i in small}:
+        same = [i for i in small if jnp.result_type(leaves[i]) == kind]
+        vector, unravel = ravel_pytree([leaves[i] for i in same])
+        for i, x in zip(same, unravel(lax.psum(vector, DATA)), strict=True):
+            leaves[i] = x
+    large = [i for i, x in enumerate(leaves) if jnp.size(x) >= TOGETHER_BELOW]
+    for i, x in zip(large, lax.psum([leaves[i] for i in large], DATA), strict=True):
+        leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
 def mean(x: jax.Array) -> jax.Array:

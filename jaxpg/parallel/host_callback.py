@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Tree
 
 PIECE_COLUMNS = 8
@@ -54,9 +55,8 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
 def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, *arguments: Array) -> Tree:
     """Call a Python function that changes something on the host, at every step of a loop; under `vmap` once for all.
 
-    The function reads the buffers of the program and its results are written into them. On a CPU that replaces
-    `jax.pure_callback`, whose copies take 15 to 20 times as long: 6 to 9 us of CPU time a call instead of 140 to 190
-    (benchmarks/LOG.md, 2026-11-22, "an environment on the host"). Elsewhere it is `jax.pure_callback`. Calls happen in
+    On a CPU the function reads the buffers of the program and its results are written into them, which replaces
+    `jax.pure_callback` and its copies (`Machine.calls_in_place`). Elsewhere it is `jax.pure_callback`. Calls happen in
     the order of their data: what one must see done has to read a result of the other.
 
     Args:
@@ -82,7 +82,7 @@ def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)
 
-    if jax.default_backend() == "cpu":
+    if machine().calls_in_place:
         in_place = buffer_callback(
             lambda context, out, *arguments: call_on_host(jax.tree.leaves(out), *arguments),
             results,

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpg.errors import UserError
 from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh
 from jaxpg.parallel.cores import num_cores
+from jaxpg.parallel.machine import machine, program_for
 from jaxpg.types import Tree
 
 SEED = "seed"  # independent runs are split over it, nothing is communicated
@@ -76,6 +77,11 @@ def describe_mesh(mesh: Mesh) -> str:
     if jax.process_count() > 1:
         details.append(f"in {jax.process_count()} processes")
     return f"{mesh.size} x {kind}" + (f" ({', '.join(details)})" if details else "")
+
+
+def platform_of(mesh: Mesh) -> str:
+    """The platform of the devices of a mesh, which may be described and not there: "cpu", "gpu", "tpu"."""
+    return mesh.devices.flat[0].platform
 
 
 def is_sharded(mesh: Mesh) -> bool:
@@ -161,9 +167,14 @@ def spread(function: Callable[..., Any], mesh: Mesh, *, in_specs: Any, out_specs
     `check_vma` is off: with it, the gradient with respect to replicated parameters arrives already summed over devices,
     and a second sum would multiply it by their number, an error that Adam hides.
     """
+
+    def for_mesh(*arguments: Any) -> Any:
+        with program_for(platform_of(mesh)):
+            return function(*arguments)
+
     if is_sharded(mesh):
-        return _auto_partitioned(function, mesh, in_specs, out_specs)
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return _auto_partitioned(for_mesh, mesh, in_specs, out_specs)
+    return jax.shard_map(for_mesh, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _auto_partitioned(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -188,10 +199,16 @@ def _auto_partitioned(function: Callable[..., Any], mesh: Mesh, in_specs: Any, o
 def map_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of one run, mapped over runs stacked on the first axis of its arguments and results.
 
-    A choice by platform. On an accelerator: `vmap`, all runs at once. On a CPU: `lax.map`, one after the other. A core
-    gains nothing from runs side by side, and XLA's fast matrix and convolution kernels for CPUs take one set of weights
-    (`vmap` makes grouped convolutions: 10 to 25% slower, benchmarks/LOG.md, 2026-11-20).
+    On an accelerator: `vmap`, all runs at once. On a CPU: `lax.map`, one after the other (`Machine.seeds_at_once`).
+    A single run has no axis: a loop whose end differs between runs would select between old and new state every time.
     """
-    if jax.default_backend() != "cpu":
-        return jax.vmap(function)
-    return lambda *arguments: lax.map(lambda of_one_run: function(*of_one_run), arguments)
+
+    def mapped(*arguments: Any) -> Any:
+        if not machine().seeds_at_once:
+            return lax.map(lambda of_one_run: function(*of_one_run), arguments)
+        if len(jax.tree.leaves(arguments)[0]) > 1:
+            return jax.vmap(function)(*arguments)
+        alone = function(*jax.tree.map(lambda x: x[0], arguments))
+        return jax.tree.map(lambda x: x[None], alone)
+
+    return mapped

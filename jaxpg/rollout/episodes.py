@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
@@ -121,8 +122,13 @@ def _columns_per_device(num_envs: int, group_size: int) -> int:
 def _run_episodes(
     env: Env, policy: Policy, params: Tree, start: CollectorState, noise: Tree, keys: Array
 ) -> _EpisodesState:
-    """Step all environments until the last episode is over; `noise` and `keys` are `[T, B, ...]`."""
+    """Step all environments until the last episode is over; `noise` and `keys` are `[T, B, ...]`.
+
+    Whether it is over is asked every `Machine.steps_per_question` steps; those after the end are padding.
+    """
     one_step = jax.vmap(partial(_step_or_stay, env, policy, params))
+    questions = -(-env.time_limit // machine().steps_per_question)
+    steps_per_question = -(-env.time_limit // questions)  # as even as can be: at most questions - 1 steps too many
 
     def unfinished(state: _EpisodesState) -> Array:
         return (state.t < env.time_limit) & any_in_batch(~state.over)
@@ -133,10 +139,22 @@ def _run_episodes(
         steps = jax.tree.map(lambda rows, row: rows.at[state.t].set(row), state.steps, transition)
         return _EpisodesState(state.t + 1, runner, over, steps)
 
+    def step_within_limit(_: Array, state: _EpisodesState) -> _EpisodesState:
+        if questions * steps_per_question == env.time_limit:
+            return step(state)
+        after = step(state._replace(over=state.over | (state.t >= env.time_limit)))
+        return after._replace(over=jnp.where(state.t < env.time_limit, after.over, state.over))
+
+    def several_steps(state: _EpisodesState) -> _EpisodesState:
+        return lax.fori_loop(0, steps_per_question, step_within_limit, state)
+
     over = jnp.zeros(keys.shape[1], bool)
     *_, row = jax.eval_shape(one_step, start, over, *jax.tree.map(lambda x: x[0], (noise, keys)))
     blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), row))
-    return lax.while_loop(unfinished, step, _EpisodesState(jnp.zeros((), jnp.int32), start, over, blank))
+    first = _EpisodesState(jnp.zeros((), jnp.int32), start, over, blank)
+    if questions == 1:
+        return several_steps(first)
+    return lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, first)
 
 
 def _step_or_stay(

@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
@@ -26,7 +27,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
-from jaxpg.vectorize import any_in_batch, tree_where
+from jaxpg.vectorize import any_in_batch, scan_packed, tree_where
 
 NextStarts = Callable[[Tree, Array, Array, CollectorState], CollectorState]
 """(reset keys, episodes that each column has ended in this segment, where one ends now, the states it ends in),
@@ -109,7 +110,7 @@ def _collect_segment(
         following = _next_state(state, moved, transition.last, bootstraps, partial(next_starts, inputs.reset_key))
         return following, transition
 
-    after, steps = lax.scan(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
+    after, steps = scan_packed(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
     steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
     runner, stats = episode_stats(before, after.runner, steps)
     return runner, Rollout(steps, steps.mask, after.final_obs, Episodes(memory=before.memory)), total_stats(stats)
@@ -193,12 +194,10 @@ def _store_final_obs(final_obs: Tree, obs: Tree, bootstraps: Array, num_final: A
 def _update_where_any(condition: Array, update: Callable[[Tree], Tree], tree: Tree) -> Tree:
     """`update(tree)`, for an update that changes nothing where no `condition` is true.
 
-    On a CPU a `lax.cond` replaces the plain call, so that a step at which no episode ends pays for no reset and for no
-    stored observation. Skipping resets makes the PPO loop 1.03 to 1.15 times as fast (benchmarks/LOG.md, "four
-    environments again"); for observations see "large observations and the minibatch" there. Other backends always
-    update: on an accelerator the decision costs more than it saves.
+    Where the machine gains by it, a `lax.cond` replaces the plain call, so that a step at which no episode ends pays
+    for no reset and for no stored observation: `Machine.resets_where_any`.
     """
-    if jax.default_backend() != "cpu":
+    if not machine().resets_where_any:
         return update(tree)
     return lax.cond(any_in_batch(condition), update, lambda tree: tree, tree)
 

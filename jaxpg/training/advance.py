@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxpg import parallel
-from jaxpg.parallel.compiler import compiler_options
+from jaxpg.parallel.machine import compiler_options, program_for
 from jaxpg.training.program import Program
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
@@ -153,7 +153,8 @@ def compile_programs(
         partial(advance_seeds, learner), mesh, in_specs=(seeds, specs, parallel.REPLICATED), out_specs=(specs, seeds)
     )
     evaluate_all = parallel.spread(parallel.map_seeds(evaluate_one), mesh, in_specs=(seeds, specs), out_specs=seeds)
-    options = compiler_options()
+    with program_for(parallel.platform_of(mesh)):
+        options = compiler_options()
     return Programs(
         advance=Program(advance_all, mesh, donate=1, compiler_options=options),
         evaluate=Program(evaluate_all, mesh, compiler_options=options),

@@ -1,7 +1,7 @@
 """How minibatches are gathered and cut into chunks, and how parameters are carried from one to the next.
 
-Everything here is for speed and changes no result. The gains were measured on CPUs (benchmarks/LOG.md); on
-accelerators the same code runs, except for the size of a chunk (`default_chunk_rows`).
+Everything here is for speed and changes no result. The gains were measured on CPUs (benchmarks/LOG.md); what another
+machine does instead is in `parallel/machine.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Tree
 from jaxpg.update.objective import Batch
 
-CPU_CHUNK_ROWS = 512  # see `default_chunk_rows`
 WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
 
 
@@ -66,14 +66,13 @@ def _late_chunk(late: Any, columns: Array, minibatch: Batch, i: Array | int, num
 
 
 def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
-    """`columns -> those columns of the batch`, all arrays with one word per step gathered by one call.
+    """`columns -> those columns of the batch`; on a CPU, all arrays with one word per step by one gather.
 
-    Replaces one gather per array: partition, stack, gather, merge. XLA on a CPU wakes another thread where more than
-    eight calls are ready at once. Together with `pack_vectors` and `surrogates.untied_minimum` it takes PPO on 4
-    environments from 4.3 to 3.0 CPU seconds per million steps, alone it gains nothing; stacking the words of a large
-    batch is one more copy, so batches that are worked through in chunks do without (benchmarks/LOG.md, "four
-    environments, without waking a thread").
+    That replaces one gather per array by partition, stack, gather, merge (`Machine.gathers_words`). Stacking the words
+    of a large batch is one more copy, so batches that are worked through in chunks do without.
     """
+    if not machine().gathers_words:
+        return lambda columns: batch.map_columns(partial(take_columns, columns))
     word_size = batch.weight.dtype.itemsize
     bits = jnp.dtype(f"uint{8 * word_size}")
     is_word = batch.map_columns(
@@ -139,16 +138,6 @@ def slice_columns(i: Array | int, num_chunks: int, axis: int, x: Array) -> Array
 def nth_chunk(batch: Batch, i: Array | int, num_chunks: int) -> Batch:
     """The i-th of `num_chunks` equal runs of neighbouring columns."""
     return batch.map_columns(partial(slice_columns, i, num_chunks))
-
-
-def default_chunk_rows() -> int | None:
-    """Rows per chunk where no setting names them: CPU_CHUNK_ROWS on a CPU, None (the whole minibatch) elsewhere.
-
-    A chunk that fits a CPU's cache is faster than a minibatch that does not: 512 rows are 1.08 to 1.11 times as fast as
-    256, 128 and 1,024 slower (benchmarks/LOG.md, "large observations and the minibatch"). An accelerator wants as much
-    work per call as there is.
-    """
-    return CPU_CHUNK_ROWS if jax.default_backend() == "cpu" else None
 
 
 def count_chunks(num_columns: int, chunk_rows: int | None) -> int:

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Tree
-from jaxpg.update.batching import cut_minibatches, default_chunk_rows, pack_vectors
+from jaxpg.update.batching import cut_minibatches, pack_vectors, take_columns
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.shuffle import random_permutations
-from jaxpg.vectorize import tree_where
+from jaxpg.vectorize import scan_packed, tree_where
 
 
 class _Progress(NamedTuple):
@@ -29,6 +29,13 @@ class _Progress(NamedTuple):
     params: Tree
     opt_state: Tree
     running: Array
+
+
+class _Prepared(NamedTuple):
+    """The fields of a Batch that `Objective.as_minibatch` fills, for all minibatches: `[minibatches, ...]`."""
+
+    advantage: Tree
+    minibatch_weight: Array
 
 
 def minibatch_epochs(
@@ -55,19 +62,26 @@ def minibatch_epochs(
     exceeds 1.5 target_kl (the early stop of OpenAI's Spinning Up and of Stable-Baselines3).
 
     The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
-    `batching.default_chunk_rows`. `lifted` is that of `summed_gradient`.
+    what suits the machine: `Machine.chunk_rows`, of texts `Machine.chunk_texts`. `lifted` is that of `summed_gradient`.
 
     Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
     batch = batch if objective.needs_trajectories else _as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
     orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
-    minibatches = cut_minibatches(batch, orders.shape[1], default_chunk_rows() if chunk_rows is None else chunk_rows)
+    if chunk_rows is None:
+        chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
+    minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
     pack, unpack = pack_vectors(params)
 
-    def one_minibatch(progress: _Progress, columns: Array) -> tuple[_Progress, Metrics]:
+    def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree]) -> tuple[_Progress, Metrics]:
+        columns, prepared = inputs
         params, opt_state = unpack(progress.params), progress.opt_state
-        minibatch = objective.as_minibatch(minibatches.take(columns))
+        minibatch = minibatches.take(columns)
+        if isinstance(prepared, _Prepared):
+            minibatch = minibatch._replace(**prepared._asdict())
+        else:
+            minibatch = objective.as_minibatch(minibatch)
         chunk = partial(minibatches.chunk, columns)
         gradient, metrics = summed_gradient(
             objective.loss, params, minibatch, minibatches.num_chunks, chunk, lifted=lifted
@@ -80,9 +94,25 @@ def minibatch_epochs(
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
-    progress, metrics = lax.scan(one_minibatch, start, orders)
+    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, batch, orders)))
     updates = metrics.pop("updates").sum()
     return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
+
+
+def _prepared(objective: Objective, batch: Batch, orders: Array) -> _Prepared | tuple[()]:
+    """What `Objective.as_minibatch` changes, of every minibatch, `[minibatches, ...]`, computed before the first.
+
+    None of it depends on the parameters. Empty where a minibatch had better compute its own: on a single CPU
+    (`Machine.prepares_minibatches`). Devices that share a minibatch then add up their sums for all minibatches at once.
+    """
+    if not machine().prepares_minibatches and collectives.num_shards() == 1:
+        return ()
+
+    def of_columns(columns: Array) -> _Prepared:
+        minibatch = objective.as_minibatch(batch.map_columns(partial(take_columns, columns)))
+        return _Prepared(minibatch.advantage, minibatch.minibatch_weight)
+
+    return jax.vmap(of_columns)(orders)
 
 
 def _as_single_steps(batch: Batch) -> Batch:

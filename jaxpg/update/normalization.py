@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Metrics, RewardTerm, Rollout
 
 
@@ -78,7 +79,7 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
         total = gamma * before + reward_t
         return jnp.where(last_t, 0.0, total), total
 
-    return lax.scan(step, start, (reward, last))
+    return lax.scan(step, start, (reward, last), unroll=machine().recursion_unroll)
 
 
 def initial_term_moments(terms: Mapping[str, RewardTerm] | None) -> dict[str, Moments]:

@@ -1,0 +1,104 @@
+"""What XLA makes of jaxpg for accelerators that are not here: programs compiled for TPUs and GPUs, and not run.
+
+    pip install -e '.[aot]'                                     # in an environment of its own
+    python benchmarks/aot.py [--targets ...] [--cases ...] [--peer-python PEER/bin/python] [--purejaxrl PATH]
+
+Counts, no speeds: how many kernels an environment step, a minibatch and an update consist of, how often the host must
+launch something or wait for an answer, what devices exchange, what is held in between, and for TPUs the cycles that the
+compiler estimates, which mean something as ratios only. benchmarks/README.md says how to read the table. Each program
+is compiled in a process of its own (aot_worker.py), one after the other, on the CPU. Results are written one by one
+into results/aot.json; what is there of the same commit and versions of jax is not compiled again.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is for one process at a time: those that compile
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aot_worker import CASES, PEER_CASES, TARGETS, compile_elsewhere, missing
+from rich.console import Console
+from rich.table import Table
+
+from jaxpg.training.provenance import describe_machine
+
+HERE = Path(__file__).resolve().parent
+
+
+def rows(targets: list[str], cases: list[str], peers: list[str]) -> Iterator[tuple[str, str, str]]:
+    """(target, library, case) of everything to compile; the peers on what they can do."""
+    for target in targets:
+        for case in cases:
+            yield target, "jaxpg", case
+            if case in PEER_CASES:
+                yield from ((target, peer, case) for peer in peers)
+
+
+def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:
+    """The programs of one target; an update's numbers are those of all its steps and minibatches."""
+    heads = ("program", "a step", "a minibatch", "an update", "launches", "waits", "exchanges", "of kB", "M cycles")
+    result = Table(*heads, "temporary MB", "compile CPU s", title=f"{target}: compiled, not run", title_justify="left")
+    for (library, case), record in found.items():
+        if "failed" in record:
+            result.add_row(f"{library}: {case}", record["failed"][-60:])
+            continue
+        update, tpu = record["update"], record["unit"] == "operations"
+        result.add_row(
+            f"{library}: {case}",
+            *("" if record[key] is None else str(record[key]) for key in ("step", "minibatch")),
+            f"{update[record['unit']]:,}",
+            *("" if tpu else f"{update.get(key, 0):,}" for key in ("launches", "waits")),
+            *(f"{update.get('exchanges', 0)}", f"{update.get('exchanged_bytes', 0) / 1e3:,.0f}"),
+            f"{update['cycles'] / 1e6:.1f}" if tpu else "",
+            f"{record['temporary_bytes'] / 1e6:,.1f}",
+            f"{record['compile_s']['cpu']:.1f}",
+        )
+    return result
+
+
+def main() -> None:
+    """Compile, print the tables, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
+    parser.add_argument("--peer-python", help="a Python that has the peers and the compilers (benchmarks/README.md)")
+    parser.add_argument("--purejaxrl", type=Path, help="a clone of PureJaxRL, which is no package")
+    parser.add_argument("--fresh", action="store_true", help="compile again what is in the results")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "aot.json")
+    arguments = parser.parse_args()
+    if absent := sorted({package for target in arguments.targets for package in missing(target)}):
+        wanted = ", ".join(arguments.targets)
+        raise SystemExit(f"To compile for {wanted}, install {', '.join(absent)}: pip install -e '.[aot]'.")
+    given = {"rejax": arguments.peer_python, "purejaxrl": arguments.peer_python and arguments.purejaxrl}
+    peers = [peer for peer, where in given.items() if where]
+    console = Console(width=150)
+    machine = describe_machine()
+    old = json.loads(arguments.out.read_text())["programs"] if arguments.out.exists() and not arguments.fresh else []
+    kept = {(x["target"], x["library"], x["case"]): x for x in old if "failed" not in x}
+    for target, library, case in rows(arguments.targets, arguments.cases, peers):
+        known = kept.get((target, library, case))
+        if known and (library != "jaxpg" or known["commit"] == machine["commit"]):
+            continue
+        with console.status(f"{target}: {library}, {case}"):
+            python = sys.executable if library == "jaxpg" else arguments.peer_python
+            path = (
+                str(arguments.purejaxrl / "purejaxrl") if library == "purejaxrl" else os.environ.get("PYTHONPATH", "")
+            )
+            found = compile_elsewhere(target, library, case, python=python, path=path)
+        about = {"target": target, "library": library, "case": case, "commit": machine["commit"]}
+        kept[target, library, case] = about | found
+        result = {"what": "compiled, not run", "machine": machine, "programs": list(kept.values())}
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    for target in arguments.targets:
+        console.print(table(target, {(lib, case): x for (where, lib, case), x in kept.items() if where == target}))
+
+
+if __name__ == "__main__":
+    main()

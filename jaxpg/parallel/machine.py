@@ -1,0 +1,138 @@
+"""Which machine a program is for, and all that a program does for the machine's sake.
+
+What is learned does not depend on it. Every choice is a field of `Machine` and says what it replaces, what it gains,
+and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times. Those of
+accelerators are counts of programs that were compiled and not run (benchmarks/aot.py): the kernels that a GPU is given
+and the times that the host must launch something, and the cycles that the compiler for TPUs estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+
+
+class Machine(NamedTuple):
+    """The choices for a kind of machine; `benchmarks/LOG.md` has the measurements under the titles in quotes.
+
+    Counts are of one update of PPO on CartPole with 64 environments, compiled for an H100 or a TPU v5e ("compiled for
+    machines not here").
+
+    seeds_at_once: seeds by `vmap`, otherwise by `lax.map`, one after the other. A core gains nothing from runs side by
+        side, and XLA's fast matrix and convolution kernels for CPUs take one set of weights (2026-11-20: grouped
+        convolutions are 10 to 25 % slower).
+    resets_where_any: a `lax.cond` around resets and stored observations, so that a step at which no episode ends pays
+        for neither: PPO is 1.03 to 1.15 times as fast on a CPU ("four environments again"). An accelerator pays more
+        for the decision than it saves.
+    packs_outputs: what a step or a minibatch leaves behind is stored as one vector. On a GPU each array is a copy of
+        its own that breaks up the graph which the host launches: GAE's loop, the single seed and this together are
+        181 launches instead of 1,717. On a TPU the vector costs a dozen operations a step.
+    recursion_unroll: steps of a backward recursion such as GAE that one round of its loop takes. On a GPU 32 launches
+        instead of 384, of 4 kernels each instead of 3.
+    steps_per_question: an episodic rollout asks after so many steps whether all its episodes are over. A CPU asks at
+        every step. Elsewhere the host must have the answer before it can launch the next step.
+    gathers_words: one gather for all arrays of a minibatch that have a word per step, stacked before. XLA on a CPU
+        wakes another thread where more than eight calls are ready: PPO on 4 environments takes 3.0 instead of 4.3 CPU
+        seconds per million steps, together with other such things ("four environments, without waking a thread"). A
+        TPU keeps one such word in a row of 128: at 2,048 environments it multiplies the cost of a minibatch.
+    prepares_minibatches: the advantages of all minibatches of an update are normalised before the first of them: 15
+        operations of each of 16 minibatches less on a TPU. Devices that share a minibatch always do, for then they
+        exchange the sums of all minibatches at once.
+    chunk_rows: the gradient of a minibatch is summed over chunks of at most so many rows, None for the minibatch as a
+        whole. 512 rows fit a CPU's cache and are 1.08 to 1.11 times as fast as 256; 128 and 1,024 are slower ("large
+        observations and the minibatch"). An accelerator wants as much work per call as there is.
+    chunk_texts: the same of whole completions. 32 are as fast as any on a CPU and need the least memory ("the first
+        language loops"); on an H100 they made 1,471 kernels of an update of GRPO on `sort` that is 547 without.
+    sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
+        entries of a row one by one on a CPU: the gradient of two normalised layers of 64 takes 280 instead of 586 us
+        for 128 rows ("layer normalisation").
+    calls_in_place: a callback reads and writes the buffers of the program. On a CPU, where that is possible, 6 to 9 us
+        instead of 140 to 190 a call ("an environment on the host").
+    """
+
+    seeds_at_once: bool
+    resets_where_any: bool
+    packs_outputs: bool
+    recursion_unroll: int
+    steps_per_question: int
+    gathers_words: bool
+    prepares_minibatches: bool
+    chunk_rows: int | None
+    chunk_texts: int | None
+    sums_rows_by_product: bool
+    calls_in_place: bool
+
+
+CPU = Machine(
+    seeds_at_once=False,
+    resets_where_any=True,
+    packs_outputs=False,
+    recursion_unroll=1,
+    steps_per_question=1,
+    gathers_words=True,
+    prepares_minibatches=False,
+    chunk_rows=512,
+    chunk_texts=32,
+    sums_rows_by_product=True,
+    calls_in_place=True,
+)
+GPU = Machine(
+    seeds_at_once=True,
+    resets_where_any=False,
+    packs_outputs=True,
+    recursion_unroll=16,
+    steps_per_question=16,
+    gathers_words=False,
+    prepares_minibatches=True,
+    chunk_rows=None,
+    chunk_texts=None,
+    sums_rows_by_product=False,
+    calls_in_place=False,
+)
+TPU = GPU._replace(packs_outputs=False)
+MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
+
+_platform: ContextVar[str | None] = ContextVar("platform", default=None)
+
+
+@contextmanager
+def program_for(platform: str) -> Iterator[None]:
+    """What is traced inside is for this platform, one of MACHINES, whatever the machine at hand is.
+
+    `mesh.spread` enters it with the platform of its mesh. jax keeps what it has traced: whoever compiles the same
+    function for two platforms in one process calls `jax.clear_caches()` in between, or makes the function anew.
+    """
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def platform() -> str:
+    """The platform that the program being traced is for: that of `program_for`, else jax's default."""
+    return _platform.get() or jax.default_backend()
+
+
+def machine() -> Machine:
+    """The machine that the program being traced is for; an unknown platform is taken for a GPU."""
+    return MACHINES.get(platform(), GPU)
+
+
+def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
+    """XLA's options for a program, to save compile time on CPUs; none on other platforms.
+
+    Measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). They replace XLA's default,
+    LLVM's optimisation level 3. Level 1 compiles in a fifth less time to equally fast programs. Level 0 compiles
+    fastest, to slow programs that run once. jax 0.10 can also compile without fused kernels.
+    """
+    if platform() != "cpu":
+        return {}
+    if not runs_once:
+        return {"xla_backend_optimization_level": 1}
+    without_fusion = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+    return {"xla_backend_optimization_level": 0, **without_fusion}

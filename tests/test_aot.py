@@ -1,0 +1,132 @@
+"""Programs compiled for TPUs and GPUs that are not here (benchmarks/aot.py): the counting, and ceilings of the counts.
+
+The ceilings hold what was gained on machines that no test runs on. They are of one version of jax and of its compilers,
+those of the extra `aot`, and a tenth above what was counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+from aot_counts import from_hlo, from_thunks  # noqa: E402
+from aot_worker import compile_elsewhere, missing  # noqa: E402
+
+HLO = """
+%body.1 (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p = (s32[], f32[8]{0}) parameter(0)
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %f = f32[8]{0:T(8)} fusion(%x), calls=%g, metadata={op_name="w(a)"}, backend_config={"estimated_cycles":"100"}
+  %r = f32[8]{0} all-reduce(%f), replica_groups={{0,1}}, to_apply=%add
+  ROOT %t = (s32[], f32[8]{0}) tuple(%i, %r)
+}
+
+%condition.1 (p: (s32[], f32[8])) -> pred[] {
+  %p = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] constant(5)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+%body.2 (q: (pred[], f32[8])) -> (pred[], f32[8]) {
+  %q = (pred[], f32[8]{0}) parameter(0)
+  %w = (s32[], f32[8]{0}) while(%q), condition=%condition.1, body=%body.1
+  %c = f32[8]{0} copy(%q), backend_config={"estimated_cycles":"7"}
+  ROOT %t = (pred[], f32[8]{0}) tuple(%w, %c)
+}
+
+%condition.2 (q: (pred[], f32[8])) -> pred[] {
+  %q = (pred[], f32[8]{0}) parameter(0)
+  ROOT %go = pred[] get-tuple-element(%q), index=0
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %s = (f32[8]{0}, bf16[4]{0}) all-reduce-start(%a), to_apply=%add
+  ROOT %outer = (pred[], f32[8]{0}) while(%a), condition=%condition.2, body=%body.2
+}
+"""
+
+
+def test_operations_are_counted_by_loop() -> None:
+    program = from_hlo(HLO)
+    assert program.each == {"operations": 1, "cycles": 0, "exchanges": 1, "exchanged_bytes": 8 * 4 + 4 * 2}
+    (outer,) = program.inner
+    (inner,) = outer.inner
+    assert (outer.trips, inner.trips) == (None, 5)
+    assert inner.each == {"operations": 2, "cycles": 100, "exchanges": 1, "exchanged_bytes": 32}
+    assert outer.round() == {"operations": 11, "cycles": 507, "exchanges": 5, "exchanged_bytes": 160}
+    assert program.round(3)["operations"] == 1 + 3 * 11
+    assert program.find((None, 5), "operations") is inner
+
+
+THUNKS = """\
+000: kCopy          [source       | next=001 (1)] kCopy
+001: kWhile         [prev=000 (1) | sink        ]
+condition:
+    002: kCustomKernel [source | sink] loop_and_fusion grid: [1, 1, 1]
+  body:
+    000: kCommandBuffer      [source       | next=005 (1)]
+        003: kCublasLtMatmul [source       | next=004 (1)] kCublasLtMatmul
+        004: kCustomKernel   [prev=003 (1) | sink        ] wrapped_tanh grid: [1, 1, 1]
+    005: kWhile              [prev=003 (1) | sink        ]
+condition:
+        006: kCustomKernel [source | sink] loop_compare_fusion grid: [1, 1, 1]
+      body:
+        007: kCustomKernel       [source | sink] loop_add_fusion grid: [1, 1, 1]
+        008: kDynamicSliceFusion [source | sink] params=1, results=1
+            009: kCopy [source | sink] kCopy
+    010: kCopy               [prev=005 (1) | sink        ] kCopy
+"""
+NAMES = 'thunk_info {\n profile_annotation: "outer"\n thunk_id: 1\n}\n profile_annotation: "inner"\n thunk_id: 5\n'
+LOOPS = """
+  %inner = (s32[]) while(%a), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"4"}}
+  %outer = (s32[]) while(%a), condition=%c, body=%b
+"""
+
+
+def test_kernels_launches_and_waits_are_counted_by_loop() -> None:
+    program = from_thunks(THUNKS, NAMES, LOOPS)
+    (outer,) = program.inner
+    (inner,) = outer.inner
+    assert program.each == {"kernels": 1, "launches": 1}
+    assert (inner.trips, inner.each) == (4, {"kernels": 2, "launches": 2})  # its condition is never computed
+    # Of its own: a graph of two, a copy, and the condition, for whose answer the host waits.
+    assert (outer.trips, outer.each) == (None, {"kernels": 4, "launches": 3, "waits": 1})
+    assert outer.round() == {"kernels": 12, "launches": 11, "waits": 1}
+
+
+CEILINGS: dict[tuple[str, str], dict[str, float]] = {
+    ("cuda H100", "PPO, CartPole, 64"): {"step": 14, "minibatch": 61, "kernels": 2_930, "launches": 199, "waits": 1},
+    ("cuda H100", "GRPO, sort"): {"step": 62, "kernels": 600, "launches": 54, "waits": 2},
+    ("cuda H100", "PPO, CartPole, 64, 8 chips"): {"kernels": 3_030, "exchanges": 23, "minibatch_exchanges": 1},
+    ("tpu v5e", "PPO, CartPole, 64"): {"step": 36, "minibatch": 124, "cycles": 7_800_000, "temporary_bytes": 2_550_000},
+}
+
+
+def counted(target: str, case: str) -> dict[str, Any]:
+    """What the program of a case consists of; skips where there is nothing to compile it with."""
+    if absent := missing(target):
+        pytest.skip(f"to compile for {target} takes {', '.join(absent)}: pip install -e '.[aot]'")
+    if metadata.version("jax") != "0.10.2":
+        pytest.skip("the ceilings are of jax 0.10.2")
+    found = compile_elsewhere(target, "jaxpg", case, python=sys.executable, path=str(BENCHMARKS.parent))
+    assert "failed" not in found, found["failed"]
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "case"), CEILINGS, ids=[": ".join(names) for names in CEILINGS])
+def test_programs_for_machines_not_here_stay_small(target: str, case: str) -> None:
+    found = counted(target, case)
+    numbers = {name: found[name] for name in ("step", "minibatch", "minibatch_exchanges", "temporary_bytes")}
+    numbers |= found["update"]
+    ceilings = CEILINGS[target, case]
+    above = {name: (numbers[name], limit) for name, limit in ceilings.items() if numbers[name] > limit}
+    assert not above, f"{case} for {target}: found, at most {above}"

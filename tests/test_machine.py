@@ -1,0 +1,98 @@
+"""Which machine a program is for: who may ask, what the mesh says, and that all machines learn the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import PartitionSpec
+
+from jaxpg import envs, ladder, networks, parallel
+from jaxpg.objectives import returns
+from jaxpg.parallel.machine import CPU, MACHINES, machine, platform, program_for
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Learner
+from jaxpg.vectorize import scan_packed
+
+PACKAGE = Path(__file__).parent.parent / "jaxpg"
+OTHERS = [name for name in MACHINES if name != "cpu"]
+
+
+def test_the_platform_is_asked_in_one_file() -> None:
+    asking = [path.name for path in PACKAGE.rglob("*.py") if "default_backend" in path.read_text(encoding="utf-8")]
+    assert asking == ["machine.py"]
+
+
+def test_a_program_is_for_the_devices_of_its_mesh() -> None:
+    seen: list[Any] = []
+
+    def traced(x: jax.Array) -> jax.Array:
+        seen.append((platform(), machine()))
+        return x
+
+    mesh = parallel.make_mesh(1, 1, jax.devices()[:1])
+    program = parallel.spread(traced, mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    with program_for("tpu"):
+        jax.eval_shape(program, jnp.zeros(1))
+        assert platform() == "tpu"
+    assert seen == [("cpu", CPU)]
+    assert platform() == "cpu"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_packed_outputs_are_those_of_a_plain_scan(name: str) -> None:
+    def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        picture = jnp.full((2, 3, 3, 1), x)
+        flags = jnp.stack([x > 2, x < 3])
+        return carry + x, {"a": picture, "b": (carry, flags), "c": jnp.int32(carry), "d": jnp.full((2, 4), -x)}
+
+    plain = jax.lax.scan(step, jnp.float32(0), jnp.arange(5.0))
+    with program_for(name):
+        packed = jax.jit(lambda: scan_packed(step, jnp.float32(0), jnp.arange(5.0)))
+        jax.tree.map(np.testing.assert_array_equal, packed(), plain)
+        jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), packed(), plain)
+
+
+def test_an_unrolled_recursion_is_the_same() -> None:
+    reward, v = jax.random.normal(jax.random.key(0), (2, 37, 3))  # 37 is no multiple of the steps of a round
+    last = jax.random.bernoulli(jax.random.key(1), 0.1, reward.shape)
+    arguments = (reward, 1.0 - last, last, v, jnp.roll(v, -1, 0), 0.9, 0.8)
+    expected = tiny.jit(lambda: returns.gae(*arguments))()
+    with program_for("gpu"):
+        np.testing.assert_allclose(tiny.jit(lambda: returns.gae(*arguments))(), expected, rtol=1e-6)
+
+
+def learner(algorithm: str) -> Learner:
+    """CartPole, for GRPO no more than 21 steps, which is no multiple of a machine's steps per question."""
+    env = envs.make("CartPole-v1")
+    env = env._replace(time_limit=21) if algorithm == "grpo" else env
+    network = networks.mlp(env, hidden=(8,))
+    shared: dict[str, Any] = {"num_envs": 8, "epochs": 2, "num_minibatches": 2, "learning_rate": 1e-2}
+    kinds = {"ppo": partial(ladder.ppo, num_steps=19), "grpo": partial(ladder.grpo, group_size=4, kl=None)}
+    return policy_gradient(env, *network, kinds[algorithm](**shared))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_every_machine_learns_the_same(algorithm: str) -> None:
+    """Its choices, compiled for a CPU: the numbers of three updates are those of the CPU's own program."""
+
+    def three_updates(name: str) -> Any:
+        one = learner(algorithm)
+        with program_for(name):
+            state = tiny.jit(one.init)(jax.random.key(0))
+            step = tiny.jit(one.step)
+            for i in range(3):
+                state, metrics = step(state, jax.random.key(i))
+        return state.params, metrics
+
+    expected = three_updates("cpu")
+    assert float(expected[1]["episodes"]) > 0
+    for name in OTHERS:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-6), three_updates(name), expected)
