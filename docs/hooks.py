@@ -11,11 +11,10 @@ import html
 import importlib
 import inspect
 import json
-import logging
 import posixpath
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from mkdocs.structure.pages import Page
 
 from jaxpg import ladder, values
 from jaxpg.ladder_settings import PARENTS
+from jaxpg.objectives.kl import ReferenceKL
+from jaxpg.rollout import Collector
 
-logging.getLogger("mkdocs.plugins.jaxpg")
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "README.md", "benchmarks/*.md")
 OUTSIDE += ("benchmarks/results/*.md", "benchmarks/results/*.png")
@@ -49,9 +49,18 @@ def on_files(files: Files, config: Any) -> Files:
             name = path.relative_to(ROOT).as_posix().replace("README.md", "readme.md")  # README.md would be an index
             files.append(File.generated(config, name, abs_src_path=str(path)))
     for room in ("ladder", "policy_gradient", "types", *ROOMS):
-        text = f"# `jaxpg.{room}`\n\n::: jaxpg.{room}\n"
-        files.append(File.generated(config, f"reference/{room}.md", content=text))
+        files.append(File.generated(config, f"reference/{room}.md", content=reference(room)))
     return files
+
+
+def reference(room: str) -> str:
+    """The page of a room: what its face has, and where these are modules, what they have."""
+    module = importlib.import_module(f"jaxpg.{room}")
+    inner = [name for name in getattr(module, "__all__", ()) if inspect.ismodule(getattr(module, name))]
+    text = f"# `jaxpg.{room}`\n\n::: jaxpg.{room}\n"
+    for name in inner:
+        text += f"\n## `{room}.{name}`\n\n::: jaxpg.{room}.{name}\n    options: {{ heading_level: 3 }}\n"
+    return text
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
@@ -134,12 +143,11 @@ def described(part: Any) -> str:
     if isinstance(part, partial):
         bound = ", ".join(f"{key}={described(x)}" for key, x in part.keywords.items() if key != "chunk_rows")
         return f"{described(part.func)}({bound})"
-    if hasattr(part, "_fields"):  # a collector, or another record
-        inner = (f"{key}={described(x)}" for key, x in zip(part._fields, part, strict=True))
-        return f"{type(part).__name__}({', '.join(inner)})"
-    if inspect.isfunction(part):
-        return part.__qualname__.replace(".<locals>", "")
-    return getattr(part, "__name__", None) or repr(part)
+    if isinstance(part, Collector):
+        return described(part.collect)
+    if isinstance(part, ReferenceKL):
+        return described(part.in_reward or part.in_loss)
+    return part.__name__.removeprefix("_") if inspect.isfunction(part) else repr(part)
 
 
 def outcome(name: str) -> str:
@@ -156,8 +164,3 @@ def outcome(name: str) -> str:
 def _score(value: float, low: float, high: float) -> str:
     digits = 1 if abs(value) >= 1 else 3
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def pages_without(names: Iterable[str]) -> list[str]:
-    """Which of these algorithms have no page in docs/line/."""
-    return [name for name in names if not (ROOT / "docs" / "line" / f"{name}.md").exists()]

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxpg import ladder, values
@@ -14,6 +15,7 @@ from jaxpg.cli.main import main
 from jaxpg.cli.options import overrides_of
 from jaxpg.cli.parser import make_parser
 from jaxpg.experiments import resolve_config
+from jaxpg.experiments.build import build
 from jaxpg.ladder_settings import PARENTS
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,7 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 README = PAGES["README.md"]
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -81,13 +84,10 @@ def test_every_command_of_a_page_is_understood(page: str) -> None:
     """The parser knows its arguments, and jaxpg its task, algorithms and settings; a user's own are not looked at."""
     for command in (command for where, command in SHOWN if where == page):
         arguments = make_parser().parse_args(command[1:])
-        task, algorithms = getattr(arguments, "task", None), getattr(arguments, "algorithms", [])
-        known = [name for name in (task, *algorithms) if name is not None]
-        if known and all(re.fullmatch(r"[\w-]+", name) for name in known) and "mine:" not in shlex.join(command):
-            overrides = {} if arguments.command == "resume" else overrides_of(arguments)
-            overrides = {name: value for name, value in overrides.items() if ":" not in str(value)}
-            for algorithm in algorithms:
-                resolve_config(task, algorithm, overrides)
+        trains = arguments.command in ("train", "compare", "sweep")
+        if trains and not re.search(r"\w+:[a-zA-Z]|[.]toml", shlex.join(command)):
+            for algorithm in arguments.algorithms:
+                resolve_config(arguments.task, algorithm, overrides_of(arguments))
 
 
 @pytest.mark.full
@@ -154,6 +154,35 @@ def test_every_kind_of_command_is_shown() -> None:
     assert shown == kinds
 
 
+LOOP = {"steps", "iteration", "iterations", "seconds", "chunk_seconds"}
+"""What the training loop writes beside the metrics of a learner."""
+LEARNERS = (
+    ("cartpole", "trpo"),
+    ("cartpole", "dqn"),
+    ("modular_chain", "process_grpo"),
+    ("summarise_toy", "dpo"),
+)
+
+
+@pytest.mark.full
+def test_the_table_of_metrics_has_what_is_written() -> None:
+    """Every metric of a learner and of its evaluation is in docs/metrics.md, and every line of it is written by one."""
+    table = re.findall(r"^\| `([^`]+)` \|", PAGES["docs/metrics.md"], re.MULTILINE)
+    patterns = {name: re.sub("[A-Z]+", r"[\\w@]+", name) for name in table}
+    written = set(LOOP)
+    for task, algorithm in LEARNERS:
+        with_all = {"kl": "loss_k3", "rewards": {"accuracy": 1.0, "format": 0.1}}
+        overrides = with_all if algorithm == "process_grpo" else {}
+        experiment = build(resolve_config(task, algorithm, overrides))
+        state = jax.eval_shape(experiment.learner.init, KEY)
+        written |= set(jax.eval_shape(experiment.learner.step, state, KEY)[1])
+        written |= {f"evaluation_{name}" for name in jax.eval_shape(experiment.evaluate, state, KEY)}
+    lacking = {name for name in written if not any(re.fullmatch(pattern, name) for pattern in patterns.values())}
+    assert lacking == set()
+    plain = written | {name.removeprefix("evaluation_") for name in written}
+    assert [name for name in table if not any(re.fullmatch(patterns[name], x) for x in plain)] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
@@ -185,7 +214,7 @@ def test_ladder_table_is_the_ladder() -> None:
 
 
 def tree() -> list[str]:
-    """The paths of the tree in docs/files.md, in its order; a line's folder is the last one above that is indented less."""
+    """The paths of the tree in docs/files.md, in its order; a folder is the last line above that is indented less."""
     paths: list[str] = []
     for line in blocks("", PAGES["docs/files.md"])[0].splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
