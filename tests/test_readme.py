@@ -187,6 +187,21 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
+def test_lines_of_user_code_are_those_of_the_page() -> None:
+    """docs/beside.md counts what it shows: neither empty lines nor comments nor one-line docstrings."""
+    head, *tasks = re.split(r"^## (.*)$", PAGES["docs/beside.md"], flags=re.MULTILINE)
+    rows = {cells[1].strip(): cells[2:-1] for cells in (x.split("|") for x in head.splitlines() if x.startswith("|"))}
+    libraries = [name.strip() for name in rows["task"]]
+    for title, text in zip(tasks[::2], tasks[1::2], strict=True):
+        for library, cell in zip(libraries, rows[title], strict=True):
+            _, _, code = text.partition(f"**{library}**\n")
+            shown = re.findall(r"^```\w+\n(.*?)^```$", code.partition("\n**")[0], re.MULTILINE | re.DOTALL)
+            lines = [line.strip() for block in shown for line in block.splitlines()]
+            count = len([line for line in lines if line and not line.startswith(("#", '"""'))])
+            assert not shown or int(cell) == count, (title, library)
+    assert len(rows) - 2 == len(tasks) / 2
+
+
 def test_every_rung_has_a_page() -> None:
     """In the navigation and in the list of the line, with its diff and its code, and no other page has them."""
     listed = re.findall(r"\]\((\w+)\.md\)", PAGES["docs/line/index.md"])
