@@ -186,8 +186,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     arguments = parser.parse_args()
     for name in arguments.only:
+        measured = measure(name, LINE[name], arguments.seeds)
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[name] = measure(name, LINE[name], arguments.seeds)
+        results[name] = measured
         in_order = {key: results[key] for key in LINE if key in results}
         RESULTS.write_text(json.dumps(in_order, indent=1) + "\n")
 
