@@ -56,7 +56,7 @@ LINE: dict[str, Rung] = {
     "q_learning": Rung(
         "cliff_walking", 100_000, {"epsilon_start": 0.0, "epsilon_end": 0.0}, "sarsa", exercise=("frozen_lake", 300_000)
     ),
-    "dqn": Rung("cartpole", 100_000, {"target_period": 1}, None),
+    "dqn": Rung("cartpole", 50_000, {"target_period": 1}, None),
     "reinforce": Rung("cartpole", 100_000, {"num_envs": 1, "normalize_advantages": True}, None, RAW),
     "reinforce_to_go": Rung("cartpole", 100_000, {"gamma": 0.5}, "reinforce", RAW),
     "reinforce_baseline": Rung(
