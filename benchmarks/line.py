@@ -168,11 +168,11 @@ def measure(name: str, rung: Rung, seeds: int) -> dict[str, Any]:
     if rung.exercise:
         runs["whole"] = train(task, name, steps, seeds, settings)
     runs["broken"] = train(task, name, steps, seeds, {**settings, **rung.breaks})
-    changed = ", ".join(f"{key} = {value}" for key, value in rung.breaks.items())
+    changed = ", ".join(f"{key} = {x:g}" if isinstance(x, float) else f"{key} = {x}" for key, x in rung.breaks.items())
     curves = {rung.parent: (runs["parent"]["run"], PARENT, "-")} if rung.parent else {}
     curves |= {name: (runs["child"]["run"], CHILD, "-")}
     if not rung.exercise:
-        curves |= {f"{name}, {changed}": (runs["broken"]["run"], BROKEN, "--")}
+        curves |= {changed: (runs["broken"]["run"], BROKEN, "--")}
     draw(name, curves)
     written = {kind: {key: x for key, x in run.items() if key != "run"} for kind, run in runs.items()}
     made = shlex.join(["python", "benchmarks/line.py", *sys.argv[1:]])
