@@ -49,6 +49,7 @@ def test_code_runs_as_it_stands(block: str) -> None:
     exec(compile(block, "a page", "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.full
 def test_code_for_language_runs_as_it_stands() -> None:
     (block,) = code_of("docs/language.md")
     exec(compile(block, "docs/language.md", "exec"), {"__name__": "__main__"})
