@@ -156,7 +156,7 @@ def outcome(name: str) -> str:
     broken, whole = results["broken"], results.get("whole", results["child"])
     rows = [("as it is", whole), ("broken", broken)]
     table = "\n".join(f"| {kind} | {_score(*run['score'])} |" for kind, run in rows)
-    commit, seeds = results["machine"]["commit"], broken["command"].split("--seeds ")[1].split()[0]
+    commit, seeds = results["machine"]["commit"][:7], broken["command"].split("--seeds ")[1].split()[0]
     made = f"Interquartile means over {seeds} seeds of the last evaluation, with 95 % intervals; `{results['made by']}`"
     return f"```bash\n{broken['command']}\n```\n\n| | return |\n|---|---|\n{table}\n\n{made}, commit {commit}."
 
