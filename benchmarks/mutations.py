@@ -29,7 +29,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 900  # seconds for the tests of one fault
-COPIED = ("jaxpg", "tests", "configs", "benchmarks", "README.md", "pyproject.toml")
+COPIED = (
+    "jaxpg",
+    "tests",
+    "configs",
+    "benchmarks",
+    "docs",
+    "README.md",
+    "ARCHITECTURE.md",
+    "mkdocs.yml",
+    "pyproject.toml",
+)
 
 
 class Mutation(NamedTuple):

@@ -1,21 +1,31 @@
-"""The README and ARCHITECTURE.md match the package: code runs, commands work, tables and the file tree are true."""
+"""The README, docs/ and ARCHITECTURE.md match the package: code, commands, tables and the tree of files."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxpg import ladder, values
 from jaxpg.cli.main import main
+from jaxpg.cli.options import overrides_of
+from jaxpg.cli.parser import make_parser
 from jaxpg.experiments import resolve_config
+from jaxpg.experiments.build import build
 from jaxpg.ladder_settings import PARENTS
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+README = PAGES["README.md"]
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -24,12 +34,70 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def commands(block: str) -> list[list[str]]:
-    return [shlex.split(line) for line in block.splitlines() if line.startswith("jaxpg ")]
+    return [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("jaxpg ")]
 
 
-@pytest.mark.parametrize("block", blocks("python"))
+def code_of(page: str) -> list[str]:
+    """The blocks of Python of a page that are programs, and not the module of a user's."""
+    return [block for block in blocks("python", PAGES[page]) if not re.match(r"# \w+\.py\n", block)]
+
+
+@pytest.mark.parametrize(
+    "block", [code_of("README.md")[0], code_of("docs/python.md")[-1], *code_of("docs/algorithm.md")]
+)
 def test_code_runs_as_it_stands(block: str) -> None:
-    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+    exec(compile(block, "a page", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.full
+def test_code_for_language_runs_as_it_stands() -> None:
+    (block,) = code_of("docs/language.md")
+    exec(compile(block, "docs/language.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "page",
+    [
+        "network",
+        "verifier",
+        "policies",
+        pytest.param("text_task", marks=pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="JAXPG_LONG=1")),
+    ],
+)
+def test_the_pages_of_ones_own_are_as_they_say(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their blocks in order: modules and tasks become files, programs and commands run, with fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", PAGES[f"docs/{page}.md"], re.MULTILINE | re.DOTALL):
+        if named := re.match(r"# (\w+\.(?:py|toml))\n", block):
+            (tmp_path / named[1]).write_text(block, encoding="utf-8")
+        elif language == "python" and "load_policy" not in block:  # tests/test_runs.py flies that one
+            exec(compile(block, page, "exec"), {"__name__": "__main__"})
+        elif language == "bash":
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[0] == "python":
+                    exec(compile((tmp_path / words[1]).read_text(), words[1], "exec"), {"__name__": "__main__"})
+                else:
+                    fewer = ["--steps", "600", "--set", "evaluations=1", "--quiet"] if words[1] == "train" else []
+                    assert main([*words[1:], *fewer]) == 0, line
+
+
+SHOWN = [
+    (page, command) for page, text in PAGES.items() for block in blocks("bash", text) for command in commands(block)
+]
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in SHOWN}))
+def test_every_command_of_a_page_is_understood(page: str) -> None:
+    """The parser knows its arguments, and jaxpg its task, algorithms and settings; a user's own are not looked at."""
+    for command in (command for where, command in SHOWN if where == page):
+        arguments = make_parser().parse_args(command[1:])
+        trains = arguments.command in ("train", "compare", "sweep")
+        if trains and not re.search(r"\w+:[a-zA-Z]|[.]toml", shlex.join(command)):
+            for algorithm in arguments.algorithms:
+                resolve_config(arguments.task, algorithm, overrides_of(arguments))
 
 
 @pytest.mark.full
@@ -51,7 +119,7 @@ def test_an_environment_of_ones_own_is_as_the_page_says(tmp_path: Path, monkeypa
 def test_the_page_for_python_is_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/python.md: its code and its commands in order; the file of a task is resolved. tests/test_runs.py flies."""
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    first, mine, _ = blocks("python", page)
+    first, mine, _ = blocks("python", page)  # the last one is run in the quick lane
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "mine", None)  # put back afterwards, whatever is imported here
@@ -64,8 +132,13 @@ def test_the_page_for_python_is_as_it_says(tmp_path: Path, monkeypatch: pytest.M
     assert resolve_config(tmp_path / "task.toml", "mine:spo").settings["radius"] == 0.1
 
 
+LANGUAGE = ("docs/command_line.md", "docs/language.md")
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("block", [block for block in blocks("bash") if "jaxpg train" in block and "venv" not in block])
+@pytest.mark.parametrize(
+    "block", [block for page in LANGUAGE for block in blocks("bash", PAGES[page]) if "jaxpg train" in block]
+)
 def test_commands_work_in_order(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of a block in one directory, as written but for fewer environment steps and seeds."""
     monkeypatch.chdir(tmp_path)
@@ -77,20 +150,80 @@ def test_commands_work_in_order(block: str, tmp_path: Path, monkeypatch: pytest.
     assert begin == {path: b"GIF8" if path.endswith("gif") else b"\x89PNG" for path in made}
 
 
-def test_every_kind_of_command_is_shown() -> None:
-    shown = [command for block in blocks("bash") for command in commands(block)]
-    assert {command[1] for command in shown} == {
-        "train",
-        "eval",
-        "play",
-        "sample",
-        "compare",
-        "sweep",
-        "plot",
-        "plan",
-        "gridworld",
-        "list",
+def test_the_readme_shows_what_the_pages_show() -> None:
+    """So its commands need no run of their own, nor has the first page's program."""
+    assert code_of("docs/index.md") == code_of("README.md")
+    there = {
+        shlex.join(command) for page in LANGUAGE for block in blocks("bash", PAGES[page]) for command in commands(block)
     }
+    assert {shlex.join(command) for block in blocks("bash") for command in commands(block)} <= there
+
+
+def test_every_kind_of_command_is_shown() -> None:
+    shown = {command[1] for page, command in SHOWN if page in LANGUAGE}
+    kinds = {"train", "eval", "play", "sample", "compare", "sweep", "plot", "plan", "gridworld", "list"}
+    assert shown == kinds
+
+
+LOOP = {"steps", "iteration", "iterations", "seconds", "chunk_seconds"}
+"""What the training loop writes beside the metrics of a learner."""
+LEARNERS = (
+    ("cartpole", "trpo"),
+    ("cartpole", "dqn"),
+    ("modular_chain", "process_grpo"),
+    ("summarise_toy", "dpo"),
+)
+
+
+@pytest.mark.full
+def test_the_table_of_metrics_has_what_is_written() -> None:
+    """Every metric of a learner and of its evaluation is in docs/metrics.md, and every line of it is written by one."""
+    table = re.findall(r"^\| `([^`]+)` \|", PAGES["docs/metrics.md"], re.MULTILINE)
+    patterns = {name: re.sub("[A-Z]+", r"[\\w@]+", name) for name in table}
+    written = set(LOOP)
+    for task, algorithm in LEARNERS:
+        with_all = {"kl": "loss_k3", "rewards": {"accuracy": 1.0, "format": 0.1}}
+        overrides = with_all if algorithm == "process_grpo" else {}
+        experiment = build(resolve_config(task, algorithm, overrides))
+        state = jax.eval_shape(experiment.learner.init, KEY)
+        written |= set(jax.eval_shape(experiment.learner.step, state, KEY)[1])
+        written |= {f"evaluation_{name}" for name in jax.eval_shape(experiment.evaluate, state, KEY)}
+    lacking = {name for name in written if not any(re.fullmatch(pattern, name) for pattern in patterns.values())}
+    assert lacking == set()
+    plain = written | {name.removeprefix("evaluation_") for name in written}
+    assert [name for name in table if not any(re.fullmatch(patterns[name], x) for x in plain)] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_lines_of_user_code_are_those_of_the_page() -> None:
+    """docs/beside.md counts what it shows: neither empty lines nor comments nor one-line docstrings."""
+    head, *tasks = re.split(r"^## (.*)$", PAGES["docs/beside.md"], flags=re.MULTILINE)
+    rows = {cells[1].strip(): cells[2:-1] for cells in (x.split("|") for x in head.splitlines() if x.startswith("|"))}
+    libraries = [name.strip() for name in rows["task"]]
+    for title, text in zip(tasks[::2], tasks[1::2], strict=True):
+        for library, cell in zip(libraries, rows[title], strict=True):
+            _, _, code = text.partition(f"**{library}**\n")
+            shown = re.findall(r"^```\w+\n(.*?)^```$", code.partition("\n**")[0], re.MULTILINE | re.DOTALL)
+            lines = [line.strip() for block in shown for line in block.splitlines()]
+            count = len([line for line in lines if line and not line.startswith(("#", '"""'))])
+            assert not shown or int(cell) == count, (title, library)
+    assert len(rows) - 2 == len(tasks) / 2
+
+
+def test_every_rung_has_a_page() -> None:
+    """In the navigation and in the list of the line, with its diff and its code, and no other page has them."""
+    listed = re.findall(r"\]\((\w+)\.md\)", PAGES["docs/line/index.md"])
+    pages = {page.removeprefix("docs/line/").removesuffix(".md") for page in PAGES if page.startswith("docs/line/")}
+    assert set(listed) == pages - {"index"}
+    assert set(ladder.ALGORITHMS) <= pages
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name for name in (*listed, "index") if f"line/{name}.md" not in navigation] == []
+    for name in ladder.ALGORITHMS:
+        assert f"<!-- code: jaxpg.ladder.{name}" in PAGES[f"docs/line/{name}.md"]
+        assert (f"<!-- diff: {name} -->" in PAGES[f"docs/line/{name}.md"]) == (name in PARENTS)
 
 
 def test_two_set_up_commands_on_one_line_each() -> None:
@@ -98,16 +231,18 @@ def test_two_set_up_commands_on_one_line_each() -> None:
 
 
 def test_ladder_table_is_the_ladder() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|–) \|", README, re.MULTILINE)
+    """Policy gradients in the README, action values on the first page of the line."""
+    text = README + PAGES["docs/line/index.md"]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|–) \|", text, re.MULTILINE)
     names = [*ladder.ALGORITHMS, *values.TABULAR_ALGORITHMS, *values.ALGORITHMS]
     assert [name for name, _ in rows] == names
     assert {name: parent or None for name, parent in rows} == {name: PARENTS.get(name) for name in names}
 
 
 def tree() -> list[str]:
-    """The paths of the README's tree, in its order: a line's folder is the last one above it that is indented less."""
+    """The paths of the tree in docs/files.md, in its order; a folder is the last line above that is indented less."""
     paths: list[str] = []
-    for line in blocks("")[0].splitlines():
+    for line in blocks("", PAGES["docs/files.md"])[0].splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         folder = "" if depth == 0 else next(x for x in reversed(paths) if x.endswith("/") and x.count("/") == depth)
         paths.append(folder + line.split()[0])
@@ -124,11 +259,11 @@ def test_file_tree_is_the_package() -> None:
 
 
 def test_every_line_of_the_tree_says_what_is_there() -> None:
-    assert [line for line in blocks("")[0].splitlines()[1:] if len(line.split()) < 2] == []
+    assert [line for line in blocks("", PAGES["docs/files.md"])[0].splitlines()[1:] if len(line.split()) < 2] == []
 
 
 def test_files_that_answer_questions_are_there() -> None:
-    """The table of ARCHITECTURE.md: each file is in the README's tree, and has what stands in brackets behind it."""
+    """The table of ARCHITECTURE.md: its files are in the tree, and have what stands in brackets behind them."""
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     answers = [line.split("|")[2] for line in page.splitlines() if re.search(r"\| `jaxpg/", line)]
     assert len(answers) == 19

@@ -353,7 +353,7 @@ def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path
 def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
     fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the code of docs/python.md, as far as the policy of the run; the metrics are there as a table."""
+    """By the code of docs/policies.md, as far as the policy of the run; the metrics are there as a table."""
     out, there = fitted.directory, tmp_path / "there"
     assert main(["export", str(out), "--seed-index", "1", "--out", str(there)]) == 0
     assert "policy.jax: seed 1; load_policy.py beside it" in capsys.readouterr().out
@@ -361,7 +361,7 @@ def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
     lines = (there / "metrics.csv").read_text().splitlines()
     assert lines[0].startswith("seed,steps,")
     assert len(lines) - 1 == 2 * len(run_directory.load_metrics(out)["steps"])
-    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (flight,) = (block for block in blocks if "act = load" in block)
     alone = f"import sys\nsys.modules['jaxpg'] = None\n{flight}"  # it could not be imported
