@@ -123,9 +123,7 @@ FULL = {
         "test_every_environment_plays[Seaquest-MinAtar]",
         "test_every_environment_plays[Pong-misc]",
     ),
-    "lunar_lander": (
-        "test_a_flight_is_that_of_box2d[settings1]",
-    ),
+    "lunar_lander": ("test_a_flight_is_that_of_box2d[settings1]",),
     "evaluation": ("test_a_config_sets_whether_evaluations_are_greedy",),
     "ladder": ("test_numbers_may_be_traced",),
     "language": (
