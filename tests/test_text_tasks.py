@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -13,12 +14,15 @@ import numpy as np
 import pytest
 from tiny import jit
 
+from jaxpg import envs
 from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, Task, Vocabulary
 from jaxpg.envs.text.completion import parse_completion
 from jaxpg.envs.text.generated import SPARE_TOKENS
 from jaxpg.envs.text.problems import Chain, Sum
 from jaxpg.envs.text.token_arrays import fingerprint, numeral, pack
 from jaxpg.errors import UserError
+from jaxpg.experiments.build import text_task
+from jaxpg.experiments.config import resolve_tables
 from jaxpg.experiments.signatures import options
 
 
@@ -347,3 +351,61 @@ def test_a_fingerprint_tells_texts_apart_and_ignores_padding():
     shares = np.bincount(hashes % 10, minlength=10)
     assert shares.min() > 60
     assert shares.max() < 140
+
+
+# A task of one's own by name.
+
+OWN_TASK = """
+from __future__ import annotations
+
+from jaxpg.envs.text import TASKS, Task
+
+
+def mine(*, length: int = 3, split: str = "train") -> Task:
+    return TASKS["sort"](length=length, split=split)
+
+
+def quiet(length: int = 3):
+    return TASKS["sort"](length=length)
+
+
+def broken() -> Task:
+    raise ValueError("no words")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_task_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_function_that_returns_a_task_is_an_environment_and_a_task(own: str) -> None:
+    """With the settings of the function and those of every text task; the split is jaxpg's to choose."""
+    assert envs.default_settings(f"{own}:mine").keys() > {"length", "split", "rewards", "overlong_cache"}
+    env = envs.make(f"{own}:mine", length=2, rewards={"format": 1.0})
+    assert env.outcome is not None
+    sizes = {"environment": f"{own}:mine", "environment_settings": {"length": 2}, "network": {"kind": "transformer"}}
+    config = resolve_tables({**sizes, "rewards": {"accuracy": 0.5}}, "grpo", source=Path("own.toml"))
+    train, test = (text_task(config, split) for split in ("train", "test"))
+    assert train.prompt_length == TASKS["sort"](length=2).prompt_length
+    drawn = [{tuple(np.asarray(x)) for x in draw_prompts(task)} for task in (train, test)]
+    assert not drawn[0] & drawn[1]
+
+
+def draw_prompts(task: Task) -> jax.Array:
+    return jax.vmap(lambda key: task.prompt_tokens(task.draw(key)))(jax.random.split(jax.random.key(0), 64))
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("quiet", "quiet returns a text task, which the signature of its function must say: -> Task"),
+        ("broken", r"broken cannot be made: its function raised ValueError: no words \(own_task_.*, line"),
+    ],
+)
+def test_a_task_of_ones_own_that_cannot_be_is_refused(own: str, function: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        envs.make(f"{own}:{function}")

@@ -20,7 +20,8 @@ from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.planning import groups_of, stages_of, task_name
 from jaxpg.cli.runs import Session
 from jaxpg.cli.signals import Interruption, interruptible
-from jaxpg.experiments.build import TEXT_TASKS, kind_of
+from jaxpg.envs import task_factory
+from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.completions import SAMPLES, completions_by_heading
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.config_file import file_name
@@ -78,7 +79,7 @@ def _show_run(config: Config, out: Path) -> None:
     curve, curves = out / "learning_curve.png", {config.algorithm: (run.steps, run.returns)}
     units = curve_units(to_dict(config))
     report.learning_curve(curves, curve, title=config.task, threshold=config.threshold, units=units)
-    if config.environment not in TEXT_TASKS:  # of a text task every evaluation writes it
+    if not task_factory(config.environment):  # of a text task every evaluation writes it
         write_page(config, out)
     summaries = report.summarize({config.algorithm: run}, config.threshold)
     console = make_console()

@@ -14,7 +14,18 @@ from jaxpg.envs.mdps import (
     sparse_grid_world,
     taxi,
 )
-from jaxpg.envs.registry import NOTES, WRAPPERS, default_settings, make, make_unchecked, names, register, wrap
+from jaxpg.envs.registry import (
+    NOTES,
+    TEXT_TASKS,
+    WRAPPERS,
+    default_settings,
+    make,
+    make_unchecked,
+    names,
+    register,
+    task_factory,
+    wrap,
+)
 from jaxpg.envs.tabular import (
     MDP,
     SparseMDP,
@@ -32,6 +43,7 @@ __all__ = [
     "MDP",
     "MDPS",
     "NOTES",
+    "TEXT_TASKS",
     "WRAPPERS",
     "Finding",
     "SparseMDP",
@@ -59,6 +71,7 @@ __all__ = [
     "state_values",
     "state_visits",
     "sticky_actions",
+    "task_factory",
     "taxi",
     "time_limit",
     "to_dense",

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import keystr
 
+from jaxpg.envs.text.task import Task
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import MASKED
 from jaxpg.parallel.machine import compiler_options
@@ -73,6 +74,8 @@ def _check_shapes(env: Env, name: str) -> None:
 
 
 def _check_fields(env: Any, name: str) -> None:
+    if isinstance(env, Task):
+        raise UserError(f"{name} returns a text task, which the signature of its function must say: -> Task.")
     if not isinstance(env, Env):
         raise UserError(f"{name} must return a jaxpg.types.Env, not {_short(env)}.")
     for field in ("reset", "step", "context", "outcome", "measure", "action_mask"):

@@ -61,6 +61,8 @@ def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
     return factory
 
 
+TEXT_TASKS: dict[str, Callable[..., text.Task]] = {**text.TASKS, "json_lines": text.json_lines}
+"""The text tasks by name."""
 _TIME_LIMITS = {"grid_world": 200, "frozen_lake": 100, "cliff_walking": 200, "taxi": 200, "random_walk": 10_000}
 _factories: dict[str, Factory] = {
     **{name: _tabular_factory(name, limit) for name, limit in _TIME_LIMITS.items()},
@@ -72,8 +74,7 @@ _factories: dict[str, Factory] = {
     "probe-discount": probes.discount,
     "probe-action": probes.action,
     "probe-policy": probes.policy,
-    **{name: _text_factory(task) for name, task in text.TASKS.items()},
-    "json_lines": _text_factory(text.json_lines),
+    **{name: _text_factory(task) for name, task in TEXT_TASKS.items()},
 }
 NOTES: dict[str, str] = {
     "CartPole-v1": "as Gymnasium's, in float32",
@@ -128,7 +129,8 @@ def make(name: str, /, **settings: Any) -> Env:
 
     Args:
         name: one of `names()`, such as "CartPole-v1" or "grid_world"; an environment of a suite, "brax:ant" (`suites`);
-            or the name "package.module:function" of a function that returns an Env.
+            or the name "package.module:function" of a function that returns an Env, or a text task and says so in its
+            signature (`-> Task`).
         **settings: for gymnax's environments the constructor's arguments and the fields of EnvParams, such as
             `max_steps_in_episode` or `gravity`; for a suite's the arguments that its adapter names; for others the
             arguments of the factory.
@@ -143,10 +145,10 @@ def make(name: str, /, **settings: Any) -> Env:
     """
     with jax.ensure_compile_time_eval():
         env = make_unchecked(name, **settings)
-        factory = _user_factory(name)
-        if factory is not None and (factory, repr(settings)) not in _checked:
+        function = _user_function(name)
+        if function is not None and (function, repr(settings)) not in _checked:
             check_env(env, name)
-            _checked.add((factory, repr(settings)))
+            _checked.add((function, repr(settings)))
     return env
 
 
@@ -200,13 +202,36 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     return WRAPPERS[name](env, **settings)
 
 
+def task_factory(name: str) -> Callable[..., text.Task] | None:
+    """What makes the text task of this name; None where the environment is none.
+
+    It is one of TEXT_TASKS, or a function of the user's by name whose signature says that it returns a Task.
+    """
+    if name in TEXT_TASKS:
+        return TEXT_TASKS[name]
+    function = _user_function(name)
+    return function if function is not None and _returns_task(function) else None
+
+
 def _user_factory(name: str) -> Factory | None:
+    """What makes the user's environment of a name; of a function that returns a text task, the task's environment."""
+    function = _user_function(name)
+    return _text_factory(function) if function is not None and _returns_task(function) else function
+
+
+def _user_function(name: str) -> Callable[..., Any] | None:
     """The user's function behind a name: registered, or imported by a name "module:function" that is no suite's."""
     if name in _user_factories:
         return _user_factories[name]
     if ":" in name and not suites.is_suite_name(name) and not host.comes_in(name):
         return import_user_code(name, "environment")
     return None
+
+
+def _returns_task(function: Callable[..., Any]) -> bool:
+    """Whether a signature says that its function returns a text task."""
+    returned = getattr(function, "__annotations__", {}).get("return")
+    return returned is text.Task or (isinstance(returned, str) and returned.split(".")[-1] == text.Task.__name__)
 
 
 def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 from jaxpg.user_code import explain_failure, is_code_name
 
-TEXT_TASKS: dict[str, Callable[..., envs.text.Task]] = {**envs.text.TASKS, "json_lines": envs.text.json_lines}
 """The environments that are text tasks."""
 
 Evaluate = Callable[[Any, Key], Metrics]
@@ -127,14 +126,21 @@ def text_task(config: Config, split: str) -> envs.text.Task:
     Raises:
         UserError: its environment is not a text task.
     """
-    if config.environment not in TEXT_TASKS:
+    factory = envs.task_factory(config.environment)
+    if factory is None:
         raise UserError(
             f"{config.algorithm} learns from texts, and {config.environment} is not a text task. "
-            f"There are: {', '.join(TEXT_TASKS)}."
+            f"There are: {', '.join(envs.TEXT_TASKS)}; a function of yours that returns one says so in its signature, "
+            "-> Task."
         )
     of_the_env = options(envs.text.text_env)
     settings = {name: x for name, x in config.environment_settings.items() if name not in of_the_env}
-    return TEXT_TASKS[config.environment](**{**settings, "split": split})
+    if "split" in envs.default_settings(config.environment):
+        settings["split"] = split
+    if not is_code_name(config.environment):
+        return factory(**settings)
+    with explain_failure(f"The text task {config.environment} cannot be made: its function"):
+        return factory(**settings)
 
 
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
@@ -280,10 +286,10 @@ def _env(config: Config, split: str, models: Mapping[str, Tree]) -> Env:
     given = [name for name in ("rewards", "reward", "process_reward") if getattr(config, name)]
     if not given:
         return make_env(config, split)
-    if config.environment not in TEXT_TASKS:
+    if not envs.task_factory(config.environment):
         raise UserError(
             f"A list of rewards is that of a text task, and {config.environment} is none: take {' and '.join(given)} "
-            f"away. There are: {', '.join(TEXT_TASKS)}."
+            f"away. There are: {', '.join(envs.TEXT_TASKS)}."
         )
     task, rewards = text_task(config, split), dict(config.reward_list)
     settings = {name: x for name, x in config.environment_settings.items() if name in options(envs.text.text_env)}

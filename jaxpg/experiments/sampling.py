@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import files, preferences
+from jaxpg.envs import task_factory
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import TEXT_TASKS, Experiment, kind_of, make_pairs, networks, text_task, writes_text
+from jaxpg.experiments.build import Experiment, kind_of, make_pairs, networks, text_task, writes_text
 from jaxpg.experiments.config import Config, load_config, make_env
 from jaxpg.experiments.signatures import options
 from jaxpg.experiments.warm_start import build_experiment, load_params
@@ -205,7 +206,7 @@ def check_writer(run: str, config: Config) -> tuple[Config, Params]:
         UserError: there is no such run, it writes no text, or it has another vocabulary.
     """
     earlier, params = load_params(run, config)
-    if not (kind_of(earlier).has_policy and earlier.environment in TEXT_TASKS):
+    if not (kind_of(earlier).has_policy and task_factory(earlier.environment)):
         raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
     return earlier, params
 

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg import files
+from jaxpg.envs import task_factory
 from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import (
     KINDS,
-    TEXT_TASKS,
     Experiment,
     Judge,
     build,
@@ -152,7 +152,7 @@ def check_vocabulary(config: Config, run_dir: Path) -> None:
 
 def _token_table(config: Config) -> TokenTable | None:
     """What the tokens of a text task are; None where the environment is not a text task."""
-    return token_table(text_task(config, "train").vocabulary) if config.environment in TEXT_TASKS else None
+    return token_table(text_task(config, "train").vocabulary) if task_factory(config.environment) else None
 
 
 def _load_table(path: Path) -> TokenTable:

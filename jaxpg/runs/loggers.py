@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -84,9 +83,10 @@ class Loggers:
 
 def _import_wandb() -> Any:
     try:
-        return importlib.import_module("wandb")
+        import wandb
     except ImportError:
         raise UserError("wandb is not installed, to which this run is to be logged: pip install wandb.") from None
+    return wandb
 
 
 def _values(row: Row) -> Iterator[tuple[str, np.ndarray]]:
