@@ -29,7 +29,8 @@ def score(out: Path, *arguments: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "least"), [("ppo", 475.0), pytest.param("a2c", 470.0, marks=LONG), ("grpo", 450.0)]
+    ("algorithm", "least"),
+    [("ppo", 475.0), pytest.param("a2c", 470.0, marks=LONG), pytest.param("grpo", 450.0, marks=LONG)],
 )
 def test_cart_pole(algorithm: str, least: float, tmp_path: Path) -> None:
     assert score(tmp_path / "run", "cartpole", algorithm, "--seeds", "10") >= least

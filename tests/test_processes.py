@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import LONG
 
 from jaxpg.cli.main import main
 from jaxpg.training import run_directory
@@ -134,6 +135,7 @@ def test_two_processes_are_one_run(
     assert len(list((out / "tensorboard").iterdir())) == 1
 
 
+@LONG
 @pytest.mark.full
 def test_four_processes_share_the_environments_of_two_seeds(
     tmp_path: Path, on_one_device: dict[str, np.ndarray]
