@@ -14,11 +14,14 @@ from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.report.comparison import RunResult, comparison_page
-from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, inline_svg
+from jaxpg.report.figures import Units, curves_figure, drawing_grid, finals_figure, inline_svg
+from jaxpg.report.hover import with_titles
 from jaxpg.report.palette import COLOR_OF, COLORS, color_of, line_styles
 from jaxpg.report.small_multiples import ladder_figure
 from jaxpg.report.statistics import Estimate
 from jaxpg.runs.results import curve_units
+
+TEXT = {"environment": "sort", "network": {"kind": "transformer"}}
 
 
 def luminance(color: str) -> float:
@@ -120,17 +123,22 @@ def test_axes_are_named_and_scores_stay_within_their_bounds():
     ("tables", "units"),
     [
         ({"environment": "CartPole-v1", "algorithm": "ppo"}, ("environment steps", "episode return")),
-        ({"environment": "sort", "algorithm": "grpo"}, ("tokens", "accuracy")),
-        ({"environment": "sort", "algorithm": "grpo", "reward": "runs/model"}, ("tokens", "reward of a completion")),
-        ({"environment": "sort", "algorithm": "reward_model", "reward": "none"}, ("tokens", "accuracy")),
+        ({"algorithm": "grpo"} | TEXT, ("tokens", "accuracy")),
+        ({"algorithm": "grpo", "reward": "runs/model"} | TEXT, ("tokens", "reward of a completion")),
+        ({"algorithm": "reward_model", "reward": "none"} | TEXT, ("tokens", "accuracy")),
         (
-            {"environment": "sort", "algorithm": "grpo", "rewards": {"accuracy": 1.0, "format": 0.1}},
+            {"algorithm": "grpo", "rewards": {"accuracy": 1.0, "format": 0.1}} | TEXT,
             ("tokens", "reward of a completion"),
         ),
         (
-            {"environment": "sort", "algorithm": "sft", "environment_settings": {"rewards": {"length": 1.0}}},
+            {"algorithm": "sft", "environment_settings": {"rewards": {"length": 1.0}}} | TEXT,
             ("tokens", "reward of a completion"),
         ),
+        (
+            {"algorithm": "process_grpo", "environment_settings": {"process_weight": 1.0}} | TEXT,
+            ("tokens", "reward of a completion"),
+        ),
+        ({"algorithm": "process_grpo", "process_reward": "runs/m"} | TEXT, ("tokens", "reward of a completion")),
         ({}, ("environment steps", "episode return")),
     ],
 )
@@ -149,6 +157,19 @@ def test_values_are_shown_where_the_mouse_rests():
     assert name == "ppo"
     assert float(value) == pytest.approx(expected, abs=1.0)
     assert "hover" not in svg
+
+
+def test_scores_beyond_the_bounds_of_their_unit_are_drawn_and_a_page_is_written_with_them():
+    """And dots that matplotlib clips into others have no titles instead of those of others."""
+    units = Units("tokens", "accuracy", (0.0, 1.0))
+    assert units.limits((-0.05, 1.05), (0.0, 1.0)) == pytest.approx((-0.03, 1.03))
+    assert units.limits((2.0, 6.5), (2.2, 6.3)) == (2.0, 6.5)
+    scores = np.array([5.7, 6.1, 5.9, 4.0, 6.2])
+    figure = finals_figure({"ppo": (scores, report.bootstrap(scores))}, title="task", units=units)
+    assert len(re.findall("<title>ppo: ", inline_svg(figure))) == 5
+    dots = '<g id="hover-0"><g><use x="1"/><use x="-1"/></g></g>'
+    assert with_titles(dots, [["a", "b"]]).count("<title>") == 2
+    assert "<title>" not in with_titles(dots, [["a"]])
 
 
 def test_each_algorithm_is_drawn_beside_its_nearest_ancestor():

@@ -50,9 +50,14 @@ class Units(NamedTuple):
     score: str = "episode return"
     bounds: tuple[float, float] | None = None
 
-    def limits(self, drawn: tuple[float, float]) -> tuple[float, float]:
-        """The limits of an axis of scores, no further than a line's width beyond the bounds."""
+    def limits(self, drawn: tuple[float, float], scores: tuple[float, float]) -> tuple[float, float]:
+        """The limits of an axis of scores from `drawn`, no further than a line's width beyond the bounds.
+
+        Where the least or the greatest of `scores` is beyond them, they are not the bounds.
+        """
         low, high = self.bounds or (-np.inf, np.inf)
+        if scores[0] < low or scores[1] > high:
+            return drawn
         margin = 0.03 * (min(drawn[1], high) - max(drawn[0], low))
         return max(drawn[0], low - margin), min(drawn[1], high + margin)
 
@@ -178,7 +183,7 @@ def curves_figure(
             place = (0.994, threshold), axes.get_yaxis_transform()
             axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
                           fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
-        axes.set_ylim(units.limits(axes.get_ylim()))
+        axes.set_ylim(units.limits(axes.get_ylim(), axes.dataLim.intervaly))
         _label_ends(axes, lines, styles)
     return figure
 
@@ -224,7 +229,7 @@ def finals_figure(
             axes.axvline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
         axes.set_yticks(range(len(finals)), list(map(literal, finals)))
         axes.set_ylim(len(finals) - 0.4, -0.6)
-        axes.set_xlim(units.limits(axes.get_xlim()))
+        axes.set_xlim(units.limits(axes.get_xlim(), axes.dataLim.intervalx))
         axes.set_xlabel(literal(units.score))
         axes.grid(axis="x")
     return figure

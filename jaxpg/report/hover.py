@@ -42,10 +42,15 @@ def number_dots(figure: Figure) -> list[list[str]]:
 
 
 def with_titles(svg: str, texts: Sequence[Sequence[str]]) -> str:
-    """An SVG with a `<title>` in every dot of the groups that `number_dots` has named."""
+    """An SVG with a `<title>` in every dot of the groups that `number_dots` has named.
+
+    matplotlib clips dots outside of the canvas into other ones: a group of another size than its texts has no titles.
+    """
 
     def titled(group: re.Match[str]) -> str:
         titles = iter(texts[int(group[1])])
+        if len(re.findall("<use ", group[2])) != len(texts[int(group[1])]):
+            return group[2]
         return re.sub(r"(<use [^>]*?)/>", lambda use: f"{use[1]}><title>{escape(next(titles))}</title></use>", group[2])
 
     return re.sub(r'<g id="hover-(\d+)"(>.*?</g>\s*</g>)', lambda group: f"<g{titled(group)}", svg, flags=re.DOTALL)

@@ -90,10 +90,11 @@ def curve_units(tables: Mapping[str, Any]) -> Any:
 
     if dict(tables.get("network") or {}).get("kind") != "transformer":  # a run's own code is not asked what it is
         return Units()
-    kind = KINDS.get(str(tables.get("algorithm")))
-    rewards = tables.get("rewards") or dict(tables.get("environment_settings") or {}).get("rewards", ACCURACY)
-    by_model = tables.get("reward") not in (None, "none")
-    is_accuracy = (kind is not None and kind.score == "accuracy") or (not by_model and list(rewards) == list(ACCURACY))
+    kind, of_the_env = KINDS.get(str(tables.get("algorithm"))), dict(tables.get("environment_settings") or {})
+    rewards = tables.get("rewards") or of_the_env.get("rewards", ACCURACY)
+    by_model = any(tables.get(name) not in (None, "none") for name in ("reward", "process_reward"))
+    by_outcome = not by_model and not of_the_env.get("process_weight") and list(rewards) == list(ACCURACY)
+    is_accuracy = (kind is not None and kind.score == "accuracy") or by_outcome
     return Units("tokens", "accuracy", (0.0, 1.0)) if is_accuracy else Units("tokens", "reward of a completion")
 
 
