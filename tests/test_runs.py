@@ -108,7 +108,7 @@ def actor_only(policy: Policy) -> Learner:
     """A learner whose state is the parameters of a policy, and that does nothing else but act."""
 
     def nothing(*_: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("it acts, and does nothing else")
 
     return Learner(nothing, nothing, partial(make_actor, policy), nothing)
 

@@ -16,6 +16,7 @@ from jaxpg.envs.text import TASKS, PairData
 from jaxpg.errors import UserError
 from jaxpg.experiments import sampling, stages
 from jaxpg.experiments.config import load_config, resolve_config
+from jaxpg.experiments.pair_sampling import draw_pairs
 from jaxpg.experiments.stages import plan_stages
 from jaxpg.preferences import Pairs, PreferencePair
 from jaxpg.preferences.reward_model import begin_with
@@ -42,9 +43,7 @@ def numbered(learned: int, held_out: int) -> Pairs:
 @pytest.mark.parametrize(("share", "replayed"), [(0.0, 0), (0.1, 4), (0.3, 12), (1.0, 40)])
 def test_a_share_of_the_pairs_to_learn_from_is_drawn_from_earlier_ones(share: float, replayed: int) -> None:
     new, earlier = numbered(1, 2), numbered(3, 4)
-    pairs, held_out = preferences.sample_pairs(
-        new, jax.random.key(0), num_pairs=40, earlier=earlier, earlier_share=share
-    )
+    pairs, held_out = draw_pairs(new, jax.random.key(0), num_pairs=40, earlier=earlier, earlier_share=share)
     assert np.unique(pairs.chosen, return_counts=True)[1].tolist() == [
         n * SORT.max_tokens for n in (40 - replayed, replayed) if n
     ]
@@ -54,14 +53,14 @@ def test_a_share_of_the_pairs_to_learn_from_is_drawn_from_earlier_ones(share: fl
 
 
 def test_more_pairs_than_are_drawn_at_once_begin_as_fewer_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxpg.preferences.sampled_pairs.SIDE_BY_SIDE", 16)
-    few, many = (preferences.sample_pairs(numbered(1, 2), jax.random.key(0), num_pairs=n)[0] for n in (16, 37))
+    monkeypatch.setattr("jaxpg.experiments.pair_sampling.SIDE_BY_SIDE", 16)
+    few, many = (draw_pairs(numbered(1, 2), jax.random.key(0), num_pairs=n)[0] for n in (16, 37))
     assert many.rejected.shape == (37, SORT.max_tokens)
     np.testing.assert_array_equal(many.rejected[:16], few.rejected)
 
 
 def test_a_file_holds_the_same_tokens_also_without_an_end(tmp_path: Path) -> None:
-    pairs, held_out = preferences.sample_pairs(numbered(1, 2), jax.random.key(1), num_pairs=10)
+    pairs, held_out = draw_pairs(numbered(1, 2), jax.random.key(1), num_pairs=10)
     preferences.save_pairs(tmp_path / "pairs.npz", pairs, held_out)
     for read, written in zip(load_pairs(tmp_path / "pairs.npz", SORT), (pairs, held_out), strict=True):
         assert isinstance(read, PairData)
@@ -172,7 +171,9 @@ def test_the_rounds_of_a_shipped_task() -> None:
     [
         ('initial = "reward_model"', 'initial = "sft"', "earlier_share is a share of the pairs of the reward model"),
         ('initial = "grpo"\nreward = "judge_2"', 'initial = "judge_2"', "is a run of reward_model and holds no policy"),
-        ("num_pairs = 40, ", "", "num_pairs must say how many pairs are sampled"),
+        ("num_pairs = 40, ", "", "num_pairs must say how many pairs are sampled, at least 1; it is none"),
+        ('initial = "reward_model"', 'initial = "none"', "earlier_share is a share of .* not to none"),
+        ('initial = "reward_model"', 'initial = "nowhere"', "nowhere is not the directory of a run"),
         ("earlier_share = 0.25", "earlier_share = 1.5", "earlier_share must be at most 1, not 1.5"),
         ('sampled_from = "sft", ', "", "earlier_share is a share of sampled pairs"),
         ('sampled_from = "sft"', 'sampled_from = "judge_2"', "judge_2 needs judge_2"),
@@ -188,19 +189,29 @@ def test_rounds_that_cannot_be_are_refused_before_anything_trains(
         stages.check_plan(plan(rounds, "round_2" if "reward = " in before or "judge" in after else "judge_2"))
 
 
+def test_pairs_of_the_command_line_are_those_of_the_stages_that_learn_from_pairs(rounds: Path) -> None:
+    """Fine-tuning and GRPO take over the table and do not read it."""
+    given = {"pairs.sampled_from": "sft"}
+    config = resolve_config(rounds, "grpo", given)
+    planned = plan_stages(config, Path("out"), Path("out"), task=rounds, overrides=given)
+    assert [stage.name for stage in planned] == ["sft", "reward_model", "grpo"]
+    assert [sampling.sampled_table(stage.config) for stage in planned] == [None, "pairs", None]
+    sampling.sample_data(planned[0].config, Path("out"))  # nothing to do
+
+
 @pytest.mark.full
 def test_a_reward_model_is_trained_on_with_completions_of_a_policy(rounds: Path, tmp_path: Path) -> None:
     """It begins with what the first one learned, and goes on with the same pairs after an interruption."""
     out = tmp_path / "run"
     assert main(["train", str(rounds), "judge_2", "--out", str(out)]) == 0
     config = load_config(out)
-    pairs, held_out = load_pairs(out / sampling.SAMPLED_PAIRS, SORT)
+    pairs, held_out = load_pairs(out / sampling.SAMPLED_FILES["pairs"], SORT)
     assert (len(pairs.chosen), len(held_out.chosen)) == (40, 4)
     table = (out / "report.html").read_text()
     assert "preference pairs of sft, 0.25 of them earlier ones" in table
-    written = (out / sampling.SAMPLED_PAIRS).read_bytes()
-    (out / sampling.SAMPLED_PAIRS).unlink()
-    sampling.sample_preferences(config, out)
-    again = load_pairs(out / sampling.SAMPLED_PAIRS, SORT)
+    written = (out / sampling.SAMPLED_FILES["pairs"]).read_bytes()
+    (out / sampling.SAMPLED_FILES["pairs"]).unlink()
+    sampling.sample_data(config, out)
+    again = load_pairs(out / sampling.SAMPLED_FILES["pairs"], SORT)
     jax.tree.map(np.testing.assert_array_equal, again, (pairs, held_out))
-    assert len(written) == (out / sampling.SAMPLED_PAIRS).stat().st_size
+    assert len(written) == (out / sampling.SAMPLED_FILES["pairs"]).stat().st_size

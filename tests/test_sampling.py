@@ -192,7 +192,7 @@ def test_a_stage_learns_from_right_completions_of_another(tmp_path: Path, capsys
     task, out = tmp_path / "sorting.toml", tmp_path / "run"
     task.write_text(TWO_STAGES)
     assert main(["train", str(task), "second", "--out", str(out)]) == 0
-    data = out / sampling.SAMPLED
+    data = out / sampling.SAMPLED_FILES["demonstrations"]
     written, lines = data.read_bytes(), data.read_text().splitlines()
     assert all(json.loads(line)["accuracy"] == 1 for line in lines)
     shown = " ".join(capsys.readouterr().out.split())
@@ -202,7 +202,7 @@ def test_a_stage_learns_from_right_completions_of_another(tmp_path: Path, capsys
     config = load_config(out)
     assert config.demonstrations["sampled_from"] == str(out / "first")
     data.unlink()
-    sampling.sample_demonstrations(config, out)
+    sampling.sample_data(config, out)
     assert data.read_bytes() == written
 
 
@@ -210,4 +210,4 @@ def test_demonstrations_are_written_into_the_directory_of_their_run_alone(tmp_pa
     elsewhere = {"demonstrations.sampled_from": "run", "demonstrations.file": str(tmp_path / "elsewhere.jsonl")}
     config = resolve_config("sort", "sft", elsewhere)
     with pytest.raises(UserError, match=r"sampled into the directory of their own run, .* alone: leave"):
-        sampling.sample_demonstrations(config, tmp_path / "run")
+        sampling.sample_data(config, tmp_path / "run")

@@ -83,12 +83,13 @@ def _last(values: np.ndarray) -> np.ndarray:
 
 def _data(config: Config) -> str:
     """What a stage learns from, in words."""
-    if config.algorithm == "sft":
-        return _demonstrations(config.demonstrations)
-    if config.algorithm in ("reward_model", "dpo"):
-        return _preference_pairs(config.pairs)
-    if config.algorithm == "process_reward_model":
-        return "labelled steps"
+    match kind_of(config).data:
+        case "demonstrations":
+            return _demonstrations(config.demonstrations)
+        case "pairs":
+            return _preference_pairs(config.pairs)
+        case "step_labels":
+            return "labelled steps"
     rewards = dict(config.reward_list or config.environment_settings.get("rewards", ACCURACY))
     if config.process_weight:
         model = {"model": config.process_reward} if config.process_reward else {}

@@ -64,12 +64,14 @@ class AlgorithmKind(NamedTuple):
     score: the metric of an evaluation that is recorded as `return`, by which checkpoints are ranked.
     judge: what its reward model is good for; None where it learns a policy instead.
     action_values(state): the table of action values `[S, A]` that it has learned; None where it learns no table.
+    data: the table of a config that says what it learns from; None where it learns from episodes.
     """
 
     build: Callable[[Config, Env, Env, int], tuple[Learner, Evaluate]]
     score: str = "return"
     judge: Judge | None = None
     action_values: Callable[[Any], Array] | None = None
+    data: str | None = None
 
     @property
     def has_policy(self) -> bool:
@@ -223,11 +225,16 @@ KINDS: dict[str, AlgorithmKind] = {
     **dict.fromkeys(ladder.ALGORITHMS, AlgorithmKind(_policy_gradient)),
     **dict.fromkeys(values.ALGORITHMS, AlgorithmKind(_deep_q)),
     **dict.fromkeys(values.TABULAR_ALGORITHMS, AlgorithmKind(_tabular_control, action_values=values.mean_table)),
-    "sft": AlgorithmKind(_sft),
-    "dpo": AlgorithmKind(_dpo),
-    "reward_model": AlgorithmKind(_reward_model, score="accuracy", judge=Judge("reward", selection.by_outcome)),
+    "sft": AlgorithmKind(_sft, data="demonstrations"),
+    "dpo": AlgorithmKind(_dpo, data="pairs"),
+    "reward_model": AlgorithmKind(
+        _reward_model, score="accuracy", judge=Judge("reward", selection.by_outcome), data="pairs"
+    ),
     "process_reward_model": AlgorithmKind(
-        _process_reward_model, score="accuracy", judge=Judge("process_reward", selection.by_process)
+        _process_reward_model,
+        score="accuracy",
+        judge=Judge("process_reward", selection.by_process),
+        data="step_labels",
     ),
 }
 """The kind of every algorithm, by the algorithm's name."""

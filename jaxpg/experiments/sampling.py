@@ -6,7 +6,7 @@ Those that are right are demonstrations (rejection sampling): for expert iterati
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,25 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import files, preferences
-from jaxpg.envs import task_factory
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import Experiment, kind_of, make_pairs, networks, text_task, writes_text
-from jaxpg.experiments.config import Config, load_config, make_env
+from jaxpg.experiments.build import Experiment, kind_of, networks, text_task, writes_text
+from jaxpg.experiments.config import Config
+from jaxpg.experiments.pair_sampling import SIDE_BY_SIDE, sample_pairs
 from jaxpg.experiments.signatures import options
-from jaxpg.experiments.warm_start import build_experiment, load_params
+from jaxpg.experiments.warm_start import build_experiment, check_writer
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
 from jaxpg.training.program import Program
-from jaxpg.types import Array, Key, Outcome, Params, Tree
+from jaxpg.types import Array, Key, Outcome, Tree
 
-SAMPLED = "demonstrations.jsonl"
-"""The file in the directory of a run that holds the demonstrations sampled for it."""
-SAMPLED_PAIRS = "pairs.npz"
-"""The file in the directory of a run that holds the preference pairs sampled for it."""
-SIDE_BY_SIDE = 1024
-"""Completions that are written at once."""
+SAMPLED_FILES = {"demonstrations": "demonstrations.jsonl", "pairs": "pairs.npz"}
+"""The files in the directory of a run that hold what was sampled for it, by the table whose `sampled_from` asks."""
 ONLY = ("all", "right")
 
 
@@ -115,100 +111,44 @@ def sample_to_file(
     return Counts(prompts, len(drawn), len(right), len(kept))
 
 
-def sample_demonstrations(config: Config, run_dir: Path) -> None:
-    """Write the demonstrations that a run wants sampled from another one into its directory, unless they are there.
+def sampled_table(config: Config) -> str | None:
+    """The table of a config that names a run of whose completions it learns; None where it names none."""
+    table = kind_of(config).data
+    return table if table in SAMPLED_FILES and getattr(config, table).get("sampled_from") else None
+
+
+def sample_data(config: Config, run_dir: Path) -> None:
+    """Write the data that a run wants sampled from another one into its directory, unless they are there.
 
     The policy is the last one of that run's first seed. They depend on that policy and on the settings alone, so that
     a command that was stopped in between goes on with the same ones.
 
     Raises:
-        UserError: as `sample_to_file` and `check_writer`; the config names a file elsewhere, where nothing is written.
+        UserError: as `sample_to_file`, `sample_pairs` and `check_writer`; the config names a file elsewhere, where
+            nothing is written.
     """
-    settings = config.demonstrations
-    if not _is_missing(settings, run_dir / SAMPLED, "demonstrations"):
+    table = sampled_table(config)
+    if table is None or (file := Path(getattr(config, table)["file"])).exists():
         return
+    if file != run_dir / SAMPLED_FILES[table]:
+        raise UserError(
+            f"There is no file {file}, and {table} are sampled into the directory of their own run, {run_dir}, alone: "
+            f"leave {table}.file out."
+        )
+    host_callback.clear_failures()
+    if table == "pairs":
+        sample_pairs(file, config)
+    else:
+        _sample_demonstrations(file, config)
+
+
+def _sample_demonstrations(file: Path, config: Config) -> None:
+    settings = config.demonstrations
     defaults = {name: option.default for name, option in options(preferences.make_demonstrations).items()}
     earlier, params = check_writer(settings["sampled_from"], config)
     sampled = {name: settings.get(name, defaults[name]) for name in ("prompts", "number", "temperature")}
     policy, key = jax.tree.map(lambda x: x[0], params.policy), jax.random.key(0)
-    host_callback.clear_failures()
-    experiment = build_experiment(earlier)
-    sample_to_file(Path(settings["file"]), earlier, experiment, policy, key, only="right", **sampled)
-
-
-def sample_preferences(config: Config, run_dir: Path) -> None:
-    """Write the preference pairs that a run wants from the completions of another one, as `sample_demonstrations`.
-
-    With `pairs.earlier_share` a part of them is drawn from the pairs of the reward model that the run begins with.
-
-    Raises:
-        UserError: as `check_writer` and `check_earlier_pairs`; a file elsewhere.
-    """
-    settings = config.pairs
-    if not _is_missing(settings, run_dir / SAMPLED_PAIRS, "pairs"):
-        return
-    defaults = {name: option.default for name, option in options(preferences.make_pairs).items()}
-    chosen = defaults | settings
-    earlier = load_config(Path(config.initial)) if config.initial else None
-    check_earlier_pairs(config, earlier)
-    writer, params = check_writer(settings["sampled_from"], config)
-    train, test = (text_task(config, split) for split in ("train", "test"))
-    policy, _ = networks(writer, make_env(writer))
-    first = jax.tree.map(lambda x: x[0], params.policy)
-
-    def write(problem: Tree, key: Key) -> Array:
-        end, most = train.vocabulary.end, train.max_tokens
-        return generate(policy, first, train.prompt(problem), key, end=end, max_tokens=most)
-
-    judge = preferences.true_reward(chosen["judge"], train)
-    pairs = preferences.judged_pairs(train, test, judge, generate=write, sharpness=chosen["sharpness"])
-    sampled = preferences.sample_pairs(
-        pairs,
-        jax.random.key(0),
-        num_pairs=chosen["num_pairs"],
-        earlier=make_pairs(earlier) if earlier and chosen["earlier_share"] else None,
-        earlier_share=chosen["earlier_share"],
-    )
-    with files.explain_os_error(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        preferences.save_pairs(Path(settings["file"]), *sampled)
-
-
-def check_earlier_pairs(config: Config, earlier: Config | None) -> None:
-    """Refuse a share of earlier pairs unless the run that a config begins with, `earlier`, is a reward model."""
-    if config.pairs.get("earlier_share") and (earlier is None or earlier.algorithm != "reward_model"):
-        raise UserError(
-            "pairs.earlier_share is a share of the pairs of the reward model that this one begins with: set initial to "
-            f"a run of reward_model, not to {config.initial or 'none'}."
-        )
-
-
-def _is_missing(settings: Mapping[str, Any], path: Path, what: str) -> bool:
-    """Whether data that are to be sampled for a run are not there yet.
-
-    Raises:
-        UserError: they are expected elsewhere, where nothing is written.
-    """
-    if not settings.get("sampled_from") or Path(settings["file"]).exists():
-        return False
-    if Path(settings["file"]) != path:
-        raise UserError(
-            f"There is no file {settings['file']}, and {what} are sampled into the directory of their own run, "
-            f"{path.parent}, alone: leave {what}.file out."
-        )
-    return True
-
-
-def check_writer(run: str, config: Config) -> tuple[Config, Params]:
-    """The config and the last parameters `[S, ...]` of the run from which a config samples its data.
-
-    Raises:
-        UserError: there is no such run, it writes no text, or it has another vocabulary.
-    """
-    earlier, params = load_params(run, config)
-    if not (kind_of(earlier).has_policy and task_factory(earlier.environment)):
-        raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
-    return earlier, params
+    sample_to_file(file, earlier, build_experiment(earlier), policy, key, only="right", **sampled)
 
 
 def check_writes_text(config: Config, experiment: Experiment, run: Path | str) -> None:

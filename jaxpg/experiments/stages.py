@@ -17,15 +17,14 @@ import jax
 from jaxpg import preferences
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, build, reward_network
-from jaxpg.experiments.config import Config, make_env, resolve_config, trainable
+from jaxpg.experiments.config import Config, load_config, make_env, resolve_config, trainable
 from jaxpg.experiments.config_file import merge, nested
-from jaxpg.experiments.sampling import SAMPLED, SAMPLED_PAIRS, check_earlier_pairs, check_writer
+from jaxpg.experiments.pair_sampling import check_earlier_pairs
+from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import STAGES
-from jaxpg.experiments.warm_start import check_initial, reward_params
+from jaxpg.experiments.warm_start import check_initial, check_writer, reward_params
 from jaxpg.training import checkpoint
 
-SAMPLED_FROM = {"demonstrations": SAMPLED, "pairs": SAMPLED_PAIRS}
-"""The tables whose `sampled_from` names a run, and the file that its completions are written into."""
 NOT_SAMPLED: dict[str, Any] = {"demonstrations": {}, "pairs": {"slip_rate": 0.5}}
 """What stands in for sampled data before they are there."""
 INHERITED = ("environment", "environment_settings", "network", "pairs", "step_labels", STAGES)
@@ -59,7 +58,8 @@ def runs_named(config: Config) -> dict[str, str]:
 
     They are in the order in which they are trained.
     """
-    sampled_from = {f"{table}.sampled_from": getattr(config, table).get("sampled_from") for table in SAMPLED_FROM}
+    table = sampled_table(config)
+    sampled_from = {f"{table}.sampled_from": getattr(config, table)["sampled_from"]} if table else {}
     named = {**config.reward_models, **sampled_from, "initial": config.initial}
     return {setting: run for setting, run in named.items() if run is not None}
 
@@ -76,7 +76,7 @@ def with_run(config: Config, setting: str, run: str) -> Config:
 def names_run(setting: str) -> bool:
     """Whether a setting, with dots, names a run that another one starts from."""
     of_a_reward = setting.startswith("rewards.") and setting.endswith(".model")
-    of_data = setting in [f"{table}.sampled_from" for table in SAMPLED_FROM]
+    of_data = setting in [f"{table}.sampled_from" for table in SAMPLED_FILES]
     return of_a_reward or of_data or setting in ("reward", "process_reward", "initial")
 
 
@@ -127,9 +127,8 @@ def plan_stages(
             for each in needed:
                 stages.setdefault(each.directory, each)
             config = with_run(config, setting, str(stage.directory))
-        for table, file in SAMPLED_FROM.items():
-            if getattr(config, table).get("sampled_from"):
-                config = with_run(config, f"{table}.file", str(planned.directory / file))
+        if table := sampled_table(config):
+            config = with_run(config, f"{table}.file", str(planned.directory / SAMPLED_FILES[table]))
         return [*stages.values(), planned._replace(config=config)]
 
     return plan(Stage(name or config.algorithm, config, directory), ())
@@ -145,8 +144,19 @@ def check_plan(plan: Sequence[Stage], finished: Callable[[Stage], bool] = is_fin
     for stage in [last, *reversed([stage for stage in before if not finished(stage)])]:
         if stage.config.initial in planned:
             check_initial(stage.config, planned[stage.config.initial])
-            check_earlier_pairs(stage.config, planned[stage.config.initial])
+        _check_sampled_pairs(stage.config, planned)
         build_planned(stage.config, planned)
+
+
+def _check_sampled_pairs(config: Config, planned: Mapping[str, Config]) -> None:
+    """Refuse settings of pairs that cannot be sampled; `planned` are the configs of runs that are not there yet."""
+    if sampled_table(config) != "pairs":
+        return
+    preferences.check_sampled(config.pairs)
+    if config.initial is None or config.initial in planned:
+        check_earlier_pairs(config, planned.get(config.initial or ""))
+    else:
+        check_earlier_pairs(config, load_config(Path(config.initial)))
 
 
 def build_planned(config: Config, planned: Collection[str], *, traceable: bool = False) -> Experiment:
@@ -156,14 +166,12 @@ def build_planned(config: Config, planned: Collection[str], *, traceable: bool =
     been trained has no parameters, which is enough to build the experiment; with `traceable` it has initial ones, for
     whoever traces it.
     """
-    for table, instead in NOT_SAMPLED.items():
+    if table := sampled_table(config):
         source, file = (getattr(config, table).get(name) for name in ("sampled_from", "file"))
-        if source and not (file and Path(file).exists()):
+        if not (file and Path(file).exists()):
             if source not in planned:
                 check_writer(source, config)
-            if table == "pairs":
-                preferences.check_sampled(config.pairs)
-            config = dataclasses.replace(config, **{table: instead})
+            config = dataclasses.replace(config, **{table: NOT_SAMPLED[table]})
     models = reward_params(config, planned=planned)
     if traceable and config.reward_models:
         initial = reward_network(config, make_env(config)).init

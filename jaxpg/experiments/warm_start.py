@@ -115,6 +115,18 @@ def _model_for(setting: str, run_dir: str, config: Config) -> Tree:
     return params
 
 
+def check_writer(run: str, config: Config) -> tuple[Config, Params]:
+    """The config and the last parameters `[S, ...]` of the run from which a config samples its data.
+
+    Raises:
+        UserError: there is no such run, it writes no text, or it has another vocabulary.
+    """
+    earlier, params = load_params(run, config)
+    if not (kind_of(earlier).has_policy and task_factory(earlier.environment)):
+        raise UserError(f"{run} is a run of {earlier.algorithm} on {earlier.task}, which writes no text.")
+    return earlier, params
+
+
 def save_vocabulary(config: Config, run_dir: Path) -> None:
     """Write the meaning of the tokens into the directory of a new run; compare it with that of a run that goes on.
 

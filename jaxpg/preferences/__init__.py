@@ -6,7 +6,7 @@ from jaxpg.preferences.pairs import Pairs, PreferencePair, corrupted_demonstrati
 from jaxpg.preferences.process_reward import held_out_step_accuracy, judged_by_model, process_reward_model
 from jaxpg.preferences.reward_model import held_out_accuracy, reward_model
 from jaxpg.preferences.rlhf import SCORE, rlhf_env, score_of, with_true_reward
-from jaxpg.preferences.sampled_pairs import sample_pairs, save_pairs
+from jaxpg.preferences.sampled_pairs import save_pairs
 from jaxpg.preferences.selection import selecting_env
 from jaxpg.preferences.sft import sft
 from jaxpg.preferences.sources import check_sampled, make_pairs, true_reward
@@ -32,7 +32,6 @@ __all__ = [
     "process_reward_model",
     "reward_model",
     "rlhf_env",
-    "sample_pairs",
     "save_pairs",
     "score_of",
     "selecting_env",

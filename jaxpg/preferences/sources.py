@@ -109,5 +109,6 @@ def _pairs_of_file(file: str, task: Task, skip_long_prompts: bool) -> Pairs:
 
 def check_sampled(settings: Mapping[str, Any]) -> None:
     """Refuse settings of `make_pairs` with which no pairs can be sampled."""
-    if settings.get("num_pairs") is None:
-        raise UserError("pairs.num_pairs must say how many pairs are sampled.")
+    number = settings.get("num_pairs")
+    if number is None or number < 1:
+        raise UserError(f"pairs.num_pairs must say how many pairs are sampled, at least 1; it is {number or 'none'}.")

@@ -20,7 +20,7 @@ from jaxpg import envs, files, parallel
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
-from jaxpg.experiments.sampling import sample_demonstrations, sample_preferences
+from jaxpg.experiments.sampling import sample_data
 from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
@@ -74,8 +74,7 @@ def prepare(
         UserError: as `build_experiment` and `initial_policies`; a callback of the config cannot be made.
     """
     check_loggers(loggers)
-    for sample in (sample_demonstrations, sample_preferences):
-        processes.on_main_process(partial(sample, config, out))
+    processes.on_main_process(partial(sample_data, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
     initial = initial_policies(config, experiment)
     watched = Watched([*named_callbacks(config), *callbacks])
