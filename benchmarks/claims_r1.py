@@ -57,19 +57,21 @@ def rewards(seeds: int) -> Finding:
     return Finding(figure, lines, runs)
 
 
-CHAIN = chosen(**{"environment_settings.scratchpad_share": 0.1})
+CHAIN = chosen(
+    **{f"environment_settings.{name}": x for name, x in {"terms": 3, "modulus": 5, "scratchpad_share": 0.2}.items()}
+)
 RULES = chosen(**{"rewards.accuracy": 1.0, "rewards.format": 0.1})
-BASE_STEPS, COLD_STEPS, LEARNING_STEPS = 60_000, 60_000, 400_000
+BASE_STEPS, COLD_STEPS, LEARNING_STEPS = 800_000, 30_000, 300_000
 
 
 def starts(seeds: int) -> Finding:
-    """Chains of four terms from a base model that fills in its scratchpad in a tenth of the cases.
+    """Chains of up to three terms from a base model that fills in its scratchpad in a fifth of the cases.
 
     Zero is GRPO on it. A cold start fine-tunes it on 200 demonstrations with scratchpads first. Rejection sampling
     fine-tunes the base model on its own right completions, drawn at once or in three rounds, as many in all as GRPO
     draws. All seeds begin with one base model.
     """
-    base = trained("chain-base", 1, "modular_chain", "sft", *CHAIN, "--steps", str(BASE_STEPS))
+    base = _base("chain-base", CHAIN)
     cold = _cold_start(base)
     zero = trained("chain-zero", seeds, "modular_chain", "grpo", *_grpo(CHAIN, base))
     after = trained("chain-after-cold", seeds, "modular_chain", "grpo", *_grpo(CHAIN, cold))
@@ -104,10 +106,10 @@ def distillation(seeds: int) -> Finding:
     It is fine-tuned on that model's right completions, or trained by GRPO from a small base model with the same cold
     start. Both see as many tokens.
     """
-    base = trained("chain-base", 1, "modular_chain", "sft", *CHAIN, "--steps", str(BASE_STEPS))
+    base = _base("chain-base", CHAIN)
     teacher = trained("chain-after-cold", seeds, "modular_chain", "grpo", *_grpo(CHAIN, _cold_start(base)))
     settings = [*CHAIN, *SMALL]
-    small = trained("small-base", 1, "modular_chain", "sft", *settings, "--steps", str(BASE_STEPS))
+    small = _base("small-base", settings)
     cold = _cold_start(small, "small-cold", settings)
     alone = trained("small-grpo", seeds, "modular_chain", "grpo", *_grpo(settings, cold))
     data = _sampled_from(teacher, prompts=2_048, number=8)
@@ -162,6 +164,12 @@ def _judged_summaries() -> tuple[list[str], Trained, list[Trained]]:
     tuned = trained("summaries", 1, "summarise_toy", "sft")
     judge = trained("judge-2000", 1, "summarise_toy", "reward_model", *_from(tuned))
     return _from(tuned), judge, [tuned, judge]
+
+
+def _base(name: str, settings: Sequence[str]) -> Trained:
+    """A model that has seen demonstrations of the task, most of which answer at once."""
+    arguments = [*settings, *chosen(learning_rate=3e-3), "--steps", str(BASE_STEPS)]
+    return trained(name, 1, "modular_chain", "sft", *arguments)
 
 
 def _cold_start(base: Trained, name: str = "chain-cold", settings: Sequence[str] = CHAIN) -> Trained:

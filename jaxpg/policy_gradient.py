@@ -284,6 +284,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
         normalize=algorithm.normalize,
         needs_trajectories=needs_trajectories(policy, algorithm),
+        padded=algorithm.collect.whole_episodes,
         texts=policy.evaluates_from_context,
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from jaxpg.update.shuffle import SORT_BELOW, random_permutations
+from jaxpg.update.shuffle import SORT_BELOW, random_permutations, random_permutations_below
 
 POWERS = [2**k + d for k in (8, 9, 10, 11, 12, 13, 16) for d in (-1, 0, 1)]
 SIZES = [1, 2, 5, SORT_BELOW - 2, *POWERS, 10_000]
@@ -20,10 +21,22 @@ def test_every_number_once(n):
     np.testing.assert_array_equal(np.sort(orders), np.broadcast_to(np.arange(n), (3, n)))
 
 
-@pytest.fixture(scope="module", params=[SORT_BELOW - 24, SORT_BELOW, 300, 1100])
+def test_every_number_once_where_their_number_is_traced():
+    below = jax.jit(lambda key, n: random_permutations_below(key, 3, 700, n))
+    for n in [*range(40), 255, 256, 257, 699, 700]:
+        orders = np.asarray(below(jax.random.key(n), n))
+        assert orders.shape == (3, 700)
+        assert orders.max() < max(n, 1)
+        np.testing.assert_array_equal(np.sort(orders[:, :n]), np.broadcast_to(np.arange(n), (3, n)))
+
+
+@pytest.fixture(scope="module", params=[SORT_BELOW - 24, SORT_BELOW, 300, 1100, "272 of 400", "1100 of 1200"])
 def orders(request):
-    """Many orders of as many numbers: one by sorting, one of a power of two, two that walk cycles."""
-    return np.asarray(random_permutations(jax.random.key(0), 10_000, request.param)), request.param
+    """Many orders of as many numbers: one by sorting, one of a power of two, two that walk cycles; two of a part."""
+    if isinstance(request.param, int):
+        return np.asarray(random_permutations(jax.random.key(0), 10_000, request.param)), request.param
+    n, size = map(int, request.param.split(" of "))
+    return np.asarray(random_permutations_below(jax.random.key(0), 10_000, size, jnp.int32(n)))[:, :n], n
 
 
 def uniform(counts):

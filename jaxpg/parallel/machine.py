@@ -45,6 +45,8 @@ class Machine(NamedTuple):
     chunk_rows: the gradient of a minibatch is summed over chunks of at most so many rows, None for the minibatch as a
         whole. 512 rows fit a CPU's cache and are 1.08 to 1.11 times as fast as 256; 128 and 1,024 are slower ("large
         observations and the minibatch"). An accelerator wants as much work per call as there is.
+    chunk_padded: the same of steps that train, where episodes are padded: as many chunks as hold any are worked
+        through (update/padding.py).
     chunk_texts: the same of whole completions. 32 are as fast as any on a CPU and need the least memory ("the first
         language loops"); on an H100 they made 1,471 kernels of an update of GRPO on `sort` that is 547 without.
     sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
@@ -62,6 +64,7 @@ class Machine(NamedTuple):
     gathers_words: bool
     prepares_minibatches: bool
     chunk_rows: int | None
+    chunk_padded: int
     chunk_texts: int | None
     sums_rows_by_product: bool
     calls_in_place: bool
@@ -76,6 +79,7 @@ CPU = Machine(
     gathers_words=True,
     prepares_minibatches=False,
     chunk_rows=512,
+    chunk_padded=256,
     chunk_texts=32,
     sums_rows_by_product=True,
     calls_in_place=True,
@@ -89,6 +93,7 @@ GPU = Machine(
     gathers_words=False,
     prepares_minibatches=True,
     chunk_rows=None,
+    chunk_padded=16_384,
     chunk_texts=None,
     sums_rows_by_product=False,
     calls_in_place=False,

@@ -27,26 +27,30 @@ WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk
 class Minibatches(NamedTuple):
     """How minibatches are taken from a batch.
 
-    num_chunks: the gradient of a minibatch is summed over this many equal chunks of it.
+    num_chunks(columns): the gradient of the minibatch of these columns is summed over this many equal chunks of it.
     take(columns) -> Batch: the minibatch of these columns, None in place of the arrays that only `chunk` gathers.
     chunk(columns, minibatch, i, num_chunks) -> Batch: the i-th chunk of that minibatch, complete.
     """
 
-    num_chunks: int
+    num_chunks: Callable[[Array], Array | int]
     take: Callable[[Array], Batch]
-    chunk: Callable[[Array, Batch, Array | int, int], Batch]
+    chunk: Callable[[Array, Batch, Array | int, Array | int], Batch]
 
 
 def cut_minibatches(batch: Batch, num_columns: int, chunk_rows: int | None) -> Minibatches:
     """Minibatches of `num_columns` columns of `batch`, in chunks of at most `chunk_rows` rows (columns)."""
     num_chunks = count_chunks(num_columns, chunk_rows)
     if num_chunks == 1:
-        return Minibatches(1, stacked_gather(batch), lambda columns, minibatch, i, num_chunks: minibatch)
+        return Minibatches(
+            lambda columns: 1, stacked_gather(batch), lambda columns, minibatch, i, num_chunks: minibatch
+        )
     wide = batch.rollout.map_columns(lambda axis, x: math.prod(x.shape[2:]) >= WIDE)
     late, early = partition(batch.rollout, wide)
     narrow = batch._replace(rollout=early)
     return Minibatches(
-        num_chunks, lambda columns: narrow.map_columns(partial(take_columns, columns)), partial(_late_chunk, late)
+        lambda columns: num_chunks,
+        lambda columns: narrow.map_columns(partial(take_columns, columns)),
+        partial(_late_chunk, late),
     )
 
 

@@ -9,6 +9,7 @@ metrics are summed over devices in `summed_gradient`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import nth_chunk
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
+from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding
 
 
 def gradient_step(
@@ -33,7 +35,15 @@ def gradient_step(
     key: Key,
 ) -> tuple[Params, Tree, Metrics]:
     """One step along the gradient of the loss over the whole batch; `key` is not read."""
-    gradient, metrics = summed_gradient(objective.loss, params, objective.as_minibatch(batch))
+    whole = objective.as_minibatch(batch)
+    if skips_padding(objective, batch.weight.size):
+        steps = as_single_steps(whole)
+        columns, cut = all_at_once(steps), cut_padded(steps, batch.weight.size)
+        gradient, metrics = summed_gradient(
+            objective.loss, params, cut.take(columns), cut.num_chunks(columns), partial(cut.chunk, columns)
+        )
+    else:
+        gradient, metrics = summed_gradient(objective.loss, params, whole)
     params, opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
     return params, opt_state, metrics | norms
 
@@ -42,8 +52,8 @@ def summed_gradient(
     loss: Callable[[Any, Any], tuple[Array, Metrics]],
     params: Tree,
     batch: Tree,
-    num_chunks: int = 1,
-    chunk: Callable[[Any, Array | int, int], Any] = nth_chunk,
+    num_chunks: Array | int = 1,
+    chunk: Callable[[Any, Array | int, Any], Any] = nth_chunk,
     *,
     lifted: bool = True,
 ) -> tuple[Tree, Metrics]:
@@ -51,23 +61,24 @@ def summed_gradient(
 
     With `num_chunks` > 1 the batch is cut into chunks, `chunk(batch, i, num_chunks)` being the i-th of them, which are
     differentiated one after the other and added up. Since the loss is a sum over steps, the result is the same, and
-    only the activations of one chunk are in memory at a time. `lifted` is for speed alone: see `_through_vmap_of_one`.
+    only the activations of one chunk are in memory at a time. Their number may be traced. `lifted` is for speed alone:
+    see `_through_vmap_of_one`.
     """
     differentiate = jax.grad(loss, has_aux=True)
     if lifted:
         differentiate = _through_vmap_of_one(differentiate)
-    if num_chunks == 1:
+    if isinstance(num_chunks, int) and num_chunks == 1:
         return collectives.psum(differentiate(params, batch))
 
-    @jax.jit  # traced once for both `eval_shape` and `scan`
+    @jax.jit  # traced once for both `eval_shape` and the loop
     def of_chunk(i: Array) -> tuple[Tree, Metrics]:
         return differentiate(params, chunk(batch, i, num_chunks))
 
-    def add(total: tuple[Tree, Metrics], i: Array) -> tuple[tuple[Tree, Metrics], None]:
-        return jax.tree.map(jnp.add, total, of_chunk(i)), None
+    def add(i: Array, total: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
+        return jax.tree.map(jnp.add, total, of_chunk(i))
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
-    return collectives.psum(lax.scan(add, zeros, jnp.arange(num_chunks))[0])
+    return collectives.psum(lax.fori_loop(0, num_chunks, add, zeros))
 
 
 def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:

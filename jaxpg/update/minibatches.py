@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ import optax
 
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Episodes, Key, Metrics, Params, Tree
+from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import cut_minibatches, pack_vectors, take_columns
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding
 from jaxpg.update.shuffle import random_permutations
 from jaxpg.vectorize import scan_packed, tree_where
 
@@ -62,16 +64,25 @@ def minibatch_epochs(
     exceeds 1.5 target_kl (the early stop of OpenAI's Spinning Up and of Stable-Baselines3).
 
     The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
-    what suits the machine: `Machine.chunk_rows`, of texts `Machine.chunk_texts`. `lifted` is that of `summed_gradient`.
+    what suits the machine: `Machine.chunk_rows`, of texts `Machine.chunk_texts`. With None, padding after the end of
+    episodes is skipped, and minibatches are equal shares of the steps that train (padding.py). `lifted` is that of
+    `summed_gradient`.
 
     Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
-    batch = batch if objective.needs_trajectories else _as_single_steps(batch)
+    padded = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
+    batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
-    orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
-    if chunk_rows is None:
-        chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
-    minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
+    if padded:
+        orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
+        minibatches = cut_padded(batch, orders.shape[1])
+        whole = minibatches.take
+    else:
+        orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
+        if chunk_rows is None:
+            chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
+        minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
+        whole = partial(_columns_of, batch)
     pack, unpack = pack_vectors(params)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree]) -> tuple[_Progress, Metrics]:
@@ -84,7 +95,7 @@ def minibatch_epochs(
             minibatch = objective.as_minibatch(minibatch)
         chunk = partial(minibatches.chunk, columns)
         gradient, metrics = summed_gradient(
-            objective.loss, params, minibatch, minibatches.num_chunks, chunk, lifted=lifted
+            objective.loss, params, minibatch, minibatches.num_chunks(columns), chunk, lifted=lifted
         )
         running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
@@ -94,31 +105,30 @@ def minibatch_epochs(
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
-    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, batch, orders)))
+    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, whole, orders)))
     updates = metrics.pop("updates").sum()
     return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
 
 
-def _prepared(objective: Objective, batch: Batch, orders: Array) -> _Prepared | tuple[()]:
+def _columns_of(batch: Batch, columns: Array) -> Batch:
+    return batch.map_columns(partial(take_columns, columns))
+
+
+def _prepared(objective: Objective, whole: Callable[[Array], Batch], orders: Array) -> _Prepared | tuple[()]:
     """What `Objective.as_minibatch` changes, of every minibatch, `[minibatches, ...]`, computed before the first.
 
-    None of it depends on the parameters. Empty where a minibatch had better compute its own: on a single CPU
-    (`Machine.prepares_minibatches`). Devices that share a minibatch then add up their sums for all minibatches at once.
+    `whole(columns)` is a minibatch with at least what that reads. None of it depends on the parameters. Empty where a
+    minibatch had better compute its own: on a single CPU (`Machine.prepares_minibatches`). Devices that share a
+    minibatch then add up their sums for all minibatches at once.
     """
     if not machine().prepares_minibatches and collectives.num_shards() == 1:
         return ()
 
     def of_columns(columns: Array) -> _Prepared:
-        minibatch = objective.as_minibatch(batch.map_columns(partial(take_columns, columns)))
+        minibatch = objective.as_minibatch(whole(columns))
         return _Prepared(minibatch.advantage, minibatch.minibatch_weight)
 
     return jax.vmap(of_columns)(orders)
-
-
-def _as_single_steps(batch: Batch) -> Batch:
-    """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a separate column."""
-    rollout = batch.rollout._replace(final_obs=(), episodes=Episodes())
-    return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
 
 
 def _shuffled_columns(key: Key, num_columns: int, epochs: int, num_minibatches: int) -> Array:

@@ -51,6 +51,7 @@ class Objective(NamedTuple):
     distribution(params, batch): the policy's distribution over actions, `[T, B]`.
     normalize(advantage, mask): the scale of the advantages, once per minibatch.
     needs_trajectories: the policy or its loss reads whole columns, which minibatches must not cut.
+    padded: each column is one whole episode, with padding after its end.
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
     """
 
@@ -59,6 +60,7 @@ class Objective(NamedTuple):
     distribution: Callable[[Params, Batch], Any]
     normalize: Callable[[Array, Array], Array]
     needs_trajectories: bool
+    padded: bool = False
     texts: bool = False
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:

@@ -26,6 +26,50 @@ def random_permutations(key: Key, num: int, n: int) -> Array:
     return jax.vmap(lambda keys: _feistel_permutation(keys, n))(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
 
 
+def random_permutations_below(key: Key, num: int, size: int, n: Array) -> Array:
+    """`[num, size]` int32: every row begins with an independent random permutation of `0 .. n-1`, n <= size traced.
+
+    What follows is any of these numbers. The same network and walk on the cells of a rectangle that holds n and hardly
+    more: bits, of which n may fill just over half, would walk again and again until the last number is inside. Source:
+    Black and Rogaway 2002, section 5 ("generalized Feistel").
+    """
+    n = jnp.maximum(n, 1)
+    rows = jnp.ceil(jnp.sqrt(n.astype(jnp.float32))).astype(jnp.uint32)
+    columns = ((n.astype(jnp.uint32) + rows - 1) // rows).astype(jnp.uint32)
+    numbers = jnp.minimum(jnp.arange(size, dtype=jnp.uint32), n.astype(jnp.uint32) - 1)
+    start = (numbers // columns, numbers % columns)
+
+    def permuted(keys: Array) -> Array:
+        def number(cell: tuple[Array, Array]) -> Array:
+            return cell[0] * columns + cell[1]
+
+        def again(cell: tuple[Array, Array]) -> tuple[Array, Array]:
+            outside, moved = number(cell) >= n, _move_in_rectangle(keys, cell, rows, columns)
+            return jnp.where(outside, moved[0], cell[0]), jnp.where(outside, moved[1], cell[1])
+
+        first = _move_in_rectangle(keys, start, rows, columns)
+        return number(lax.while_loop(lambda cell: (number(cell) >= n).any(), again, first)).astype(jnp.int32)
+
+    return jax.vmap(permuted)(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
+
+
+def _move_in_rectangle(
+    round_keys: Array, cell: tuple[Array, Array], rows: Array, columns: Array
+) -> tuple[Array, Array]:
+    """A keyed bijection on the cells of a rectangle: row and column in turn move on by a hash of the other."""
+    row, column = cell
+    for i in range(0, ROUNDS, 2):
+        row = _add_below(row, _mix(column, round_keys[i]), rows)
+        column = _add_below(column, _mix(row, round_keys[i + 1]), columns)
+    return row, column
+
+
+def _add_below(x: Array, random: Array, n: Array) -> Array:
+    """x + a random number below n, modulo n, for n < 2^16."""
+    moved = x + ((random >> 16) * n >> 16)
+    return jnp.where(moved >= n, moved - n, moved)
+
+
 def _sorted_permutations(key: Key, num: int, n: int) -> Array:
     """Numbers sorted by 24 or more random bits each, so that ties are rare."""
     number_bits = (n - 1).bit_length()

@@ -1,0 +1,147 @@
+"""Updates that skip padding: the same gradients, every step that trains once, and no work on the rest."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import ladder, networks, update
+from jaxpg.objectives import advantages
+from jaxpg.parallel import machine
+from jaxpg.types import Params, Rollout, Transition
+from jaxpg.update import padding
+
+LONG_COUNTER = tiny.counter(shortest=1, longest=9, time_limit=12)
+T, B = 10, 6
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many rows of padded episodes are worked through at a time."""
+
+    def choose(rows: int) -> None:
+        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_padded=rows))
+
+    return choose
+
+
+def batch_of(lengths: list[int]) -> update.Batch:
+    """Episodes of these lengths, their steps numbered in `obs` by row and column; of padding that number is NaN."""
+    mask = jnp.arange(T)[:, None] < jnp.asarray(lengths)[None]
+    number = jnp.where(mask, jnp.arange(float(T * B)).reshape(T, B), jnp.nan)
+    ones = jnp.ones((T, B))
+    steps = Transition(number, ones, ones, ones, ones, ~mask, mask.astype(jnp.float32))
+    weight = jnp.asarray(np.random.default_rng(0).random((T, B)), jnp.float32) * mask
+    return update.Batch(Rollout(steps, steps.mask), number, number, ones, weight, (), ())
+
+
+def objective(loss: Any, **fields: Any) -> update.Objective:
+    return update.Objective(loss, None, None, advantages.unchanged, needs_trajectories=False, padded=True, **fields)
+
+
+def visits(params: Params, batch: update.Batch) -> Any:
+    """A loss whose gradient is the weight of each visited step, in the place of the step."""
+    places = jnp.nan_to_num(batch.rollout.steps.obs, nan=0.0).astype(int)
+    return (batch.weight * params.policy[places]).sum(), {"rows": jnp.float32(batch.weight.size)}
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 2, 5])
+@pytest.mark.parametrize("lengths", [[3, 10, 1, 1, 2, 7], [10] * 6, [1, 0, 0, 0, 0, 0], [0] * 6])
+def test_an_epoch_visits_each_step_that_trains_once_and_hardly_more(rows, lengths, num_minibatches):
+    rows(4)
+    batch, epochs = batch_of(lengths), 3
+    epochs_of = partial(update.minibatch_epochs, epochs=epochs, num_minibatches=num_minibatches)
+    updated = tiny.jit(partial(epochs_of, objective(visits), update.sgd(), 1.0))
+    params, _, metrics = updated(Params(jnp.zeros(T * B), ()), (), batch, jax.random.key(0))
+    np.testing.assert_allclose(params.policy, -epochs * num_minibatches * batch.weight.reshape(-1), rtol=1e-5)
+    size = T * B // num_minibatches
+    chunk = size // update_chunks(size)
+    share = -(-sum(lengths) // num_minibatches)  # of the largest minibatch
+    assert metrics["rows"] <= -(-share // chunk) * chunk + 1e-3
+
+
+def update_chunks(size: int) -> int:
+    return next(n for n in range(-(-size // 4), size + 1) if size % n == 0)
+
+
+@pytest.mark.parametrize(("name", "normalize_advantages"), [("reinforce", True), ("actor_critic_mc", False)])
+def test_a_gradient_step_is_the_one_over_all_rows(rows, name, normalize_advantages):
+    algorithm = getattr(ladder, name)(num_envs=8, learning_rate=0.1, normalize_advantages=normalize_advantages)
+    _compare(rows, algorithm)
+
+
+@pytest.mark.parametrize(("name", "normalize_advantages"), [("grpo", False), ("dr_grpo", True), ("dapo", False)])
+def test_one_minibatch_is_the_one_over_all_rows(rows, name, normalize_advantages):
+    extra = {"max_length": 12} if name == "dr_grpo" else {}
+    settings = {"group_size": 4, "epochs": 2, "num_minibatches": 1, "normalize_advantages": normalize_advantages}
+    _compare(rows, getattr(ladder, name)(num_envs=8, learning_rate=0.1, **settings, **extra))
+
+
+def _compare(rows: Any, algorithm: Any) -> None:
+    """The parameters after an update are the same whether padding is skipped or not."""
+    policy, critic = networks.mlp(LONG_COUNTER, hidden=(4,))
+    goal, params, batch = tiny.first_update(LONG_COUNTER, policy, critic, algorithm, jax.random.key(0))
+    assert 0.2 < batch.rollout.loss_mask.mean() < 0.8
+    optimizer, found = update.sgd(), {}
+    for name, limit in {"all": 10_000, "skipped": 5}.items():
+        rows(limit)
+        assert padding.skips_padding(goal, batch.weight.size) == (name == "skipped")
+        updated = tiny.jit(partial(algorithm.update, goal, optimizer, 0.1))
+        found[name] = updated(params, (), batch, jax.random.key(1))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found["all"], found["skipped"])
+    moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), params.policy, found["all"][0].policy)
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_every_minibatch_has_its_own_random_share(rows):
+    rows(4)
+    batch = padding.as_single_steps(batch_of([3, 10, 1, 1, 2, 7]))
+    shares = np.asarray(padding.shuffled_shares(jax.random.key(0), batch, epochs=2, num_minibatches=5))
+    trains = np.flatnonzero(batch.rollout.loss_mask[0])
+    sizes = (shares != padding.NOTHING).sum(1)
+    assert sizes.max() - sizes.min() <= 1
+    epochs = [np.concatenate([row[:size] for row, size in zip(*x, strict=True)]) for x in zip(
+        np.split(shares, 2), np.split(sizes, 2), strict=True
+    )]  # fmt: skip
+    for order in epochs:
+        np.testing.assert_array_equal(np.sort(order), trains)
+    assert (epochs[0] != epochs[1]).any()
+    assert (epochs[0] != trains).any()
+
+
+def test_what_needs_whole_columns_keeps_its_padding(rows):
+    rows(1)
+    goal = objective(visits)
+    assert padding.skips_padding(goal, 100)
+    assert not padding.skips_padding(goal._replace(needs_trajectories=True), 100)
+    assert not padding.skips_padding(goal._replace(padded=False), 100)
+    assert not padding.skips_padding(goal, 4, num_minibatches=4)
+
+
+def test_seeds_by_vmap_may_differ_in_what_they_skip(rows):
+    """Under vmap the loop runs as often as the longest needs it, and the others stay as they are."""
+    rows(4)
+    start = Params(jnp.zeros(T * B), ())
+    batches = [batch_of(lengths) for lengths in ([1] * 6, [10] * 6)]
+
+    def after(batch: update.Batch, key: jax.Array) -> jax.Array:
+        return update.gradient_step(objective(visits), update.sgd(), 1.0, start, (), batch, key)[0].policy
+
+    keys = jax.random.split(jax.random.key(0))
+    together = jax.vmap(after)(jax.tree.map(lambda *x: jnp.stack(x), *batches), keys)
+    for i, batch in enumerate(batches):
+        np.testing.assert_allclose(together[i], -batch.weight.reshape(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_four_devices_that_skip_padding_are_one_that_does_not(rows, name):
+    run = cases.run(name)
+    rows(4)
+    cases.assert_same(run, *cases.by_vmap(run.learner, run.states[0]))
