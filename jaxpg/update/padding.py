@@ -57,9 +57,14 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
     """`[epochs * num_minibatches, n / num_minibatches]` int32: the columns of every minibatch, then NOTHING.
 
     Every epoch is a random order of the steps that train, in shares that differ by one step at most.
+
+    Raises:
+        ValueError: the batch, padding included, does not divide into so many minibatches.
     """
     order, count = training_steps_first(batch)
-    size = len(order) // num_minibatches
+    size, rest = divmod(len(order), num_minibatches)
+    if rest:
+        raise ValueError(f"{num_minibatches} minibatches cannot have as many of {len(order)} steps each.")
     begin, end = (jnp.arange(i, num_minibatches + i) * count // num_minibatches for i in (0, 1))
 
     def share(permutation: Array, begin: Array, end: Array) -> Array:
