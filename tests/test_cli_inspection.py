@@ -152,6 +152,20 @@ def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) ->
     assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
 
 
+def test_progress_of_a_sweep_says_how_long_all_of_it_takes() -> None:
+    """After 300 of 1,000 steps at a second per hundred: 7 s of this wave, and 2.5 waves of 10 s."""
+    console = Console(file=io.StringIO())
+    with Reporter(console, 1_000, to_follow=2.5) as show:
+        for i in range(1, 4):
+            show({"steps": np.array([100 * i]), "iterations": np.ones(1), "seconds": i, "chunk_seconds": 1})
+    assert "0:07 left of this wave, about 0:32 of all" in console.file.getvalue()
+    console = Console(file=io.StringIO())
+    with Reporter(console, 100_000) as show:
+        for i in (1, 100, 200):  # a tenth is done every 100 s, then every 10,000
+            show({"steps": np.array([100 * i]), "iterations": np.ones(1), "seconds": 100 * i, "chunk_seconds": 1})
+    assert "22:13:20 left" in console.file.getvalue()
+
+
 def test_plot_of_a_comparison_shows_its_runs_and_none_of_its_stages(tmp_path: Path) -> None:
     compared = CommandRecord(
         command="compare",

@@ -131,10 +131,10 @@ def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> 
 
 @contextlib.contextmanager
 def training_hooks(
-    options: RunOptions, interruption: Interruption, header: str | Text, total_steps: int
+    options: RunOptions, interruption: Interruption, header: str | Text, total_steps: int, to_follow: float = 0.0
 ) -> Iterator[TrainingHooks]:
-    """Show progress under a header, unless `quiet`, and let signals stop the training."""
-    with training.progress(console_of(options), header, total_steps) as show:
+    """Show progress under a header, unless `quiet`, and let signals stop the training. `to_follow`: see Reporter."""
+    with training.progress(console_of(options), header, total_steps, to_follow) as show:
 
         def on_row(row: Row) -> None:
             interruption.has_trained |= bool(np.any(row["steps"]))

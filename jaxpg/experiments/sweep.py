@@ -97,6 +97,11 @@ def runs_of_group(group: CompiledGroup) -> list[SweepRun]:
     return [SweepRun(point, seed) for point in range(len(group.points)) for seed in range(len(group.config.seeds))]
 
 
+def _runs_after(groups: Sequence[CompiledGroup], i: int) -> int:
+    """The number of runs of all groups after the i-th."""
+    return sum(len(group.points) * len(group.config.seeds) for group in groups[i + 1 :])
+
+
 def split_waves(runs: Sequence[SweepRun], size: int) -> list[list[SweepRun]]:
     """Runs in waves of one size, so that one program trains all waves; the last run is repeated to fill the last."""
     filled = [*runs, *[runs[-1]] * (-len(runs) % size)]
@@ -169,7 +174,7 @@ def train_sweep(
     *,
     mesh_for: Callable[[Config], Mesh],
     memory_of: Callable[[Mesh], float],
-    hooks_for: Callable[[str, int], AbstractContextManager[TrainingHooks]],
+    hooks_for: Callable[[str, int, float], AbstractContextManager[TrainingHooks]],
     sizes: Sequence[int] = (),
     on_size: Callable[[int], None] = lambda size: None,
 ) -> np.ndarray | None:
@@ -180,7 +185,7 @@ def train_sweep(
         out: the directory of the sweep, with one for each wave; waves that are in it are gone on with.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
-        hooks_for: header, total steps -> a context with the hooks of a wave.
+        hooks_for: header, total steps, number of such waves that follow -> a context with the hooks of a wave.
         sizes: of the waves of the groups that were begun before, which a resumed sweep keeps.
         on_size: called with the size of a group's waves before the first of them is trained.
 
@@ -204,7 +209,8 @@ def train_sweep(
         for j, wave in enumerate(waves):
             header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
-            with hooks_for(header, group.config.total_steps) as hooks:
+            to_follow = len(waves) - j - 1 + _runs_after(groups, i) / len(wave)
+            with hooks_for(header, group.config.total_steps, to_follow) as hooks:
                 train_wave(group, experiment, wave, directory, mesh, hooks)
                 if hooks.should_stop():
                     return None

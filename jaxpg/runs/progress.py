@@ -26,10 +26,11 @@ class Reporter:
     Args:
         console: where to show it.
         total_steps: environment steps per seed.
+        to_follow: runs as long as this one that come after it, as the waves of a sweep do; their time is shown too.
     """
 
-    def __init__(self, console: Console, total_steps: int) -> None:
-        self._console, self._total = console, total_steps
+    def __init__(self, console: Console, total_steps: int, to_follow: float = 0.0) -> None:
+        self._console, self._total, self._to_follow = console, total_steps, to_follow
         self._first: Row | None = None  # of training
         self._parts_shown = -1
         self._training_seconds = 0.0  # since the first row, without evaluations and checkpoints
@@ -68,12 +69,13 @@ class Reporter:
         self._training_seconds += row["chunk_seconds"]
         done = float(np.mean(row["steps"]) - np.mean(self._first["steps"]))
         seconds_per_step = (row["seconds"] - self._first["seconds"]) / max(done, 1.0)
-        left = round(max(0.0, self._total - float(np.max(row["steps"]))) * seconds_per_step)
+        left = max(0.0, self._total - float(np.max(row["steps"]))) * seconds_per_step
         in_all = " in all" if len(row["steps"]) > 1 else ""
-        return [
-            f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s{in_all}",
-            f"{left // 60}:{left % 60:02d} left",
-        ]
+        pace = f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s{in_all}"
+        if not self._to_follow:
+            return [pace, f"{_clock(left)} left"]
+        whole = left + self._to_follow * self._total * seconds_per_step
+        return [pace, f"{_clock(left)} left of this wave, about {_clock(whole)} of all"]
 
     def _returns(self, row: Row) -> list[str]:
         """The latest mean over seeds of the returns in training and in evaluation."""
@@ -81,6 +83,13 @@ class Reporter:
             if name in row and np.isfinite(row[name]).any():
                 self._latest[word] = float(np.nanmean(row[name]))
         return [f"{word} {value:.4g}" for word, value in self._latest.items()]
+
+
+def _clock(seconds: float) -> str:
+    """Hours where there are any, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class StallWarnings:

@@ -132,10 +132,12 @@ def header(stage: Stage, mesh: Mesh, shown: Path | None) -> Text:
 
 
 @contextlib.contextmanager
-def progress(console: Console, header: str | Text, total_steps: int) -> Iterator[Callable[[Row], None]]:
-    """Show a header, and the rows that the function is given; nothing on a quiet console."""
+def progress(
+    console: Console, header: str | Text, total_steps: int, to_follow: float = 0.0
+) -> Iterator[Callable[[Row], None]]:
+    """Show a header, and the rows that the function is given; nothing on a quiet console. `to_follow`: see Reporter."""
     console.print(header)
-    with Reporter(console, total_steps) as reporter:
+    with Reporter(console, total_steps, to_follow) as reporter:
         yield (lambda row: None) if console.quiet else reporter
 
 
