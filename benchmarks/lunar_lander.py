@@ -39,6 +39,7 @@ from jaxpg import report, rollout
 from jaxpg.experiments.build import build, networks
 from jaxpg.experiments.config import Config
 from jaxpg.objectives import advantages
+from jaxpg.parallel import machine
 from jaxpg.policy_gradient import normalize_rollout
 from jaxpg.report.comparison import to_jsonable
 from jaxpg.report.diagnostics import diagnostics_figure
@@ -62,6 +63,9 @@ COLUMNS = (
     "length",
     "wanted",
 )
+machine.MACHINES["cpu"] = machine.CPU._replace(seeds_at_once=True)
+"""All seeds side by side, also on a CPU: a step of the physics is some hundred small operations, and with four
+environments a seed they take as long for one seed as for ten (benchmarks/LOG.md, "A2C lands")."""
 SPACES = {"discrete": "lunar_lander", "continuous": "lunar_lander_continuous"}
 FEWER_PASSES = {"environment_settings": {"velocity_iterations": 60, "position_iterations": 20}}
 EPISODES, SEEDS = 100, 10

@@ -134,7 +134,8 @@ def test_stages_with_names_of_their_own_are_planned_from_the_last_one(chain: str
 
 def test_the_chain_of_a_shipped_task() -> None:
     planned = plan("r1", task="modular_chain")
-    assert [stage.name for stage in planned] == ["cold_start", "reward_model", "rules", "tuned", "grpo"]
+    assert [stage.name for stage in planned] == ["base", "judge", "cold_start", "rules", "tuned", "grpo"]
+    assert len({str(stage.config.environment_settings.get("modulus")) for stage in planned}) == 1
     assert planned[-1].config.rewards.keys() == {"accuracy", "format", "language", "preference"}
 
 
