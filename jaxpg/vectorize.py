@@ -38,6 +38,17 @@ def _(axis_size: int, in_batched: list[bool], condition: Array) -> tuple[Array, 
 
 
 @custom_vmap
+def largest_in_batch(x: Array) -> Array:
+    """`x`; under `vmap`, the largest of all batch members, one number. For the bounds of loops, see `any_in_batch`."""
+    return x
+
+
+@largest_in_batch.def_vmap
+def _(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Array, bool]:
+    return largest_in_batch(x.max(0)), False
+
+
+@custom_vmap
 def where_in_batch(condition: Array, on_true: Tree, on_false: Tree) -> Tree:
     """`tree_where(condition, on_true, on_false)` where `any_in_batch(condition)` is known to be true.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.extend.core import jaxprs_in_params
 
 from jaxpg import ladder, networks, update
 from jaxpg.objectives import advantages
@@ -126,7 +128,7 @@ def test_what_needs_whole_columns_keeps_its_padding(rows):
 
 
 def test_seeds_by_vmap_may_differ_in_what_they_skip(rows):
-    """Under vmap the loop runs as often as the longest needs it, and the others stay as they are."""
+    """Under vmap the loop runs as often as the longest needs it, and what is too much for the others weighs nothing."""
     rows(4)
     start = Params(jnp.zeros(T * B), ())
     batches = [batch_of(lengths) for lengths in ([1] * 6, [10] * 6)]
@@ -138,6 +140,19 @@ def test_seeds_by_vmap_may_differ_in_what_they_skip(rows):
     together = jax.vmap(after)(jax.tree.map(lambda *x: jnp.stack(x), *batches), keys)
     for i, batch in enumerate(batches):
         np.testing.assert_allclose(together[i], -batch.weight.reshape(-1), rtol=1e-6)
+    program = jax.make_jaxpr(jax.vmap(after))(jax.tree.map(lambda *x: jnp.stack(x), *batches), keys)
+    conditions = [loop.params["cond_jaxpr"].out_avals[0] for loop in whiles(program.jaxpr)]
+    assert conditions
+    assert all(condition.shape == () for condition in conditions)  # else all that is carried is selected
+
+
+def whiles(jaxpr: Any) -> Iterator[Any]:
+    """The while loops of a program and of those in it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "while":
+            yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from whiles(inner)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo"])

@@ -18,6 +18,7 @@ from jaxpg.types import Array, Episodes, Key, Tree
 from jaxpg.update.batching import Minibatches, count_chunks, merge, partition, take_columns
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.shuffle import random_permutations_below
+from jaxpg.vectorize import largest_in_batch
 
 NOTHING = -1  # a place of a minibatch that holds no step
 MINIBATCH_FIELDS = ("advantage", "weight", "minibatch_weight")
@@ -103,7 +104,7 @@ def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
         return merge(rest._replace(**dict.fromkeys(MINIBATCH_FIELDS)), minibatch.map_columns(rows))
 
     def num_chunks(columns: Array) -> Array:
-        return -(-(columns != NOTHING).sum(dtype=jnp.int32) // size)
+        return largest_in_batch(-(-(columns != NOTHING).sum(dtype=jnp.int32) // size))  # more than needed weigh nothing
 
     return Minibatches(num_chunks, take, chunk)
 
