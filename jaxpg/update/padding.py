@@ -66,16 +66,17 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
     size, rest = divmod(len(order), num_minibatches)
     if rest:
         raise ValueError(f"{num_minibatches} minibatches cannot have as many of {len(order)} steps each.")
-    begin, end = (jnp.arange(i, num_minibatches + i) * count // num_minibatches for i in (0, 1))
+    edges = jnp.arange(num_minibatches + 1)
+    edges = edges * (count // num_minibatches) + jnp.minimum(edges, count % num_minibatches)
 
     def share(permutation: Array, begin: Array, end: Array) -> Array:
         places = jax.lax.dynamic_slice_in_dim(permutation, begin, size)
         return jnp.where(jnp.arange(size) < end - begin, order[places], NOTHING)
 
     permutations = random_permutations_below(key, epochs, len(order), count)
-    return jax.vmap(lambda permutation: jax.vmap(partial(share, permutation))(begin, end))(permutations).reshape(
-        epochs * num_minibatches, size
-    )
+    return jax.vmap(lambda permutation: jax.vmap(partial(share, permutation))(edges[:-1], edges[1:]))(
+        permutations
+    ).reshape(epochs * num_minibatches, size)
 
 
 def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
