@@ -73,10 +73,11 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
         places = jax.lax.dynamic_slice_in_dim(permutation, begin, size)
         return jnp.where(jnp.arange(size) < end - begin, order[places], NOTHING)
 
+    def shares(permutation: Array) -> Array:
+        return jax.vmap(partial(share, permutation))(edges[:-1], edges[1:])
+
     permutations = random_permutations_below(key, epochs, len(order), count)
-    return jax.vmap(lambda permutation: jax.vmap(partial(share, permutation))(edges[:-1], edges[1:]))(
-        permutations
-    ).reshape(epochs * num_minibatches, size)
+    return jax.vmap(shares)(permutations).reshape(epochs * num_minibatches, size)
 
 
 def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
