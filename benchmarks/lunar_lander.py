@@ -201,6 +201,7 @@ def trained_in_gymnasium(cell: Cell) -> Actor:
     """A policy that was trained on Gymnasium's own environment, with the settings of a cell."""
     config, run_dir = resolve(cell), RUNS / f"gymnasium-{cell.name.replace(' ', '-')}"
     settings = {"seeds": 1, "network": config.network, "scale_rewards": True, "evaluations": 1, **config.settings}
+    settings["reset_pool"] = 0  # start states on the host cannot be copied
     continuous = {"environment_settings": {"continuous": True}} if cell.task.endswith("continuous") else {}
     if not run_dir.exists():
         name = "gymnasium:LunarLander-v3"
