@@ -64,8 +64,8 @@ COLUMNS = (
     "wanted",
 )
 machine.MACHINES["cpu"] = machine.CPU._replace(seeds_at_once=True)
-"""All seeds side by side, also on a CPU: a step of the physics is some hundred small operations, and with four
-environments a seed they take as long for one seed as for ten (benchmarks/LOG.md, "A2C lands")."""
+"""All seeds side by side, also on a CPU: a step of the physics is many small operations, and with four environments a
+seed ten seeds by `vmap` are 2.7 times as fast as one after the other (benchmarks/LOG.md, "A2C lands")."""
 SPACES = {"discrete": "lunar_lander", "continuous": "lunar_lander_continuous"}
 FEWER_PASSES = {"environment_settings": {"velocity_iterations": 60, "position_iterations": 20}}
 EPISODES, SEEDS = 100, 10
