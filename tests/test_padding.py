@@ -79,6 +79,15 @@ def test_a_gradient_step_is_the_one_over_all_rows(rows, name, normalize_advantag
     _compare(rows, algorithm)
 
 
+def test_a_gradient_step_visits_hardly_more_than_what_trains(rows):
+    rows(4)
+    batch, start = batch_of([3, 10, 1, 1, 2, 7]), Params(jnp.zeros(T * B), ())
+    step = tiny.jit(partial(update.gradient_step, objective(visits), update.sgd(), 1.0))
+    params, _, metrics = step(start, (), batch, jax.random.key(0))
+    np.testing.assert_allclose(params.policy, -batch.weight.reshape(-1), rtol=1e-6)
+    assert metrics["rows"] == 24
+
+
 @pytest.mark.parametrize(("name", "normalize_advantages"), [("grpo", False), ("dr_grpo", True), ("dapo", False)])
 def test_one_minibatch_is_the_one_over_all_rows(rows, name, normalize_advantages):
     extra = {"max_length": 12} if name == "dr_grpo" else {}

@@ -49,7 +49,7 @@ def cut_minibatches(batch: Batch, num_columns: int, chunk_rows: int | None) -> M
     narrow = batch._replace(rollout=early)
     return Minibatches(
         lambda columns: num_chunks,
-        lambda columns: narrow.map_columns(partial(take_columns, columns)),
+        lambda columns: columns_of(columns, narrow),
         partial(_late_chunk, late),
     )
 
@@ -76,7 +76,7 @@ def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
     of a large batch is one more copy, so batches that are worked through in chunks do without.
     """
     if not machine().gathers_words:
-        return lambda columns: batch.map_columns(partial(take_columns, columns))
+        return lambda columns: columns_of(columns, batch)
     word_size = batch.weight.dtype.itemsize
     bits = jnp.dtype(f"uint{8 * word_size}")
     is_word = batch.map_columns(
@@ -89,7 +89,7 @@ def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
     def gather(columns: Array) -> Batch:
         gathered = take_columns(columns, 2, stacked)
         gathered_words = [lax.bitcast_convert_type(x, leaf.dtype) for x, leaf in zip(gathered, leaves, strict=True)]
-        gathered_others = others.map_columns(partial(take_columns, columns))
+        gathered_others = columns_of(columns, others)
         return merge(jax.tree.unflatten(structure, gathered_words), gathered_others)
 
     return gather
@@ -126,6 +126,11 @@ def partition(tree: Tree, chosen: Tree) -> tuple[Any, Any]:
 def merge(first: Tree, second: Tree) -> Any:
     """The tree of which `partition` made these two."""
     return jax.tree.map(lambda x, y: y if x is None else x, first, second, is_leaf=lambda x: x is None)
+
+
+def columns_of(columns: Array, batch: Batch) -> Batch:
+    """These columns of every array of a batch, one gather per array."""
+    return batch.map_columns(partial(take_columns, columns))
 
 
 def take_columns(columns: Array, axis: int, x: Array) -> Array:

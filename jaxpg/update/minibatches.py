@@ -13,7 +13,7 @@ import optax
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import cut_minibatches, pack_vectors, take_columns
+from jaxpg.update.batching import columns_of, cut_minibatches, pack_vectors
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding
@@ -82,7 +82,7 @@ def minibatch_epochs(
         if chunk_rows is None:
             chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
         minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
-        whole = partial(_columns_of, batch)
+        whole = partial(columns_of, batch=batch)
     pack, unpack = pack_vectors(params)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree]) -> tuple[_Progress, Metrics]:
@@ -108,10 +108,6 @@ def minibatch_epochs(
     progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, whole, orders)))
     updates = metrics.pop("updates").sum()
     return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
-
-
-def _columns_of(batch: Batch, columns: Array) -> Batch:
-    return batch.map_columns(partial(take_columns, columns))
 
 
 def _prepared(objective: Objective, whole: Callable[[Array], Batch], orders: Array) -> _Prepared | tuple[()]:

@@ -9,13 +9,14 @@ nothing, the gradient is the same.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Tree
-from jaxpg.update.batching import Minibatches, count_chunks, merge, partition, take_columns
+from jaxpg.update.batching import Minibatches, columns_of, count_chunks, merge, partition
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.shuffle import random_permutations_below
 from jaxpg.vectorize import largest_in_batch
@@ -91,7 +92,7 @@ def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
     size = num_columns // count_chunks(num_columns, machine().chunk_padded)
 
     def take(columns: Array) -> Batch:
-        minibatch = early.map_columns(partial(take_columns, columns))
+        minibatch = columns_of(columns, early)
         trains = (columns != NOTHING).astype(batch.weight.dtype)[None]
         weights = jax.tree.map(lambda x: x * trains, (minibatch.weight, minibatch.minibatch_weight))
         loss_mask = minibatch.rollout.loss_mask * trains
@@ -102,7 +103,7 @@ def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
         def rows(axis: int, x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
 
-        rest = late.map_columns(partial(take_columns, rows(0, columns)))
+        rest: Any = columns_of(rows(0, columns), late)
         return merge(rest._replace(**dict.fromkeys(MINIBATCH_FIELDS)), minibatch.map_columns(rows))
 
     def num_chunks(columns: Array) -> Array:
