@@ -201,3 +201,9 @@ def test_a_sweep_is_one_process() -> None:
     several = ["--distributed", "--coordinator", "localhost:1", "--processes", "1", "--process", "0", "--out", "x"]
     with pytest.raises(UserError, match="A sweep is one process"):
         commands.run_training(make_parser().parse_args([*COMMAND, *several]))
+
+
+def test_the_waves_that_follow_are_those_of_the_group_and_of_the_runs_after_it():
+    """Two groups of 10 and 6 runs in waves of 4: three waves and, as runs, one and a half."""
+    assert [sweep.waves_after([10, 6], 0, wave, 4) for wave in range(3)] == [3.5, 2.5, 1.5]
+    assert sweep.waves_after([10, 6], 1, 0, 6) == 0

@@ -97,9 +97,9 @@ def runs_of_group(group: CompiledGroup) -> list[SweepRun]:
     return [SweepRun(point, seed) for point in range(len(group.points)) for seed in range(len(group.config.seeds))]
 
 
-def _runs_after(groups: Sequence[CompiledGroup], i: int) -> int:
-    """The number of runs of all groups after the i-th."""
-    return sum(len(group.points) * len(group.config.seeds) for group in groups[i + 1 :])
+def waves_after(group_sizes: Sequence[int], i: int, wave: int, size: int) -> float:
+    """How many waves of `size` runs follow after a wave of group i, the groups having so many runs."""
+    return math.ceil(group_sizes[i] / size) - wave - 1 + sum(group_sizes[i + 1 :]) / size
 
 
 def split_waves(runs: Sequence[SweepRun], size: int) -> list[list[SweepRun]]:
@@ -209,7 +209,7 @@ def train_sweep(
         for j, wave in enumerate(waves):
             header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
-            to_follow = len(waves) - j - 1 + _runs_after(groups, i) / len(wave)
+            to_follow = waves_after([len(runs_of_group(x)) for x in groups], i, j, size)
             with hooks_for(header, group.config.total_steps, to_follow) as hooks:
                 train_wave(group, experiment, wave, directory, mesh, hooks)
                 if hooks.should_stop():
