@@ -286,12 +286,19 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         needs_trajectories=needs_trajectories(policy, algorithm),
         padded=algorithm.collect.whole_episodes,
         texts=policy.evaluates_from_context,
+        packs_texts=_packs_texts(policy, critic, algorithm),
     )
 
 
 def needs_trajectories(policy: Policy, algorithm: PolicyGradient) -> bool:
     """Whether minibatches have to consist of whole columns: the policy or the loss reads them in one piece."""
     return policy.needs_trajectories or isinstance(algorithm.surrogate, PerEpisode)
+
+
+def _packs_texts(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> bool:
+    """Whether the losses may be given texts side by side: they read steps one by one, and the networks packed texts."""
+    networks = policy.evaluates_packed and (critic is None or critic.evaluates_packed)
+    return networks and algorithm.collect.whole_episodes and not isinstance(algorithm.surrogate, PerEpisode)
 
 
 def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:

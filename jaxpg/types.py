@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
@@ -92,6 +93,31 @@ class Prompt(NamedTuple):
 
     tokens: Array
     mask: Array
+
+    def last(self) -> Array:
+        """`[...]` int32, the index of the last real token, which is the first observation."""
+        return self.mask.shape[-1] - 1 - jnp.argmax(self.mask[..., ::-1], -1)
+
+    def mask_before_last(self) -> Array:
+        """`[..., P]` bool, the mask without its last true entry."""
+        slots = jax.lax.broadcasted_iota(jnp.int32, self.mask.shape, self.mask.ndim - 1)
+        return self.mask & (slots != self.last()[..., None])
+
+
+class PackedTexts(NamedTuple):
+    """Texts side by side in rows, in the place of the prompts, the context of a batch whose steps are `[S, R]`.
+
+    Step s of column r chose the token after `tokens[r, s]`; a step within a prompt is padding and weighs nothing.
+
+    tokens: [R, S] int32.
+    text: [R, S] int32, the number of the text that a slot belongs to, -1 for an empty slot. The slots of a text are
+        neighbours.
+    position: [R, S] int32, of a slot within its text.
+    """
+
+    tokens: Array
+    text: Array
+    position: Array
 
 
 class StepRewards(NamedTuple):
@@ -253,6 +279,7 @@ class Policy(NamedTuple):
         steps.
     evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
         stored.
+    evaluates_packed: `evaluate` also takes rollouts whose context is PackedTexts.
     """
 
     init: Callable[[Key], Tree]
@@ -261,6 +288,7 @@ class Policy(NamedTuple):
     evaluate: Callable[[Tree, Rollout], Any]
     needs_trajectories: bool = False
     evaluates_from_context: bool = False
+    evaluates_packed: bool = False
 
 
 class Params(NamedTuple):
@@ -277,10 +305,12 @@ class Critic(NamedTuple):
     values(params, rollout) -> v_tm1, v_t: V(obs) and V of its successor, `[T, B]` each. v_t is used only where the
         discount is not 0 (see `rollout.successor_values`). `params` is the whole of Params, so that a critic can use
         the policy's torso in `params.policy`.
+    evaluates_packed: `values` also takes rollouts whose context is PackedTexts; only v_tm1 is read then.
     """
 
     init: Callable[[Key], Tree]
     values: Callable[[Params, Rollout], tuple[Array, Array]]
+    evaluates_packed: bool = False
 
 
 class Actor(NamedTuple):

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import dot_rows
-from jaxpg.types import Array
+from jaxpg.types import Array, PackedTexts, Tree
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -157,8 +158,7 @@ class Decoder(nn.Module):
         width, dtype = self.config.width, DTYPES[self.config.dtype]
         initial = nn.initializers.normal(width**-0.5)
         self.embedding = nn.Embed(self.vocabulary, width, embedding_init=initial, dtype=dtype)
-        block = nn.remat(Block) if self.config.remat else Block
-        self.blocks = [block(self.config) for _ in range(self.config.layers)]
+        self.blocks = [Block(self.config) for _ in range(self.config.layers)]
         self.norm = nn.RMSNorm(dtype=dtype)
         if not self.tied:
             initial_head = nn.initializers.normal(0.1 * width**-0.5)
@@ -174,13 +174,42 @@ class Decoder(nn.Module):
 
         `real`, `[..., S]` bool, is false on padding.
         """
-        x, position = self.embed(tokens), positions(real)
-        mask = jnp.tril(jnp.broadcast_to(real[..., None, :], (*real.shape, real.shape[-1])))
+        return self._through_blocks(
+            tokens, positions(real), jnp.tril(jnp.broadcast_to(real[..., None, :], (*real.shape, real.shape[-1])))
+        )
+
+    def packed(self, texts: PackedTexts) -> Array:
+        """Features `[R, S, width]` of texts side by side: a token attends to its own text alone."""
+        same_text = texts.text[:, :, None] == texts.text[:, None, :]
+        return self._through_blocks(texts.tokens, texts.position, jnp.tril(same_text))[0]
+
+    def _through_blocks(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+        """The same, of tokens at these positions `[..., S]`, each attending where `mask`, `[..., S, S]`, is true."""
+        x = self.embed(tokens)
+        if self.config.remat and not self.is_initializing():
+            x, keys_values = self._scan_blocks(x, position, mask)
+            return self.norm(x), keys_values
         keys_values = []
         for block in self.blocks:
             x, key_value = block(x, position, mask)
             keys_values.append(key_value)
         return self.norm(x), keys_values
+
+    def _scan_blocks(self, x: Array, position: Array, mask: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+        """All blocks by a loop over their stacked parameters, so that only the input of each is kept for the gradient.
+
+        Replaces the blocks one after the other on every platform. XLA on a CPU saves nothing by recomputing them
+        otherwise: at 10 M weights an update needs 168 instead of 527 MB beside its state, and 0.93 of the time. Without
+        recomputing, the loop is 5 % slower, so it is not used there (benchmarks/LOG.md, "texts side by side").
+        """
+        block = Block(self.config, parent=None)
+        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(b.variables["params"] for b in self.blocks))
+
+        def one_block(x: Array, params: Tree) -> tuple[Array, tuple[Array, Array]]:
+            return block.apply({"params": params}, x, position, mask)  # type: ignore[return-value]
+
+        x, keys_values = lax.scan(jax.checkpoint(one_block, prevent_cse=False), x, stacked)
+        return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
         """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""

@@ -34,7 +34,7 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
     action = tokens.T
     ended = jnp.cumsum(action == end, 0)
     mask = (ended - (action == end) == 0).astype(jnp.float32)
-    first = jnp.take_along_axis(prompt.tokens, last_real(prompt.mask)[:, None], 1).T
+    first = jnp.take_along_axis(prompt.tokens, prompt.last()[:, None], 1).T
     steps = Transition(
         obs=jnp.concatenate([first, action[:-1]]),
         action=action,
@@ -89,12 +89,7 @@ def generate(
     start = _GenerationState(
         t=jnp.zeros((), jnp.int32),
         cache=policy.start(params, prompt),
-        token=prompt.tokens[last_real(prompt.mask)],
+        token=prompt.tokens[prompt.last()],
         completion=jnp.full(max_tokens, end, jnp.int32),
     )
     return lax.while_loop(unfinished, step, start).completion
-
-
-def last_real(mask: Array) -> Array:
-    """Index of the last true entry along the last axis."""
-    return mask.shape[-1] - 1 - jnp.argmax(mask[..., ::-1], -1)

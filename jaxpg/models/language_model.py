@@ -18,9 +18,8 @@ from jax import lax
 from jaxpg.errors import UserError
 from jaxpg.models.decoder import Decoder, DecoderConfig, KVCache
 from jaxpg.models.distributions import Categorical
-from jaxpg.models.generation import last_real
 from jaxpg.models.layers import apply
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Prompt, Rollout, Tree
+from jaxpg.types import Array, Critic, Discrete, Env, Key, PackedTexts, Params, Policy, Prompt, Rollout, Tree
 
 
 class RewardModel(NamedTuple):
@@ -146,6 +145,7 @@ def transformer(
         evaluate=evaluate,
         needs_trajectories=True,
         evaluates_from_context=True,
+        evaluates_packed=True,
     )
     return policy, _shared_critic(model) if shared else _separate_critic(_decoder(env, config, outputs=1))
 
@@ -188,7 +188,7 @@ def _shared_critic(model: Decoder) -> Critic:
         features = features_of(model, params.policy, rollout)
         return _with_successors(apply(head, params.critic, features)[..., 0])
 
-    return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values)
+    return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values, evaluates_packed=True)
 
 
 def _separate_critic(model: Decoder) -> Critic:
@@ -197,7 +197,7 @@ def _separate_critic(model: Decoder) -> Critic:
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         return _with_successors(_value(model, params.critic, features_of(model, params.critic, rollout)))
 
-    return Critic(partial(_init, model), values)
+    return Critic(partial(_init, model), values, evaluates_packed=True)
 
 
 def _with_successors(value: Array) -> tuple[Array, Array]:
@@ -207,6 +207,8 @@ def _with_successors(value: Array) -> tuple[Array, Array]:
 
 def features_of(model: Decoder, params: Tree, rollout: Rollout) -> Array:
     """The features from which step t of column b chose its token, `[T, B, width]`."""
+    if isinstance(rollout.episodes.context, PackedTexts):
+        return apply(model, params, rollout.episodes.context, method="packed").swapaxes(0, 1)
     tokens, real = _sequence(rollout)
     features, _ = apply(model, params, tokens[:, :-1], real[:, :-1])
     return features[:, rollout.episodes.context.tokens.shape[-1] :].swapaxes(0, 1)
@@ -219,19 +221,13 @@ def _sequence(rollout: Rollout) -> tuple[Array, Array]:
     """
     prompt, steps = rollout.episodes.context, rollout.steps
     following = jnp.concatenate([steps.obs[:1], steps.action]).T
-    real = jnp.concatenate([_before_last(prompt.mask), jnp.ones(following.shape, bool)], 1)
+    real = jnp.concatenate([prompt.mask_before_last(), jnp.ones(following.shape, bool)], 1)
     return jnp.concatenate([prompt.tokens, following], 1), real
-
-
-def _before_last(mask: Array) -> Array:
-    """The mask without its last true entry."""
-    slots = lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
-    return mask & (slots != last_real(mask)[..., None])
 
 
 def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> KVCache:
     """The cache of all tokens of a prompt but the last, with room for a completion."""
-    real = _before_last(prompt.mask)
+    real = prompt.mask_before_last()
     _, keys_values = apply(model, params, prompt.tokens, real)
     room = (0, max_tokens)
     keys = tuple(jnp.pad(key, [(0, 0), (0, 0), room]) for key, _ in keys_values)

@@ -49,6 +49,8 @@ class Machine(NamedTuple):
         through (update/padding.py).
     chunk_texts: the same of whole completions. 32 are as fast as any on a CPU and need the least memory ("the first
         language loops"); on an H100 they made 1,471 kernels of an update of GRPO on `sort` that is 547 without.
+    chunk_tokens: the same of rows of texts that are packed side by side, in tokens, prompts included
+        (update/packing.py).
     sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
         entries of a row one by one on a CPU: the gradient of two normalised layers of 64 takes 280 instead of 586 us
         for 128 rows ("layer normalisation").
@@ -66,6 +68,7 @@ class Machine(NamedTuple):
     chunk_rows: int | None
     chunk_padded: int
     chunk_texts: int | None
+    chunk_tokens: int
     sums_rows_by_product: bool
     calls_in_place: bool
 
@@ -81,6 +84,7 @@ CPU = Machine(
     chunk_rows=512,
     chunk_padded=256,
     chunk_texts=32,
+    chunk_tokens=1_024,
     sums_rows_by_product=True,
     calls_in_place=True,
 )
@@ -95,6 +99,7 @@ GPU = Machine(
     chunk_rows=None,
     chunk_padded=16_384,
     chunk_texts=None,
+    chunk_tokens=16_384,
     sums_rows_by_product=False,
     calls_in_place=False,
 )

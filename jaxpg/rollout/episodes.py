@@ -89,8 +89,7 @@ def _collect_episodes(
 ) -> tuple[tuple[()], Rollout, RolloutStats]:
     num_columns = _columns_per_device(num_envs, group_size)
     start_key, step_key = jax.random.split(key)
-    start = jax.vmap(partial(reset_env, env, policy, params))(env_keys(start_key, num_columns, group_size))
-    start = jax.tree.map(collectives.shard_columns, start)
+    start = _start_groups(env, policy, params, env_keys(start_key, num_columns, group_size), group_size)
     keys = step_keys(step_key, num_columns, env.time_limit, with_reset=False)
     noise = action_noise(policy, params, start, keys.action)
     end = _run_episodes(env, policy, params, start, noise, keys.env)
@@ -107,6 +106,19 @@ def _collect_episodes(
     ended = end.over.astype(jnp.float32)
     stats = RolloutStats(length, ended, ended * (steps.reward * steps.mask).sum(0), ended * length)
     return (), Rollout(steps, steps.mask, final_obs, episodes), total_stats(stats)
+
+
+def _start_groups(env: Env, policy: Policy, params: Tree, keys: Array, group_size: int) -> CollectorState:
+    """All environments at the start of their episodes; those of a group, which have the same key, by one reset.
+
+    So a prompt is read once per group, and its completions begin with copies of one KV cache. What lives on the host
+    cannot be copied.
+    """
+    one_reset_for = 1 if env.host else group_size
+    start = jax.vmap(partial(reset_env, env, policy, params))(keys[::one_reset_for])
+    if one_reset_for > 1:
+        start = jax.tree.map(lambda x: jnp.repeat(x, one_reset_for, 0), start)
+    return jax.tree.map(collectives.shard_columns, start)
 
 
 def _columns_per_device(num_envs: int, group_size: int) -> int:

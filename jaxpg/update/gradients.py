@@ -22,7 +22,8 @@ from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import nth_chunk
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
-from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding
+from jaxpg.update.packing import cut_packed, pack_texts, packs
+from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding, steps_of_chunk
 
 
 def gradient_step(
@@ -35,17 +36,22 @@ def gradient_step(
     key: Key,
 ) -> tuple[Params, Tree, Metrics]:
     """One step along the gradient of the loss over the whole batch; `key` is not read."""
-    whole = objective.as_minibatch(batch)
-    if skips_padding(objective, batch.weight.size):
-        steps = as_single_steps(whole)
-        columns, cut = all_at_once(steps), cut_padded(steps, batch.weight.size)
-        gradient, metrics = summed_gradient(
-            objective.loss, params, cut.take(columns), cut.num_chunks(columns), partial(cut.chunk, columns)
-        )
-    else:
-        gradient, metrics = summed_gradient(objective.loss, params, whole)
+    gradient, metrics = _gradient_of_all(objective, params, objective.as_minibatch(batch))
     params, opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
     return params, opt_state, metrics | norms
+
+
+def _gradient_of_all(objective: Objective, params: Params, batch: Batch) -> tuple[Tree, Metrics]:
+    """The gradient of the loss over a whole batch, without working through padding where that is a gain."""
+    if skips_padding(objective, batch.weight.size):
+        steps = as_single_steps(batch)
+        columns, cut = all_at_once(steps), cut_padded(steps, steps_of_chunk(batch.weight.size))
+    elif packs(objective, batch):
+        columns, cut = pack_texts(batch, jnp.arange(batch.weight.shape[1])), cut_packed(batch)
+    else:
+        return summed_gradient(objective.loss, params, batch)
+    chunk = partial(cut.chunk, columns)
+    return summed_gradient(objective.loss, params, cut.take(columns), cut.num_chunks(columns), chunk)
 
 
 def summed_gradient(

@@ -16,7 +16,8 @@ from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import columns_of, cut_minibatches, pack_vectors
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
-from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding
+from jaxpg.update.packing import cut_packed, pack_texts, packs
+from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding, steps_of_chunk
 from jaxpg.update.shuffle import random_permutations
 from jaxpg.vectorize import scan_packed, tree_where
 
@@ -65,24 +66,30 @@ def minibatch_epochs(
 
     The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
     what suits the machine: `Machine.chunk_rows`, of texts `Machine.chunk_texts`. With None, padding after the end of
-    episodes is skipped, and minibatches are equal shares of the steps that train (padding.py). `lifted` is that of
-    `summed_gradient`.
+    episodes is skipped, and minibatches are equal shares of the steps that train (padding.py), or texts are put side by
+    side (packing.py). `lifted` is that of `summed_gradient`.
 
     Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
-    padded = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
+    without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
+    packed = chunk_rows is None and packs(objective, batch, num_minibatches)
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
-    if padded:
+    if without_padding:
         orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
-        minibatches = cut_padded(batch, orders.shape[1])
+        minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1]))
         whole = minibatches.take
     else:
         orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
-        if chunk_rows is None:
-            chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
-        minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
-        whole = partial(columns_of, batch=batch)
+        if packed:
+            orders = jax.vmap(partial(pack_texts, batch))(orders)
+            minibatches = cut_packed(batch)
+            whole = minibatches.take
+        else:
+            if chunk_rows is None:
+                chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
+            minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
+            whole = partial(columns_of, batch=batch)
     pack, unpack = pack_vectors(params)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree]) -> tuple[_Progress, Metrics]:

@@ -53,6 +53,7 @@ class Objective(NamedTuple):
     needs_trajectories: the policy or its loss reads whole columns, which minibatches must not cut.
     padded: each column is one whole episode, with padding after its end.
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
+    packs_texts: the losses also take texts that are packed side by side (types.PackedTexts).
     """
 
     policy_loss: Loss
@@ -62,6 +63,7 @@ class Objective(NamedTuple):
     needs_trajectories: bool
     padded: bool = False
     texts: bool = False
+    packs_texts: bool = False
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
         """The policy's loss plus the critic's."""

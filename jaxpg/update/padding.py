@@ -31,6 +31,11 @@ def skips_padding(objective: Objective, num_steps: int, num_minibatches: int = 1
     return objective.padded and not objective.needs_trajectories and num_steps // num_minibatches > rows
 
 
+def steps_of_chunk(num_steps: int) -> int:
+    """The steps of a chunk of a minibatch of so many: at most `Machine.chunk_padded`, in equal chunks."""
+    return num_steps // count_chunks(num_steps, machine().chunk_padded)
+
+
 def as_single_steps(batch: Batch) -> Batch:
     """`[T, B, ...]` as `[1, T*B, ...]`: for a policy without memory every step is a separate column."""
     rollout = batch.rollout._replace(final_obs=(), episodes=Episodes())
@@ -81,15 +86,14 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
     return jax.vmap(shares)(permutations).reshape(epochs * num_minibatches, size)
 
 
-def cut_padded(batch: Batch, num_columns: int) -> Minibatches:
-    """Minibatches of at most `num_columns` steps that train, in chunks of at most `Machine.chunk_padded` of them.
+def cut_padded(batch: Batch, size: int) -> Minibatches:
+    """Minibatches of the steps that train, in chunks of `size` steps.
 
     What depends on a whole minibatch, weights, advantages and the mask, is gathered for all of it; the rest chunk by
     chunk.
     """
     whole = _fields_of_minibatch(batch)
     early, late = partition(batch, whole)
-    size = num_columns // count_chunks(num_columns, machine().chunk_padded)
 
     def take(columns: Array) -> Batch:
         minibatch = columns_of(columns, early)
