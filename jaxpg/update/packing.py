@@ -44,7 +44,7 @@ def pack_texts(batch: Batch, columns: Array) -> Array:
     num_rows = -(-len(columns) // size) * size
     place = (row * num_slots + offset)[:, None] + jnp.cumsum(matters, -1) - 1
     places = jnp.where(matters, place, num_rows * num_slots)
-    numbers = columns[:, None] * num_slots + jnp.arange(num_slots)
+    numbers = columns[:, None] * num_slots + jnp.arange(num_slots)[None]
     rows = jnp.full(num_rows * num_slots, NOTHING, jnp.int32)
     return rows.at[places].set(numbers, mode="drop", unique_indices=True).reshape(num_rows, num_slots)
 

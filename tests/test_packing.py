@@ -1,0 +1,159 @@
+"""Updates of texts side by side: the same gradients and metrics as of one text per row, and no work on padding."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import ladder, language, update
+from jaxpg.models.generation import completion_rollout
+from jaxpg.parallel import machine
+from jaxpg.policy_gradient import make_batch, make_objective
+from jaxpg.types import Params, Prompt
+from jaxpg.update import packing
+
+P, T, B, END, VOCABULARY = 3, 8, 12, 0, 9
+S = P + T
+LENGTHS = [8, 1, 3, 8, 2, 2, 5, 1, 4, 1, 8, 3]
+NOT_TRAINED = (3, 5)  # columns
+
+
+@pytest.fixture
+def tokens(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many tokens of packed texts are worked through at a time."""
+
+    def choose(tokens: int) -> None:
+        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=tokens))
+
+    return choose
+
+
+def test_texts_get_places_of_their_own():
+    many = [[8, 1, 3, 8, 2, 2, 5, 1, 7], [8] * 9, [1] * 9, [0, 0, 4, 0, 8, 0, 5, 3, 3], [0] * 9, [7] + [0] * 8, [4] * 9]
+    rows, offsets = jax.vmap(partial(packing.assign_rows, width=8))(jnp.asarray(many))
+    for lengths, row, offset in zip(many, rows, offsets, strict=True):
+        used = np.zeros((9, 8), int)
+        for r, o, n in zip(row, offset, lengths, strict=True):
+            if n:
+                used[int(r), int(o) : int(o) + n] += 1
+                assert int(o) + n <= 8
+        assert used.max() <= 1
+        assert used.sum() == sum(lengths)
+        filled = used.any(1)
+        assert (np.diff(filled.astype(int)) <= 0).all()  # empty rows are the last
+        assert used.sum() >= 4 * (filled.sum() - 1)  # at most one row is less than half full
+
+
+def completions(padding: str = "right") -> Any:
+    """The rollout of completions of LENGTHS, whose prompts have one to three tokens."""
+    rng = np.random.default_rng(0)
+    written = rng.integers(1, VOCABULARY, (B, T))
+    for b, length in enumerate(LENGTHS):
+        written[b, length - 1 :] = END
+    written[3] = 1  # cut off by the time limit
+    mask = np.arange(P) < rng.integers(1, P + 1, B)[:, None]
+    mask = mask if padding == "right" else mask[:, ::-1]
+    prompt = Prompt(jnp.asarray(rng.integers(1, VOCABULARY, (B, P)), jnp.int32), jnp.asarray(mask))
+    rollout = completion_rollout(prompt, jnp.asarray(written, jnp.int32), end=END)
+    return rollout._replace(loss_mask=rollout.loss_mask.at[:, jnp.asarray(NOT_TRAINED)].set(0))
+
+
+def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any, Any, Params, update.Batch]:
+    """An algorithm, its losses, parameters and a batch of completions with advantages of all sizes."""
+    algorithm = getattr(ladder, name)(num_envs=B, learning_rate=0.1, entropy_coefficient=0.01, **settings)
+    env = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
+    shared = settings.get("value_coefficient") == 0.25
+    policy, critic = language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
+    critic_or_none = critic if algorithm.value_loss else None
+
+    def make() -> tuple[Params, update.Batch]:
+        params = Params(policy.init(jax.random.key(0)), critic.init(jax.random.key(1)) if critic_or_none else ())
+        rollout = completions(padding)
+        steps = rollout.steps
+        log_prob = policy.evaluate(params.policy, rollout).log_prob(steps.action)
+        log_prob -= 0.1 * jnp.sin(jnp.arange(T))[:, None]
+        reward = jnp.cos(jnp.arange(B))[None] * steps.mask
+        rollout = rollout._replace(steps=steps._replace(log_prob=log_prob, reward=reward))
+        reference = policy.init(jax.random.key(2)) if algorithm.reference_kl else ()
+        return params, make_batch(policy, critic_or_none, algorithm, params, reference, jnp.zeros(()), rollout)[0]
+
+    return algorithm, make_objective(policy, critic_or_none, algorithm), *tiny.jit(make)()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("grpo", {"group_size": 4, "kl": "loss_k3"}),
+        pytest.param("dapo", {"group_size": 4}, marks=pytest.mark.full),
+        pytest.param("ppo", {"num_steps": None, "normalize_advantages": True}, marks=pytest.mark.full),
+        pytest.param("ppo", {"num_steps": None, "value_coefficient": 0.25}, marks=pytest.mark.full),
+        pytest.param("reinforce_baseline", {}, marks=pytest.mark.full),
+        pytest.param("grpo", {"group_size": 4, "padding": "left"}, marks=pytest.mark.full),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.values())) or "plain",
+)
+def test_an_update_is_that_of_one_text_per_row(tokens, name, settings):
+    several = {} if name == "reinforce_baseline" else {"epochs": 2, "num_minibatches": 2 if name == "dapo" else 1}
+    algorithm, goal, params, batch = first_batch(name, **settings, **several)
+    optimizer, found = update.sgd(), {}
+    for kind, limit in {"one per row": 10_000, "side by side": 2 * S}.items():
+        tokens(limit)
+        assert packing.packs(goal, batch) == (kind == "side by side")
+        updated = tiny.jit(partial(algorithm.update, goal, optimizer, 0.1))
+        found[kind] = updated(params, (), batch, jax.random.key(1))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6), found["one per row"], found["side by side"])
+    moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), params.policy, found["side by side"][0].policy)
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_an_update_visits_hardly_more_than_what_trains(tokens):
+    tokens(2 * S)
+    _, goal, params, batch = first_batch("grpo", group_size=4)
+
+    def rows_visited(params: Params, batch: update.Batch) -> Any:
+        return goal.loss(params, batch)[0], {"rows": jnp.float32(batch.weight.shape[1])}
+
+    counting = goal._replace(policy_loss=rows_visited, value_loss=None)
+    step = tiny.jit(partial(update.gradient_step, counting, update.sgd(), 1.0))
+    *_, metrics = step(params, (), batch, jax.random.key(0))
+    prompts = batch.rollout.episodes.context.mask.sum(1) - 1
+    needed = sum(LENGTHS[b] + int(prompts[b]) for b in range(B) if b not in NOT_TRAINED)
+    assert needed / S <= metrics["rows"] <= needed / S + 3
+    assert metrics["rows"] < 0.6 * B
+
+
+@pytest.mark.full
+def test_seeds_by_vmap_may_differ_in_their_rows(tokens):
+    tokens(2 * S)
+    _, goal, params, batch = first_batch("grpo", group_size=4)
+    short = batch._replace(
+        rollout=batch.rollout._replace(loss_mask=batch.rollout.loss_mask.at[2:].set(0)),
+        weight=batch.weight.at[2:].set(0),
+    )
+    both = jax.tree.map(lambda *x: jnp.stack(x), batch, short)
+    step = partial(update.gradient_step, goal, update.sgd(), 1.0, params, ())
+    together = tiny.jit(jax.vmap(step, (0, None)))(both, jax.random.key(0))[0]
+    for i, alone in enumerate((batch, short)):
+        expected = tiny.jit(step)(alone, jax.random.key(0))[0]
+        found = jax.tree.map(itemgetter(i), together)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def test_what_reads_whole_episodes_is_not_packed(tokens):
+    tokens(2 * S)
+    _, goal, _, batch = first_batch("grpo", group_size=4)
+    assert packing.packs(goal, batch)
+    assert not packing.packs(goal, batch, num_minibatches=6)  # two texts fit one chunk
+    _, goal, _, batch = first_batch("gspo", group_size=4)
+    assert not packing.packs(goal, batch)
+    algorithm, *_ = first_batch("grpo", group_size=4)
+    policy, _ = language.transformer(cases.text, width=8, layers=1, heads=2, kv_heads=1)
+    assert not make_objective(policy._replace(evaluates_packed=False), None, algorithm).packs_texts
