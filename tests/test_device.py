@@ -1,0 +1,37 @@
+"""What an accelerator learns beside what the CPU of the same machine does; benchmarks/gpu.sh runs the device lane.
+
+Without an accelerator one row stands for all, with the choices of a GPU compiled for the CPU.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from cases import CASES, KEYS, distance, make, moved, updates
+
+from jaxpg.parallel.machine import program_for
+
+ACCELERATOR = jax.default_backend() != "cpu"
+
+
+def three_updates(name, platform, device, state=None):
+    """State before, state and metrics after; the learner is made anew, since jax keeps what it has traced."""
+    learner = make(name)
+    with jax.default_device(device), program_for(platform):
+        state = tiny.jit(learner.init)(jax.random.key(0)) if state is None else state
+        return state, *tiny.jit(updates(learner))(*jax.device_put((state, KEYS), device))
+
+
+@pytest.mark.device
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES if ACCELERATOR else ["grpo, text"])
+def test_an_accelerator_learns_what_a_cpu_does(name):
+    before, expected, metrics = three_updates(name, "cpu", jax.devices("cpu")[0])
+    platform = jax.default_backend() if ACCELERATOR else "gpu"
+    _, found, found_metrics = three_updates(name, platform, jax.devices()[0], before)
+    assert moved(before, expected) > 1e-3
+    assert distance(*jax.device_get((found.params, expected.params))) < 0.01 * moved(before, expected)
+    for count in ("steps", "episodes", "length"):
+        np.testing.assert_allclose(found_metrics[count], metrics[count], rtol=1e-6)
