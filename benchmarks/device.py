@@ -3,10 +3,10 @@
     python benchmarks/device.py check | tests | speed | language | profile | table [--seconds 90] [--out FOLDER] [--cpu]
 
 tests: the device lane (`pytest -m device`). speed: PPO on CartPole with more and more environments and agents, beside
-rejax and PureJaxRL. language: GRPO on transformers, whole, writing alone and learning alone. profile: a trace of PPO and
-of GRPO, and the kernels that take longest. table: what has been found. Results are those of one file by the name of the
-device, and are written as soon as there are any; what time did not suffice for is named in it.
-`--cpu` rehearses on a CPU in small: its speeds mean nothing.
+rejax and PureJaxRL. language: GRPO on transformers, whole, writing alone and learning alone. profile: a trace of PPO
+and one of GRPO, and the kernels that take longest. table: what has been found. Results go into one file by the name of
+the device as soon as there are any; it names what time did not suffice for. `--cpu` rehearses on a CPU in small: its
+speeds mean nothing.
 """
 
 from __future__ import annotations
@@ -128,11 +128,10 @@ class Results:
         replace_file(self.path, json.dumps(self.found, indent=1) + "\n")
 
 
-class Clock:
-    """The seconds that a part has left."""
+class Clock(NamedTuple):
+    """When a part must have ended, as `time.monotonic` counts."""
 
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
+    end: float
 
     def left(self) -> float:
         return self.end - time.monotonic()
@@ -141,8 +140,9 @@ class Clock:
 def device() -> dict[str, Any]:
     """The machine, and of an NVIDIA GPU its driver and memory."""
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader", "--id=0"]
-    smi = subprocess.run(asked, capture_output=True, text=True, check=True) if shutil.which("nvidia-smi") else None
-    return describe_machine() | {"nvidia_smi": smi and smi.stdout.strip(), "xla": jax.devices()[0].client.platform_version}
+    smi = subprocess.run(asked, capture_output=True, text=True, check=False) if shutil.which("nvidia-smi") else None
+    said = smi.stdout.strip() if smi and not smi.returncode else None
+    return describe_machine() | {"nvidia_smi": said, "xla": jax.devices()[0].client.platform_version}
 
 
 def check(rehearsal: bool) -> None:
@@ -201,21 +201,28 @@ def time_case(case: Case, running: dict[Work, Worker], failed: dict[Work, str], 
         for work in calls:
             if answer := ask(work, f"run {calls[work]}"):
                 turns[work].append(answer["wall"] / calls[work])
+    peaks = {work: ask(work, "memory") for work in case}
     records = []
     for work in case:
-        about = {"label": work.row.label, **work.row._asdict(), **work._asdict(), "row": None}
-        del about["row"]
-        if work not in running:
-            records.append(about | {"failed": failed[work]})
-            continue
-        worker = running[work]
-        records.append(
-            about
-            | {"work": worker.work, "calls_of_a_turn": calls[work], "call_wall_s": turns[work]}
-            | {"per_second": worker.work / median(turns[work]), "made_wall_s": worker.made["wall"]}
-            | {"program_bytes": worker.bytes, "peak_bytes": ask(work, "memory").get("peak"), "versions": worker.versions}
-        )
+        found = measured(running[work], calls[work], turns[work], peaks[work]) if work in running else None
+        about = {"label": work.row.label, "workload": work.row.workload, "agents": work.row.agents}
+        about |= {"environment": work.environment, "num_envs": work.num_envs}
+        records.append(about | (found or {"failed": failed[work]}))
     return records
+
+
+def measured(worker: Worker, calls: int, call_s: list[float], peak: dict[str, float]) -> dict[str, Any]:
+    """What is known of a program; `work` is that of one call, in environment steps or tokens."""
+    return {
+        "work": worker.work,
+        "per_second": worker.work / median(call_s),
+        "calls_of_a_turn": calls,
+        "call_wall_s": call_s,
+        "made_wall_s": worker.made["wall"],
+        "program_bytes": worker.bytes,
+        "peak_bytes": peak["peak"],
+        "versions": worker.versions,
+    }
 
 
 def time_groups(
@@ -231,7 +238,8 @@ def time_groups(
     for group in groups:
         works = [work for case in group for work in case if peers.python_for(work.row)]
         if clock.left() < longest + 10:
-            found["left_out"] += [f"{work.row.label}, {work.environment}, {work.num_envs}: no time left" for work in works]
+            names = [f"{work.row.label}, {work.environment}, {work.num_envs}" for work in works]
+            found["left_out"] += [f"{name}: no time left" for name in names]
             continue
         began = time.monotonic()
         with started(works, peers) as (running, failed):
@@ -266,6 +274,8 @@ def tests(plan: Plan, clock: Clock, results: Results) -> None:
     lines = log.read_text().splitlines()
     failing = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     results.put("tests", {"summary": lines[-1] if lines else "", "failed": failing, "cut_off": cut_off})
+    if process.returncode:
+        raise SystemExit(1)
 
 
 def speed(plan: Plan, clock: Clock, results: Results, peers: Peers) -> None:
@@ -302,8 +312,8 @@ def kernels(profile: Any, limit: int = 20) -> dict[str, Any]:
     lines = [line for plane in planes for line in plane.lines]
     streams = [line for line in lines if line.name.startswith("Stream")] or lines
     events = [event for line in streams for event in line.events]
-    if not events:
-        return {"kernels": 0, "top": []}
+    if not events:  # the machine does not let its kernels be traced
+        return {"kernels": 0, "wall_ms": 0.0, "busy": 0.0, "top": []}
     spent, number = Counter[str](), Counter[str]()
     for event in events:
         spent[event.name] += event.duration_ns
@@ -349,13 +359,15 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
     for part, what in (("speed", "environment steps"), ("language", "tokens")):
         if part not in parts:
             continue
-        table = Table("program", "environment", "number", f"{what}/s", "× best other", "of the bound", "made in s", "GB")
+        heads = ("program", "environment", "number", f"{what}/s", "× best other", "of the bound", "made in s", "GB")
+        table = Table(*heads)
         for record in (record for case in parts[part]["cases"] for record in [*case, None]):
             table.add_row(*cells(record, parts[part]["cases"])) if record else table.add_section()
         yield table
         yield "\n".join(parts[part]["left_out"])
     for title, one in parts.get("profile", {}).items():
-        head = f"{title}: {one['kernels']:,} kernels in {one['updates']} updates"
+        head = f"{title}: updates {one['updates']}, {one['kernels']:,} kernels in {one['wall_ms']:.1f} ms"
+        head += f", of which the device was busy {one['busy']:.0%}"
         table = Table("kernel", "times", "ms", "share", title=head, title_justify="left")
         for kernel in one["top"]:
             table.add_row(kernel["kernel"][:80], str(kernel["times"]), f"{kernel['ms']:.3f}", f"{kernel['share']:.0%}")
@@ -385,7 +397,7 @@ def main() -> None:
     parser.add_argument("--purejaxrl", type=Path, help="a clone of PureJaxRL, which is no package")
     parser.add_argument("--cpu", action="store_true", help="rehearse in small, without an accelerator")
     arguments = parser.parse_args()
-    clock, plan = Clock(arguments.seconds), REHEARSAL if arguments.cpu else FULL
+    clock, plan = Clock(time.monotonic() + arguments.seconds), REHEARSAL if arguments.cpu else FULL
     check(arguments.cpu)
     if arguments.part == "check":
         return

@@ -73,22 +73,27 @@ fi
 
 export XLA_PYTHON_CLIENT_PREALLOCATE=false  # several programs are in memory at once, and take turns
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-export JAX_PLATFORMS=${cpu:+cpu}
+[ -z "$cpu" ] || JAX_PLATFORMS=cpu
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}  # named, so that nothing runs on a CPU unnoticed
 export PYTHONUNBUFFERED=1
 
 device=$repository/benchmarks/device.py
 "$python" "$device" check "${options[@]}"
+status=0
 for part in "${parts[@]}"; do
   left=$((limit - SECONDS)) seconds=${part#*:} name=${part%:*}
   seconds=$((seconds < left ? seconds : left))
   if [ "$seconds" -lt 5 ]; then
     echo "== $name: no time left"
+    status=1
     continue
   fi
   echo "== $name, at most $seconds s"
-  timeout --kill-after=5 "$seconds" "$python" "$device" "$name" --seconds "$seconds" "${options[@]}" ||
-    echo "gpu.sh: $name ended early (status $?); what it had found is written."
+  timeout --kill-after=5 "$seconds" "$python" "$device" "$name" --seconds "$seconds" "${options[@]}" || {
+    echo "gpu.sh: $name has failed or was cut off (status $?); what it had found is written."
+    status=1
+  }
 done
 "$python" "$device" table "${options[@]}"
 echo "All in $SECONDS s"
+exit "$status"
