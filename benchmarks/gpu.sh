@@ -16,7 +16,7 @@
 set -euo pipefail
 
 limit=470  # seconds in all
-parts=(tests:90 speed:220 language:95 profile:45)  # and of each part at most, the most important first
+parts=(tests:105 speed:220 language:95 profile:45)  # and of each part at most, the most important first
 
 fail() { echo "gpu.sh: $*" >&2; exit 2; }
 
