@@ -64,14 +64,14 @@ class Plan(NamedTuple):
     """How much is done.
 
     groups: cases of `speed`; the programs of a group are made at once, on all cores, and held in memory together.
-    sizes, columns: of `language`.
+    sizes, columns: of `language`, and in which groups.
     rounds, turn_s: turns of every program, and the seconds that one is to take.
     workers: processes of the tests. files: those that have tests of the device lane.
     traced: what is profiled: a workload, its environment, and updates.
     """
 
     groups: tuple[tuple[Case, ...], ...]
-    sizes: tuple[str, ...]
+    sizes: tuple[tuple[str, ...], ...]
     columns: int
     rounds: int
     turn_s: float
@@ -96,7 +96,7 @@ FULL = Plan(
         (ppo_case(65536, 1, 2), ppo_case(16384, 1, 4)),
         (ppo_case(64, 2048, 2),),
     ),
-    sizes=("1M", "10M", "100M"),
+    sizes=(("1M", "10M"), ("100M",)),
     columns=64,
     rounds=3,
     turn_s=1.0,
@@ -106,7 +106,7 @@ FULL = Plan(
 )
 REHEARSAL = Plan(
     groups=((ppo_case(8, 1, 1),), (ppo_case(8, 2, 1),)),
-    sizes=("0.01M",),
+    sizes=(("0.01M",),),
     columns=8,
     rounds=1,
     turn_s=0.05,
@@ -290,13 +290,17 @@ def speed(plan: Plan, clock: Clock, results: Results, peers: Peers) -> None:
 def language_models(plan: Plan, clock: Clock, results: Results) -> None:
     """GRPO by size, and beside what memory and matrix products allow."""
     tokens = plan.columns * language.TOKENS
-    cases = [tuple(Work(Row(name), size, plan.columns, tokens) for name in LANGUAGE) for size in plan.sizes]
+    groups = [
+        [tuple(Work(Row(name), size, plan.columns, tokens) for name in LANGUAGE) for size in sizes]
+        for sizes in plan.sizes
+    ]
     put = partial(results.put, "language")
-    found = time_groups([cases], Peers(), plan, clock, put)
+    found = time_groups(groups, Peers(), plan, clock, put)
     limits = language.measured_limits(rounds=5)
     found["limits"] = limits._asdict()
     env = language.endless()
-    for size, case in zip(plan.sizes, found["cases"], strict=False):
+    for case in found["cases"]:
+        size = case[0]["environment"]
         policy, _ = language.transformer_of(env, size)
         weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(policy.init, jax.random.key(0))))
         writing, learning = language.bounds(limits, size, weights, plan.columns)

@@ -3,8 +3,8 @@
 #
 #   benchmarks/gpu.sh [--wheels FOLDER] [--peer-python PYTHON] [--purejaxrl FOLDER] [--out FOLDER] [--cpu]
 #
-# The device lane of the tests, speed beside rejax and PureJaxRL, language models, a profile: benchmarks/device.py, which
-# says what each part does. Each part has its own time, so that a slow one costs no other its turn.
+# The device lane of the tests, speed beside rejax and PureJaxRL, language models, a profile, the most important first:
+# benchmarks/device.py says what each part does. Each has its own time, so that a slow one costs no other its turn.
 #
 # --wheels      what this Python lacks: FOLDER/*.whl for jaxpg, FOLDER/peers/*.whl for rejax and PureJaxRL
 #               (benchmarks/README.md says which). They are unpacked beside Python's packages and not into them.
@@ -16,7 +16,7 @@
 set -euo pipefail
 
 limit=470  # seconds in all
-parts=(tests:105 speed:220 language:95 profile:45)  # and of each part at most, the most important first
+parts=(tests:95 speed:205 language:115 profile:60)  # of each part at most; what one does not need is left to the next
 
 fail() { echo "gpu.sh: $*" >&2; exit 2; }
 
