@@ -35,7 +35,8 @@ def test_an_accelerator_learns_what_a_cpu_does(name):
     before, expected, metrics = three_updates(name, "cpu", jax.devices("cpu")[0])
     platform = jax.default_backend() if ACCELERATOR else "gpu"
     _, found, found_metrics = three_updates(name, platform, jax.devices()[0], before)
-    assert moved(before, expected) > 1e-3
-    assert distance(*jax.device_get((found.params, expected.params))) < 0.01 * moved(before, expected)
+    step, apart = moved(before, expected), distance(*jax.device_get((found.params, expected.params)))
+    assert step > 1e-3
+    assert apart < 0.01 * step
     for count in ("steps", "episodes", "length"):
         np.testing.assert_allclose(found_metrics[count], metrics[count], rtol=1e-6)
