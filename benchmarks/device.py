@@ -2,11 +2,11 @@
 
     python benchmarks/device.py check | tests | speed | language | profile | table [--seconds 90] [--out FOLDER] [--cpu]
 
-tests: the device lane (`pytest -m device`). speed: PPO on CartPole with more and more environments and agents, beside
-rejax and PureJaxRL. language: GRPO on transformers, whole, writing alone and learning alone. profile: a trace of PPO
-and one of GRPO, and the kernels that take longest. table: what has been found. Results go into one file by the name of
-the device as soon as there are any; it names what time did not suffice for. `--cpu` rehearses on a CPU in small: its
-speeds mean nothing.
+check: whether there is an accelerator; begins its results anew. tests: the device lane (`pytest -m device`). speed: PPO
+on CartPole with more and more environments and agents, beside rejax and PureJaxRL. language: GRPO on transformers,
+whole, writing alone and learning alone. profile: a trace of PPO and one of GRPO, and the kernels that take longest.
+table: what has been found. Results go into one file by the name of the device as soon as there are any; it names what
+time did not suffice for. `--cpu` rehearses on a CPU in small: its speeds mean nothing.
 """
 
 from __future__ import annotations
@@ -117,17 +117,21 @@ REHEARSAL = Plan(
 
 
 class Results:
-    """The file of a device: `put` writes what a part has found so far."""
+    """The file of a device, begun anew by the part `check`: `put` writes what another has found so far."""
 
-    def __init__(self, folder: Path, machine: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, machine: dict[str, Any], part: str) -> None:
         self.name = re.sub(r"\W+", "_", machine["devices"][0]).strip("_").lower()
         self.folder, self.path = folder, folder / f"{self.name}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        self.found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {"parts": {}}
+        old = self.path.exists() and part != "check"
+        self.found: dict[str, Any] = json.loads(self.path.read_text()) if old else {"parts": {}}
         self.found["machine"] = machine
 
     def put(self, part: str, found: dict[str, Any]) -> None:
         self.found["parts"][part] = found
+        self.write()
+
+    def write(self) -> None:
         replace_file(self.path, json.dumps(self.found, indent=1) + "\n")
 
 
@@ -258,8 +262,8 @@ def tests(plan: Plan, clock: Clock, results: Results) -> None:
     """The device lane: how many passed and which did not; cut off in time, those that were run."""
     log = results.folder / f"{results.name}.tests.txt"
     around = os.environ | {"JAXPG_ON_DEVICE": "1", "PYTHONUNBUFFERED": "1"}
-    options = ["-q", "-m", "device", "-W", "default", "-p", "no:cacheprovider"]
-    options += ["--dist=load", "--maxschedchunk=1", f"-n{plan.workers}"]
+    options = ["-q", "-ra", "--durations=15", "-m", "device", "-W", "default", "-p", "no:cacheprovider"]
+    options += ["-o", "addopts=", "--dist=load", "--maxschedchunk=1", f"-n{plan.workers}"]  # of any pytest-xdist
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *map(str, plan.files)],
@@ -407,9 +411,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clock, plan = Clock(time.monotonic() + arguments.seconds), REHEARSAL if arguments.cpu else FULL
     check(arguments.cpu)
-    if arguments.part == "check":
-        return
-    results = Results(arguments.out, device())
+    results = Results(arguments.out, device(), arguments.part)
     peers = Peers(arguments.peer_python, arguments.purejaxrl and arguments.purejaxrl / "purejaxrl")
     if arguments.part == "table":
         console = Console(width=150)
@@ -417,6 +419,7 @@ def main() -> None:
             console.print(each, highlight=False, markup=False)
         return
     parts: dict[str, Callable[[], None]] = {
+        "check": results.write,
         "tests": partial(tests, plan, clock, results),
         "speed": partial(speed, plan, clock, results, peers),
         "language": partial(language_models, plan, clock, results),

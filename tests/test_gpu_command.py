@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def test_kernels_are_those_of_the_streams_and_sum_up_by_name() -> None:
     found = device.kernels(ProfileData.from_text_proto(PROFILE), limit=1)
     assert found["top"] == [{"kernel": "gemm", "times": 2, "ms": 0.004, "share": 0.8}]
     assert (found["kernels"], found["wall_ms"], found["busy"]) == (3, 0.008, 0.625)
+
+
+def test_results_are_begun_anew_and_then_added_to(tmp_path: Path) -> None:
+    machine = {"devices": ["NVIDIA H100 80GB HBM3"]}
+    for part in ("check", "speed", "language"):
+        device.Results(tmp_path, machine, part).put(part, {"cases": part})
+    (path,) = tmp_path.iterdir()
+    assert path.name == "nvidia_h100_80gb_hbm3.json"
+    assert list(json.loads(path.read_text())["parts"]) == ["check", "speed", "language"]
+    device.Results(tmp_path, machine, "check").write()
+    assert json.loads(path.read_text()) == {"parts": {}, "machine": machine}
 
 
 def gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
