@@ -40,7 +40,9 @@ done
 command -v "$python" >/dev/null || fail "there is no $python: name a Python with PYTHON=..."
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+running=''
+trap '[ -z "$running" ] || kill "$running" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM  # timeout puts a part out of reach of Ctrl-C, together with all that it has started
 ours=$repository
 
 # Without --no-deps pip would want wheels of all that is installed already.
@@ -89,10 +91,13 @@ for part in "${parts[@]}"; do
     continue
   fi
   echo "== $name, at most $seconds s"
-  timeout --kill-after=5 "$seconds" "$python" "$device" "$name" --seconds "$seconds" "${options[@]}" || {
+  timeout --kill-after=5 "$seconds" "$python" "$device" "$name" --seconds "$seconds" "${options[@]}" &
+  running=$!
+  wait "$running" || {
     echo "gpu.sh: $name has failed or was cut off (status $?); what it had found is written."
     status=1
   }
+  running=''
 done
 "$python" "$device" table "${options[@]}"
 echo "All in $SECONDS s"
