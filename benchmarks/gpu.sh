@@ -48,6 +48,7 @@ ours=$repository
 # Without --no-deps pip would want wheels of all that is installed already.
 unpack() { "$python" -m pip install -q --no-index --no-deps --no-compile --target "$1" "${@:2}"; }
 if [ -n "$wheels" ]; then
+  compgen -G "$wheels/*.whl" >/dev/null || fail "there is no wheel in $wheels."
   unpack "$work/ours" "$wheels"/*.whl
   ours=$ours:$work/ours
   if compgen -G "$wheels/peers/*.whl" >/dev/null; then
@@ -64,7 +65,7 @@ export PYTHONPATH=$ours${PYTHONPATH:+:$PYTHONPATH}
 
 # Prints why a Python cannot import something, the last line of its error.
 lacks() { local said; said=$("$1" -c "import $2" 2>&1) || echo "${said##*$'\n'}"; }
-lacking=$(lacks "$python" 'gymnax.environments, jaxpg, rich')
+lacking=$(lacks "$python" 'gymnax.environments, jaxpg.training, rich')
 [ -z "$lacking" ] || fail "$python cannot run jaxpg ($lacking): bring wheels along with --wheels."
 lacking=$([ -z "$peer_python" ] || lacks "$peer_python" rejax)
 if [ -n "$lacking" ]; then

@@ -117,6 +117,7 @@ def gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     ("arguments", "sentence"),
     [
         (["--wheels", "/no/such"], "gpu.sh: there is no /no/such (--wheels).\n"),
+        (["--wheels", "/"], "gpu.sh: there is no wheel in /.\n"),
         (["--out"], "gpu.sh: --out takes a path.\n"),
         (["--fast"], "gpu.sh: --fast is none of --wheels, --peer-python, --purejaxrl, --out and --cpu.\n"),
     ],
