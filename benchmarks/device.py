@@ -105,7 +105,7 @@ FULL = Plan(
     traced=(("jaxpg", "CartPole-v1", 3), ("jaxpg_language", "1M", 1)),
 )
 REHEARSAL = Plan(
-    groups=((ppo_case(8, 1, 1),), (ppo_case(8, 2, 1),)),
+    groups=((ppo_case(1, 1, 1),), (ppo_case(8, 2, 1),)),
     sizes=(("0.01M",),),
     columns=8,
     rounds=1,
