@@ -189,7 +189,9 @@ def calls_for(seconds: float, turn_s: float) -> int:
     return max(1, round(turn_s / seconds))
 
 
-def time_case(case: Case, running: dict[Work, Worker], failed: dict[Work, str], plan: Plan) -> list[dict[str, Any]]:
+def time_case(
+    case: Sequence[Work], running: dict[Work, Worker], failed: dict[Work, str], plan: Plan
+) -> list[dict[str, Any]]:
     """One record per program, after a call to warm up and one that says how many make a turn; those that end say so."""
 
     def ask(work: Work, what: str) -> dict[str, float]:
@@ -238,22 +240,30 @@ def time_groups(
     clock: Clock,
     put: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """All cases, `put` after each; no group is begun in less time than the slowest took to be made."""
-    found: dict[str, Any] = {"cases": [], "left_out": []}
+    """All cases, `put` after each; no group is begun in less time than the slowest took to be made.
+
+    `left_out` names the programs that have not been timed so far.
+    """
+
+    def name(work: Work) -> str:
+        return f"{work.row.label}, {work.environment}, {work.num_envs}"
+
+    there = [[[work for work in case if peers.python_for(work.row)] for case in group] for group in groups]
+    left_out = [name(work) for group in there for case in group for work in case]
+    found: dict[str, Any] = {"cases": [], "left_out": left_out}
+    put(found)
     longest = 0.0
-    for group in groups:
-        works = [work for case in group for work in case if peers.python_for(work.row)]
+    for group in there:
         if clock.left() < longest + 10:
-            names = [f"{work.row.label}, {work.environment}, {work.num_envs}" for work in works]
-            found["left_out"] += [f"{name}: no time left" for name in names]
             continue
         began = time.monotonic()
-        with started(works, peers) as (running, failed):
+        with started([work for case in group for work in case], peers) as (running, failed):
             longest = max(longest, time.monotonic() - began)
             for case in group:
-                found["cases"].append(time_case(tuple(w for w in case if w in works), running, failed, plan))
+                found["cases"].append(time_case(case, running, failed, plan))
+                for work in case:
+                    left_out.remove(name(work))
                 put(found)
-    put(found)
     return found
 
 
@@ -375,7 +385,7 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
         for record in (record for case in parts[part]["cases"] for record in [*case, None]):
             table.add_row(*cells(record, parts[part]["cases"])) if record else table.add_section()
         yield table
-        yield "\n".join(parts[part]["left_out"])
+        yield "\n".join(f"{name}: no time was left" for name in parts[part]["left_out"])
     for title, one in parts.get("profile", {}).items():
         head = f"{title}: updates {one['updates']}, {one['kernels']:,} kernels in {one['wall_ms']:.1f} ms"
         head += f", of which the device was busy {one['busy']:.0%}"

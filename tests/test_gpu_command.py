@@ -54,9 +54,11 @@ def test_programs_take_turns_of_a_second_and_one_that_ends_takes_no_other_with_i
     groups = [[device.ppo_case(4, 1, 1), device.ppo_case(8, 1, 1)]]
     plan, seen = device.FULL._replace(rounds=2, turn_s=1.0), []
     clock = device.Clock(time.monotonic() + 60)
-    device.time_groups(groups, PEERS, plan, clock, lambda found: seen.append(len(found["cases"])))
+    device.time_groups(
+        groups, PEERS, plan, clock, lambda found: seen.append((len(found["cases"]), len(found["left_out"])))
+    )
     found = device.time_groups(groups, PEERS, plan, clock, lambda found: None)
-    assert seen == [1, 2, 2]  # written after each case
+    assert seen == [(0, 6), (1, 3), (2, 0)]  # written after each case, with what is not yet timed
     rejax, purejaxrl, jaxpg = found["cases"][0]
     assert (rejax["calls_of_a_turn"], rejax["call_wall_s"], rejax["per_second"]) == (2, [0.5, 0.5], 2000)
     assert (jaxpg["calls_of_a_turn"], jaxpg["per_second"], jaxpg["made_wall_s"]) == (8, 8000, 3.0)
@@ -70,7 +72,7 @@ def test_a_group_for_which_no_time_is_left_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device, "Worker", Fake)
     groups, clock = [[device.ppo_case(4, 1, 1)]], device.Clock(time.monotonic() + 5)
     found = device.time_groups(groups, Peers(), device.FULL, clock, lambda found: None)
-    assert found == {"cases": [], "left_out": ["jaxpg, 1 agent, 1 device, CartPole-v1, 4: no time left"]}
+    assert found == {"cases": [], "left_out": ["jaxpg, 1 agent, 1 device, CartPole-v1, 4"]}
 
 
 PROFILE = """
