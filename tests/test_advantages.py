@@ -404,3 +404,11 @@ def test_what_a_batch_credits_its_actions_with() -> None:
 def test_a_batch_without_a_step_credits_nothing() -> None:
     found = metrics.credit_metrics(*jnp.ones((2, 3, 2)), jnp.zeros((3, 2)))
     assert {float(x) for x in found.values()} == {0.0}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_variation_of_standardised_returns_is_finite(dtype) -> None:
+    """Their mean is 0 up to rounding, or exactly; training ends as diverged where a metric is not finite."""
+    target = jnp.asarray([[-1.0], [1.0]], dtype)
+    found = metrics.credit_metrics(target, target, jnp.ones((2, 1), dtype))
+    assert float(found["return_variation"]) == pytest.approx(metrics.LARGEST_VARIATION)

@@ -19,27 +19,32 @@ def explained_variance(value: Array, target: Array, mask: Array) -> Array:
     return jnp.where(spread > 0, 1 - unexplained / jnp.where(spread > 0, spread, 1.0), 0.0)
 
 
+LARGEST_VARIATION = 1e6
+"""Returns that were standardised have a mean of 0: their coefficient of variation means nothing, and must be finite."""
+
+
 def credit_metrics(advantage: Array, target: Array, mask: Array) -> Metrics:
     """What a batch credits its actions with, over the steps of `mask` on all devices; all `[T, B]`.
 
     advantage_mean, advantage_std, advantage_min, advantage_max: of the advantages before they are normalised.
     advantage_positive: share of them above 0; half where the baseline is the median of what follows.
-    return_variation: std / |mean| of the returns or targets that they are made of, the coefficient of variation;
-        0 where all of them are 0.
+    return_variation: std / |mean| of the returns or targets that they are made of, the coefficient of variation; at
+        most LARGEST_VARIATION, where their mean is nearly 0, and 0 where all of them are 0.
     """
     (mean, target_mean), (variance, target_variance) = _variances((advantage, target), mask)
     (positive,) = _means((advantage > 0,), mask)
     real = mask > 0
     highest, lowest = (collectives.maximum(jnp.where(real, x, -jnp.inf)) for x in (advantage, -advantage))
     any_real = highest > -jnp.inf
-    spread, scale = jnp.sqrt(target_variance), jnp.maximum(jnp.abs(target_mean), jnp.finfo(target.dtype).tiny)
+    spread = jnp.sqrt(target_variance)
+    least = jnp.maximum(spread / LARGEST_VARIATION, jnp.finfo(target.dtype).tiny)
     return {
         "advantage_mean": mean,
         "advantage_std": jnp.sqrt(variance),
         "advantage_min": jnp.where(any_real, -lowest, 0.0),
         "advantage_max": jnp.where(any_real, highest, 0.0),
         "advantage_positive": positive,
-        "return_variation": jnp.where(spread > 0, spread / scale, 0.0),
+        "return_variation": jnp.where(spread > 0, spread / jnp.maximum(jnp.abs(target_mean), least), 0.0),
     }
 
 
