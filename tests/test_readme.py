@@ -273,5 +273,5 @@ def test_files_that_answer_questions_are_there() -> None:
     for answer in answers:
         paths = re.findall(r"`(jaxpg/[\w/]+\.py)`", answer)
         assert set(paths) <= set(tree())
-        for name in re.findall(r"\.py` \(`(?:\w+\.)?(\w+)`\)", answer):
-            assert re.search(rf"\b{name}\b", (ROOT / paths[0]).read_text(encoding="utf-8"))
+        for path, name in re.findall(r"`(jaxpg/[\w/]+\.py)` \(`(?:\w+\.)?(\w+)`\)", answer):
+            assert re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8"))
