@@ -119,6 +119,15 @@ def measured_limits(rounds: int) -> Limits:
     return Limits(max(2 * x.nbytes / copy, x.nbytes / read), 2 * side**3 / matmul)
 
 
+def bounds(limits: Limits, size: str, weights: int, columns: int) -> tuple[float, float]:
+    """Tokens per second at most, written and learned from: weights and cache through memory, FLOPs per weight."""
+    shape = SIZES[size]
+    cache = 2 * shape["layers"] * (PROMPT + TOKENS) * shape["kv_heads"] * (shape["width"] // shape["heads"]) * 4
+    per_token_bytes = 4 * weights / columns + cache
+    write = 1 / max(per_token_bytes / limits.bandwidth, 2 * weights / limits.flops)
+    return write, limits.flops / (6 * weights)
+
+
 def transformer_of(env: Env, size: str, **settings: Any) -> tuple[Policy, Critic]:
     """The model of a size, and a critic of the same make."""
     return language.transformer(env, **SIZES[size], **settings)
@@ -243,11 +252,7 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
     update = seconds(parts.update, state.params, state.opt_state, batch, key, rounds=rounds)
     learning = columns * (PROMPT + TOKENS) / update
     limits = limits.or_more(measured_limits(rounds))
-    shape = SIZES[size]
-    cache = 2 * shape["layers"] * (PROMPT + TOKENS) * shape["kv_heads"] * (shape["width"] // shape["heads"]) * 4
-    per_token_bytes = 4 * weights / columns + cache
-    write_bound = 1 / max(per_token_bytes / limits.bandwidth, 2 * weights / limits.flops)
-    learn_bound = limits.flops / (6 * weights)
+    write_bound, learn_bound = bounds(limits, size, weights, columns)
 
     whole = jax.jit(grpo.step)
     turns: dict[str, list[float]] = {"one program": [], "host loop": []}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 from work import A2C, EPISODES, PPO, Program, Q, Workload, compiled, over_agents, whole_iterations
@@ -104,7 +104,8 @@ def _rejax(kind: Any, env_name: str, agents: int, per_agent: int, settings: dict
 
 def purejaxrl(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """PureJaxRL's ppo.py, found on PYTHONPATH; every call begins anew and returns the info of every step."""
-    sys.modules["navix"] = types.ModuleType("navix")  # only its grid worlds need that package
+    for name in ("navix", "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training"):
+        sys.modules[name] = MagicMock()  # only its environments of these packages need them
     from ppo import make_train
 
     per_agent = whole_iterations(steps, num_envs, agents)

@@ -52,6 +52,10 @@ class Peers(NamedTuple):
         return self.python if program.workload in OTHERS else sys.executable
 
 
+class WorkerEnded(SystemExit):
+    """A process ended that should have answered; its own error stands above."""
+
+
 class Worker:
     """A process that serves one program; `ask` returns what one run, or one compilation, took."""
 
@@ -72,6 +76,7 @@ class Worker:
         hello = self._read()
         self.work: int = hello["work"]
         self.bytes: int = hello["bytes"]
+        self.made: dict[str, float] = hello.get("made", {})  # older checkouts do not say (before_after.py)
         self.versions: dict[str, str] = hello["versions"]
 
     def ask(self, what: str) -> dict[str, float]:
@@ -89,7 +94,7 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"A worker ended: {self.process.args}")  # its own error stands above
+            raise WorkerEnded(f"A worker ended: {self.process.args}")
         return json.loads(line)
 
 

@@ -3,10 +3,10 @@
     python workloads.py NAME ENVIRONMENT NUM_ENVS AGENTS DEVICES STEPS
 
 A process prints one line of JSON when its program is made, and then one per line that it reads: `run` times one call of
-about STEPS environment steps, `compile` times making the program anew, `memory` says how much the process, or on an
-accelerator the device, has held at most, `score` what the policy is worth by now. While another process is timed, this
-one waits for its next line and uses no core. Whatever goes beyond jax is imported where it is used, so the same file
-runs in an environment without jaxpg.
+about STEPS environment steps (`run 8` eight in a row), `compile` times making the program anew, `memory` says how much
+the process, or on an accelerator the device, has held at most, `score` what the policy is worth by now. While another
+process is timed, this one waits for its next line and uses no core. Whatever goes beyond jax is imported where it is
+used, so the same file runs in an environment without jaxpg.
 """
 
 from __future__ import annotations
@@ -191,6 +191,47 @@ def jaxpg_language(size: str, num_envs: int, agents: int, devices: int, steps: i
     return compiled(jax.jit(lambda key: (learner.init(key), key)), run, iterations * num_envs * language.TOKENS)
 
 
+def language_writing(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """A transformer's completions and nothing else; the work is the tokens written."""
+    import language
+
+    from jaxpg.rollout.episodes import episodic
+
+    env = language.endless()
+    policy, _ = language.transformer_of(env, size)
+    collector = episodic(num_envs=num_envs, group_size=language.GROUP)
+    return rollout(policy, env, collector, num_envs * language.TOKENS, steps)
+
+
+def language_learning(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """Updates by GRPO's loss on one batch and nothing else; the work is the tokens of prompts and completions."""
+    import language
+
+    from jaxpg.policy_gradient import make_batch, make_objective
+    from jaxpg.types import Params
+
+    env = language.endless()
+    policy, _ = language.transformer_of(env, size)
+    algorithm = language.ALGORITHMS["grpo"](num_envs=num_envs, **language.ONE_UPDATE)
+    objective, optimizer = make_objective(policy, None, algorithm), algorithm.optimizer()
+    iterations = max(1, steps // (num_envs * language.TOKENS))
+
+    def init(key: jax.Array) -> Any:
+        params = Params(policy.init(key), ())
+        written = algorithm.collect.collect(env, policy, params.policy, (), key)[1]
+        batch, _ = make_batch(policy, None, algorithm, params, (), jnp.zeros(()), written)
+        return params, optimizer.init(params), batch, key
+
+    def iteration(state: Any, _: None) -> tuple[Any, None]:
+        params, opt_state, batch, key = state
+        rate = jnp.float32(1e-4)
+        params, opt_state, _ = algorithm.update(objective, optimizer, rate, params, opt_state, batch, key)
+        return (params, opt_state, batch, key), None
+
+    run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
+    return compiled(jax.jit(init), run, iterations * num_envs * (language.PROMPT + language.TOKENS))
+
+
 def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """The whole loop of a plain PPO that is frozen in reference.py."""
     from reference import Settings, loop
@@ -214,12 +255,9 @@ def reference(env_name: str, num_envs: int, agents: int, devices: int, steps: in
     return compiled(jax.jit(init), run, iterations * num_envs * PPO.num_steps)
 
 
-def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
-    """jaxpg's rollouts and nothing else."""
-    from jaxpg.rollout.segments import continuing
-
-    collector = continuing(num_envs=num_envs, num_steps=PPO.num_steps)
-    iterations = max(1, steps // (num_envs * PPO.num_steps))
+def rollout(policy: Any, env: Any, collector: Any, steps_of_one: int, steps: int) -> Workload:
+    """jaxpg's rollouts, of so many steps each, and nothing else."""
+    iterations = max(1, steps // steps_of_one)
 
     def init(key: jax.Array) -> Any:
         params = policy.init(key)
@@ -232,7 +270,15 @@ def rollout(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
         return (params, runner, key), (jax.tree.map(jnp.sum, batch.steps), stats)
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return compiled(jax.jit(init), run, iterations * num_envs * PPO.num_steps)
+    return compiled(jax.jit(init), run, iterations * steps_of_one)
+
+
+def segments(policy: Any, env: Any, num_envs: int, steps: int) -> Workload:
+    """jaxpg's rollouts as PPO collects them."""
+    from jaxpg.rollout.segments import continuing
+
+    collector = continuing(num_envs=num_envs, num_steps=PPO.num_steps)
+    return rollout(policy, env, collector, num_envs * PPO.num_steps, steps)
 
 
 def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -241,7 +287,7 @@ def collect(env_name: str, num_envs: int, agents: int, devices: int, steps: int)
 
     env = envs.make(env_name)
     policy, _ = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
-    return rollout(policy, env, num_envs, steps)
+    return segments(policy, env, num_envs, steps)
 
 
 def collect_random(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
@@ -260,14 +306,15 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
         act=lambda params, memory, obs: (uniform, memory),
         evaluate=lambda params, rollout: uniform,
     )
-    return rollout(policy, env, num_envs, steps)
+    return segments(policy, env, num_envs, steps)
 
 
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
-OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, jaxpg_language, reference, collect, collect_random)
+OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, reference, collect, collect_random)
+LANGUAGE = (jaxpg_language, language_writing, language_learning)
 LIMITS = (limits.bare, limits.matmul, limits.copy)
-WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LIMITS)}
+WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LANGUAGE, *LIMITS)}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -276,6 +323,13 @@ def timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     result = jax.block_until_ready(function())
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     return result, {"cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, "wall": wall}
+
+
+def in_a_row(run: Callable[[], Any], calls: int = 1) -> Any:
+    """So many calls, the next handed over before the last is done; the result of the last."""
+    for _ in range(calls):
+        result = run()
+    return result
 
 
 def peak_memory() -> int:
@@ -302,11 +356,11 @@ def serve(make: Callable[[], Workload]) -> None:
     """Answer the lines of standard input until it ends."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some packages have something to say when they are imported
     workload = make()
-    program, _ = timed(workload.build)
-    hello = {"work": workload.work, "bytes": program.bytes, "versions": versions()}
+    program, made = timed(workload.build)
+    hello = {"work": workload.work, "bytes": program.bytes, "made": made, "versions": versions()}
     print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
-        what = line.strip()
+        what, *calls = line.split()
         if what == "memory":
             answer: dict[str, float] = {"peak": peak_memory()}
         elif what == "score":
@@ -314,7 +368,7 @@ def serve(make: Callable[[], Workload]) -> None:
         elif what == "compile":
             program, answer = timed(workload.build)
         else:
-            _, answer = timed(program.run)
+            _, answer = timed(partial(in_a_row, program.run, *map(int, calls)))
         print(json.dumps(answer), file=answers, flush=True)
 
 

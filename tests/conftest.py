@@ -1,4 +1,8 @@
-"""How the tests run: in two lanes, on four devices, without silent broadcasting, compiled as fast as can be."""
+"""How the tests run: in two lanes, on four devices, without silent broadcasting, compiled as fast as can be.
+
+With JAXPG_ON_DEVICE in the environment (benchmarks/gpu.sh), those of the device lane run on the accelerator at hand, as
+they are compiled for training, with products of matrices in full float32: tolerances are those of a CPU.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,14 @@ import pytest
 
 if jax.__version_info__ < (0, 11):  # no fused kernels: half the time to compile; later versions cannot do without
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+ON_DEVICE = "JAXPG_ON_DEVICE" in os.environ
+if ON_DEVICE:
+    jax.config.update("jax_default_matmul_precision", "highest")
+else:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_disable_most_optimizations", not ON_DEVICE)
 gc.set_threshold(
     200_000, 50, 50
 )  # traced programs are many objects that live on: looking through them takes 5% of a run
@@ -361,4 +369,4 @@ def optimised_where_it_matters(request: pytest.FixtureRequest) -> Iterator[None]
         return
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", not ON_DEVICE)

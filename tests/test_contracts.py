@@ -135,6 +135,7 @@ POLICIES = {
 ALIKE = ("min_gru", "gru, gaussian", "squashed")  # parts of what others of the table have, for the full lane
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     ("name", "whole"),
     [

@@ -113,6 +113,7 @@ def test_categorical_against_scipy() -> None:
     np.testing.assert_array_equal(p.mode(), p_probs.argmax(1))
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_categorical_frequencies(dtype: type) -> None:
     logits = jnp.array([-jnp.inf, 1.0, -2.0, -jnp.inf, 0.5, 3.0, -jnp.inf], dtype)
@@ -254,6 +255,7 @@ def test_one_log_std_for_all_states(kind: str) -> None:
     np.testing.assert_array_equal(shared.kl(p), spread.kl(p))
 
 
+@pytest.mark.device
 def test_gaussian_samples() -> None:
     mean, log_std = jnp.array([0.5, -3.0]), jnp.array([-1.0, 0.7])
     action = DiagonalGaussian(jnp.tile(mean, (5000, 1)), log_std).sample(KEY)
@@ -269,6 +271,7 @@ def unsquash(action: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.arctanh(2 * (action - low) / (high - low) - 1)
 
 
+@pytest.mark.device
 def test_squashed_samples() -> None:
     mean, log_std = jnp.array([0.5, -1.0, 0.0]), jnp.array([-1.0, 0.3, 0.0])
     action = SquashedGaussian(jnp.tile(mean, (5000, 1)), log_std, jnp.asarray(LOW), jnp.asarray(HIGH)).sample(KEY)
@@ -296,6 +299,7 @@ def test_squashed_density_integrates_to_one(mean: float, log_std: float, low: fl
     np.testing.assert_allclose(density.mean() * width, 1, atol=1e-6)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("mean", [-30.0, 0.0, 30.0])
 def test_squashed_at_and_near_the_bounds(mean: float, dtype: type) -> None:

@@ -45,6 +45,7 @@ def test_a_program_is_for_the_devices_of_its_mesh() -> None:
     assert platform() == "cpu"
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("name", OTHERS)
 def test_packed_outputs_are_those_of_a_plain_scan(name: str) -> None:
     def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -59,6 +60,7 @@ def test_packed_outputs_are_those_of_a_plain_scan(name: str) -> None:
         jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), packed(), plain)
 
 
+@pytest.mark.device
 def test_an_unrolled_recursion_is_the_same() -> None:
     reward, v = jax.random.normal(jax.random.key(0), (2, 37, 3))  # 37 is no multiple of the steps of a round
     last = jax.random.bernoulli(jax.random.key(1), 0.1, reward.shape)

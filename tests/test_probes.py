@@ -28,6 +28,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("probe", SOLUTION)
 def test_probe_is_solved(probe, algorithm):

@@ -78,6 +78,7 @@ HAND = Segment(
 )
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [
@@ -131,6 +132,7 @@ BY_SUM: dict[str, Callable[[Segment, int, int], float]] = {
 }
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_by_definition(name: str, seed: int) -> None:

@@ -14,6 +14,7 @@ POWERS = [2**k + d for k in (8, 9, 10, 11, 12, 13, 16) for d in (-1, 0, 1)]
 SIZES = [1, 2, 5, SORT_BELOW - 2, *POWERS, 10_000]
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("n", SIZES)
 def test_every_number_once(n):
     orders = np.asarray(random_permutations(jax.random.key(n), 3, n))
@@ -21,6 +22,7 @@ def test_every_number_once(n):
     np.testing.assert_array_equal(np.sort(orders), np.broadcast_to(np.arange(n), (3, n)))
 
 
+@pytest.mark.device
 def test_every_number_once_where_their_number_is_traced():
     below = jax.jit(lambda key, n: random_permutations_below(key, 3, 700, n))
     for n in [*range(40), 255, 256, 257, 699, 700]:

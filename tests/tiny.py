@@ -20,7 +20,8 @@ from jaxpg.update.objective import Batch, Objective
 LONG = pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="takes half a minute or more: set JAXPG_LONG")
 """For tests of the full lane whose siblings are there as well."""
 
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+ON_DEVICE = "JAXPG_ON_DEVICE" in os.environ
+jit = partial(jax.jit, compiler_options=None if ON_DEVICE else {"xla_backend_optimization_level": 0})
 """jax.jit for programs that take longer to compile than to run: the same numbers, a third of the compile time."""
 
 

@@ -78,8 +78,9 @@ def rotary_embedding(x: Array, position: Array, base: float = 10_000.0) -> Array
     half = x.shape[-1] // 2
     frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)[..., None, :]
-    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    rotated = jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    partner = jnp.roll(x, half, -1).astype(jnp.float32)
+    rotated = x.astype(jnp.float32) * jnp.concatenate([cos, cos], -1) + partner * jnp.concatenate([-sin, sin], -1)
     return rotated.astype(x.dtype)
 
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxpg import parallel
 from jaxpg.parallel.machine import compiler_options, program_for
-from jaxpg.training.program import Program
+from jaxpg.training.program import Program, traced_once
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
@@ -88,7 +88,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
 
 def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunState) -> tuple[RunState, Metrics]:
     """`advance_seeds` of a single seed, without the axis `[S]`."""
-    step = jax.jit(learner.step, inline=True)  # traced once; inline, so that its constants are those of the program
+    step, (_, metrics) = traced_once(learner.step, state.learner, key)
 
     def iterate(carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
         state, sums = carry
@@ -100,7 +100,6 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
         state, sums = carry
         return (state.steps < target) & jnp.isfinite(sum(sums.values()))
 
-    metrics = jax.eval_shape(step, state.learner, key)[1]
     sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in metrics.items()}
     end, sums = lax.while_loop(unfinished, iterate, (state, sums))
     iterations = end.iteration - state.iteration

@@ -69,8 +69,7 @@ class Program:
             for i, x in zip(large, given[: len(large)], strict=True):
                 every[i] = x
             closed = jax.extend.core.ClosedJaxpr(traced.jaxpr.jaxpr, every)
-            results = jax.extend.core.jaxpr_as_fun(closed)(*jax.tree.leaves(given[len(large) :]))
-            return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+            return _as_function(closed, traced.out_info)(*given[len(large) :])
 
         self._program = self._jit(with_constants, first=len(large))
         self._constants = tuple(self._placed(constants[i]) for i in large)
@@ -82,6 +81,26 @@ class Program:
 
     def _placed(self, constant: np.ndarray) -> Any:
         return constant if self._mesh is None else parallel.place(constant, parallel.REPLICATED, self._mesh)
+
+
+def traced_once(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any], Any]:
+    """`function` for arguments of these shapes, and the shapes of its results, at the cost of a single trace.
+
+    It replaces `jax.jit(function, inline=True)`. Arrays that it closes over are constants of the program around it, as
+    `Program` wants them; from jax 0.11 on an inlined `jit` keeps them to itself.
+    """
+    jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return _as_function(jaxpr, results), results
+
+
+def _as_function(jaxpr: jax.extend.core.ClosedJaxpr, results: Any) -> Callable[..., Any]:
+    """What was traced, as a function of trees whose results are a tree like `results`."""
+
+    def function(*arguments: Any) -> Any:
+        leaves = jax.extend.core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(results), leaves)
+
+    return function
 
 
 def _is_large(constant: Any) -> bool:
