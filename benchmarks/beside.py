@@ -1,6 +1,6 @@
 """Run the code of other libraries that docs/beside.md shows, so that what is counted there is code that works.
 
-    python benchmarks/beside.py --python PEERS/bin/python --cleanrl CLONE [--only rejax] [--shorter 50]
+    python benchmarks/beside.py --python PEERS/bin/python --cleanrl CLONE [--only rejax] [--match Resume]
 
 PEERS is a virtual environment with stable_baselines3, rejax, tyro, tensorboard and matplotlib, CLONE a checkout of
 CleanRL. Each block runs in an empty directory. Numbers of environment steps are divided by `--shorter`, and loops of a
@@ -103,6 +103,12 @@ def run(example: Example, python: str, cleanrl: Path | None, by: int, folder: Pa
     return subprocess.run(["bash", "-c", "\n".join(lines)], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+def reason(stderr: str) -> str:
+    """The last line of a traceback that names an exception; without one, the last line."""
+    named = re.findall(r"^[\w.]*(?:Error|Exception|Exit)\b.*", stderr, re.MULTILINE)
+    return (named or stderr.strip().splitlines() or ["failed without a word"])[-1]
+
+
 def versions(python: str, cleanrl: Path | None) -> dict[str, str]:
     """The version of each library: of CleanRL, which is a file to copy, the commit."""
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
@@ -121,22 +127,24 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the libraries")
     parser.add_argument("--cleanrl", type=Path, help="a checkout of CleanRL; without it its code is not run")
     parser.add_argument("--only", nargs="+", choices=(*PACKAGES, "CleanRL"))
+    parser.add_argument("--match", default="", help="only tasks that this regular expression matches")
     parser.add_argument("--shorter", type=int, default=50)
     arguments = parser.parse_args()
     wanted = set(arguments.only or (*PACKAGES, *(("CleanRL",) if arguments.cleanrl else ())))
     written = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = 0
     for example in examples(PAGE.read_text(encoding="utf-8")):
-        if example.library not in wanted:
+        if example.library not in wanted or not re.search(arguments.match, example.task):
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             done = run(example, arguments.python, arguments.cleanrl, arguments.shorter, Path(folder))
-        outcome = f"{time.monotonic() - began:.0f} s" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+        outcome = f"{time.monotonic() - began:.0f} s" if done.returncode == 0 else reason(done.stderr)
         failed += done.returncode != 0
         print(f"{example.library}: {example.task}: {outcome}", flush=True)
         written.setdefault("tasks", {}).setdefault(example.library, {})[example.task] = outcome
-    written |= {"versions": versions(arguments.python, arguments.cleanrl), "command": shlex.join(["python", *sys.argv])}
+    written["versions"] = written.get("versions", {}) | versions(arguments.python, arguments.cleanrl)
+    written["shorter"] = arguments.shorter
     RESULTS.write_text(json.dumps(written, indent=1) + "\n")
     sys.exit(failed > 0)
 
