@@ -1,4 +1,4 @@
-"""The line from Q-learning to CISPO, rung by rung: the figures and the outcomes of the exercises in docs/line/.
+"""The line from Q-learning to GSPO, rung by rung: the figures and the outcomes of the exercises in docs/line/.
 
     python benchmarks/line.py [--only ppo grpo] [--seeds 10]
 
@@ -39,6 +39,7 @@ class Rung(NamedTuple):
     breaks: the settings that the exercise changes.
     parent: the algorithm on the same figure, None for a rung without one that learns on this task.
     settings: those that parent and child share, beside the task's; a setting that the parent lacks is the child's.
+    own: settings of the child that the parent has with another meaning, such as a clip range of another ratio.
     exercise: (task, steps) of the exercise, where they are not those of the figure.
     """
 
@@ -48,10 +49,13 @@ class Rung(NamedTuple):
     parent: str | None
     settings: Mapping[str, Any] = {}
     exercise: tuple[str, int] | None = None
+    own: Mapping[str, Any] = {}
 
 
 RAW = {"normalize_advantages": False}
 """Without standardisation, which would subtract a baseline from every rung and hide what the first ones differ in."""
+GROUPS = {"num_envs": 32, "learning_rate": 1e-3, "anneal_steps": "total_steps", "gamma": 1.0}
+"""As GRPO's section of configs/cartpole.toml, for rungs that have none there."""
 LINE: dict[str, Rung] = {
     "q_learning": Rung(
         "cliff_walking", 100_000, {"epsilon_start": 0.0, "epsilon_end": 0.0}, "sarsa", exercise=("frozen_lake", 300_000)
@@ -76,7 +80,15 @@ LINE: dict[str, Rung] = {
         100_000,
         {"epochs": 40},
         "dapo",
-        {"num_envs": 32, "learning_rate": 1e-3, "anneal_steps": "total_steps", "gamma": 1.0, "max_resample_rounds": 2},
+        {**GROUPS, "max_resample_rounds": 2},
+    ),
+    "gspo": Rung(
+        "CartPole-v1",
+        100_000,
+        {"clip": 3e-4, "clip_high": 4e-4},
+        "grpo",
+        {**GROUPS, "kl": "none"},
+        own={"clip": 0.03, "clip_high": 0.03},
     ),
 }
 
@@ -160,7 +172,7 @@ def measure(name: str, rung: Rung, seeds: int) -> dict[str, Any]:
     """Train the runs of a page and draw them; what is written down of them."""
     from jaxpg.training import provenance
 
-    settings = rung.settings
+    settings = {**rung.settings, **rung.own}
     task, steps = rung.exercise or (rung.task, rung.steps)
     runs = {"child": train(rung.task, name, rung.steps, seeds, settings)}
     if rung.parent:

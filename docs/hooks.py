@@ -26,6 +26,7 @@ from mkdocs.structure.pages import Page
 from jaxpg import ladder, values
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.objectives.kl import ReferenceKL
+from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.rollout import Collector
 
 ROOT = Path(__file__).parent.parent
@@ -145,6 +146,8 @@ def described(part: Any) -> str:
         return f"{described(part.func)}({bound})"
     if isinstance(part, Collector):
         return described(part.collect)
+    if isinstance(part, PerEpisode):
+        return f"PerEpisode({described(part.surrogate)})"
     if isinstance(part, ReferenceKL):
         return described(part.in_reward or part.in_loss)
     return part.__name__.removeprefix("_") if inspect.isfunction(part) else repr(part)

@@ -57,6 +57,8 @@ DOMAINS: dict[str, Domain] = {
     "target_kl": POSITIVE,
     "kl_coefficient": NOT_NEGATIVE,
     "reference_rate": FRACTION,
+    "reference_kl_target": POSITIVE,
+    "kl_gain": Domain(0, 5, above=True, below=True),  # from 5 on one iteration could take the whole weight away
     # value-based algorithms
     "epsilon_start": FRACTION,
     "epsilon_end": FRACTION,

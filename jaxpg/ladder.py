@@ -34,6 +34,7 @@ from jaxpg.ladder_settings import (
     child_of,
 )
 from jaxpg.objectives import advantages, loss_weights, surrogates
+from jaxpg.objectives.adaptation import adaptive_kl
 from jaxpg.objectives.kl import reference_kl
 from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Scalar
@@ -287,25 +288,35 @@ def rlhf(
     kl: str = "reward_k1",
     kl_coefficient: Scalar = 0.05,
     reference_rate: Scalar = 0.0,
+    reference_kl_target: Scalar | None = None,
+    kl_gain: Scalar = 0.1,
     **inherited: Unpack[EpisodicPPOSettings],
 ) -> PolicyGradient:
     """PPO from human feedback (Ouyang et al. 2022, section 3.5, step 3): whole episodes, and a KL to a reference.
 
         reward_t = r_t - kl_coefficient log( pi(a_t | s_t) / ref(a_t | s_t) )
 
-    The reward model scores an episode at its end; the KL is charged at every step.
+    The reward model scores an episode at its end; the KL is charged at every step. With `reference_kl_target` its
+    weight is adapted (Ziegler et al. 2019, section 2.2).
 
     Args:
         kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
         kl_coefficient: weight of the KL.
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
+        reference_kl_target: the weight is steered so that the KL is this many nats per episode; none for a constant
+            weight.
+        kl_gain: how fast it is steered: by at most a fifth of this share per iteration.
 
     Raises:
         UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
     """
+    adaptation = None
+    if reference_kl_target is not None:
+        adaptation = adaptive_kl(kl, kl_coefficient, target=reference_kl_target, gain=kl_gain)
     return ppo(num_steps=None, **inherited)._replace(
         reference_kl=reference_kl(kl, kl_coefficient),
         reference_rate=reference_rate,
+        adaptation=adaptation,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,12 @@ import optax
 from jax import lax
 
 from jaxpg.errors import UserError
+from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
-from jaxpg.objectives.kl import ReferenceKL, k3
+from jaxpg.objectives.kl import ReferenceKL, k1, k3
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_ratio, loss_and_clipped
+from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
@@ -57,6 +59,7 @@ class PolicyGradient(NamedTuple):
     update: loss -> parameters (update/).
     optimizer: () -> optax transformation whose updates point uphill and contain no learning rate.
     learning_rate: environment steps so far -> step size.
+    adaptation: state of the algorithm, such as an adaptive weight of the KL (objectives/adaptation.py), or None.
     """
 
     gamma: Array | float
@@ -73,6 +76,7 @@ class PolicyGradient(NamedTuple):
     update: Callable[..., tuple[Params, Tree, Metrics]]
     optimizer: Callable[[], optax.GradientTransformation]
     learning_rate: Callable[[Array], Array]
+    adaptation: Adaptation | None = None
 
 
 class NormalizationState(NamedTuple):
@@ -103,6 +107,7 @@ class TrainState(NamedTuple):
     baseline: running average of returns, for `advantages.mean_baseline`.
     reference: the reference policy's parameters, `()` without one.
     steps: environment steps so far, int32.
+    algorithm: the state of the algorithm's adaptation, empty without one.
     """
 
     params: Params
@@ -112,6 +117,7 @@ class TrainState(NamedTuple):
     baseline: Array
     reference: Tree
     steps: Array
+    algorithm: Metrics
 
 
 class Parts(NamedTuple):
@@ -205,11 +211,13 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         baseline=jnp.zeros((), jnp.float32),
         reference=copy_tree(params.policy) if algorithm.reference_kl else (),
         steps=jnp.zeros((), jnp.int32),
+        algorithm=algorithm.adaptation.init() if algorithm.adaptation else {},
     )
 
 
 def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
     """One iteration: collect a rollout, credit its actions, update the parameters."""
+    parts = _adapted(parts, state)
     algorithm, params = parts.algorithm, state.params
     collect_key, update_key = jax.random.split(key)
     collector, rollout, stats = _collect(parts, state, collect_key)
@@ -226,6 +234,7 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
     )
     metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighed}
+    metrics |= state.algorithm
     state = TrainState(
         params=params,
         opt_state=opt_state,
@@ -234,9 +243,19 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         baseline=credit.baseline,
         reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
         steps=state.steps + stats.steps.astype(jnp.int32),
+        algorithm=algorithm.adaptation.update(state.algorithm, metrics) if algorithm.adaptation else {},
     )
     # `steps` stays an integer: float32 counts no further than 2^24.
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+
+
+def _adapted(parts: Parts, state: TrainState) -> Parts:
+    """The parts of this iteration: those of the algorithm as its adaptation has made it."""
+    adaptation = parts.algorithm.adaptation
+    if adaptation is None:
+        return parts
+    algorithm = adaptation.apply(parts.algorithm, state.algorithm)
+    return parts._replace(algorithm=algorithm, objective=make_objective(parts.policy, parts.critic, algorithm))
 
 
 def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
@@ -261,6 +280,10 @@ def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: Rollou
     if parts.env.measure:
         group_size = parts.algorithm.collect.group_size
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
+    if parts.algorithm.adaptation and parts.algorithm.reference_kl:
+        log_ratio = k1(rollout.steps.log_prob, batch.reference_log_prob)
+        total, count = (rollout.steps.mask * log_ratio).sum(), rollout.steps.mask.max(0).sum()
+        metrics["episode_reference_kl"] = collectives.psum(total) / collectives.psum(count)
     if parts.critic:
         metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.loss_mask)
     return metrics
@@ -281,12 +304,13 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
     return Objective(
         policy_loss=partial(_policy_loss, policy, algorithm),
         value_loss=partial(_value_loss, critic, algorithm) if critic else None,
-        distribution=lambda params, batch: policy.evaluate(params.policy, batch.rollout),
+        distribution=partial(_distribution, policy),
         normalize=algorithm.normalize,
         needs_trajectories=needs_trajectories(policy, algorithm),
         padded=algorithm.collect.whole_episodes,
         texts=policy.evaluates_from_context,
         packs_texts=_packs_texts(policy, critic, algorithm),
+        noise=policy.noise,
     )
 
 
@@ -301,10 +325,16 @@ def _packs_texts(policy: Policy, critic: Critic | None, algorithm: PolicyGradien
     return networks and algorithm.collect.whole_episodes and not isinstance(algorithm.surrogate, PerEpisode)
 
 
+def _distribution(policy: Policy, params: Params, batch: Batch) -> Any:
+    """The policy's distribution over actions, `[T, B]`, with the noise of the batch where the policy has some."""
+    noise = (batch.noise,) if policy.noise else ()
+    return policy.evaluate(params.policy, batch.rollout, *noise)
+
+
 def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
     """sum_t weight_t (surrogate_t + KL_t - entropy_coefficient H_t), and metrics of it."""
     steps, kl = batch.rollout.steps, algorithm.reference_kl
-    distribution = policy.evaluate(params.policy, batch.rollout)
+    distribution = _distribution(policy, params, batch)
     log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
     loss = surrogate.loss

@@ -280,15 +280,19 @@ class Policy(NamedTuple):
     evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
         stored.
     evaluates_packed: `evaluate` also takes rollouts whose context is PackedTexts.
+    noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
+        loss is random, as in RPO or with dropout. They are drawn anew for every gradient step, and the losses read
+        `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
     """
 
     init: Callable[[Key], Tree]
     start: Callable[[Tree, Tree], Tree]
     act: Callable[[Tree, Tree, Tree], tuple[Any, Tree]]
-    evaluate: Callable[[Tree, Rollout], Any]
+    evaluate: Callable[..., Any]
     needs_trajectories: bool = False
     evaluates_from_context: bool = False
     evaluates_packed: bool = False
+    noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
 
 class Params(NamedTuple):

@@ -179,7 +179,7 @@ CASES = {
     "dapo, refilled": Case("dapo", GROUPS | MINIBATCHES, adam=True, devices=False, seeds=True, quick=False),
     "dapo, text": Case("dapo", GROUPS | {"overlong_filtering": True}, env=text, network=decoder, quick=False),
     "cispo": Case("cispo", GROUPS, env=target, quick=False),
-    "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH, quick=False),
+    "rlhf": Case("rlhf", EPISODES | WHOLE_BATCH | {"reference_kl_target": 0.01}, seeds=True, quick=False),
     "rlhf, text": Case("rlhf", EPISODES | WHOLE_BATCH, env=text, network=decoder, quick=False),
     "sarsa": table_case("sarsa", SEGMENT, seeds=True),
     "expected_sarsa": table_case("expected_sarsa", SEGMENT, quick=False),

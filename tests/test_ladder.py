@@ -82,7 +82,15 @@ EDGES = {
     "rlhf": (
         "ppo",
         {"collect", "reference_kl"},
-        {"gamma": 1.0, "gae_lambda": 1.0, "kl": "reward_k1", "kl_coefficient": 0.05, "reference_rate": 0.0},
+        {
+            "gamma": 1.0,
+            "gae_lambda": 1.0,
+            "kl": "reward_k1",
+            "kl_coefficient": 0.05,
+            "reference_rate": 0.0,
+            "reference_kl_target": None,
+            "kl_gain": 0.1,
+        },
         ("num_steps", "reset_pool"),
     ),
     "grpo": (
@@ -121,7 +129,10 @@ ANOTHER = {
     "chunk_rows": 32,
     "baseline_kind": "running",
     "kl": "loss_k2",
+    "reference_kl_target": 6.0,
 }
+# Settings that are read only beside another.
+BESIDE = {"kl_gain": {"reference_kl_target": 6.0}}
 NAMES = tuple(ladder.ALGORITHMS)
 SETTINGS = [(name, setting) for name in NAMES for setting in inspect.signature(ladder.ALGORITHMS[name]).parameters]
 
@@ -181,7 +192,8 @@ def test_every_setting_is_read(name, setting):
         other = not default
     else:
         other = default * 2 or 1
-    assert changed_fields(make(name, **{setting: other}), make(name))
+    beside = BESIDE.get(setting, {})
+    assert changed_fields(make(name, **{setting: other}, **beside), make(name, **beside))
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)

@@ -172,6 +172,7 @@ LEARNERS = (
     ("cartpole", "dqn"),
     ("modular_chain", "process_grpo"),
     ("summarise_toy", "dpo"),
+    ("cartpole", "rlhf"),
 )
 
 
@@ -182,8 +183,10 @@ def test_the_table_of_metrics_has_what_is_written() -> None:
     patterns = {name: re.sub("[A-Z]+", r"[\\w@]+", name) for name in table}
     written = set(LOOP)
     for task, algorithm in LEARNERS:
-        with_all = {"kl": "loss_k3", "rewards": {"accuracy": 1.0, "format": 0.1}}
-        overrides = with_all if algorithm == "process_grpo" else {}
+        overrides = {
+            "process_grpo": {"kl": "loss_k3", "rewards": {"accuracy": 1.0, "format": 0.1}},
+            "rlhf": {"reference_kl_target": 1.0},
+        }.get(algorithm, {})
         experiment = build(resolve_config(task, algorithm, overrides))
         state = jax.eval_shape(experiment.learner.init, KEY)
         written |= set(jax.eval_shape(experiment.learner.step, state, KEY)[1])
@@ -270,5 +273,5 @@ def test_files_that_answer_questions_are_there() -> None:
     for answer in answers:
         paths = re.findall(r"`(jaxpg/[\w/]+\.py)`", answer)
         assert set(paths) <= set(tree())
-        for name in re.findall(r"\.py` \(`(?:\w+\.)?(\w+)`\)", answer):
-            assert re.search(rf"\b{name}\b", (ROOT / paths[0]).read_text(encoding="utf-8"))
+        for path, name in re.findall(r"`(jaxpg/[\w/]+\.py)` \(`(?:\w+\.)?(\w+)`\)", answer):
+            assert re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ from refusals import refused
 from jaxpg import envs, user_code
 from jaxpg.cli.main import main
 from jaxpg.envs import suites
+from jaxpg.envs.wrappers import unwrap
 from jaxpg.errors import UserError
 from jaxpg.types import Discrete
 
@@ -44,10 +45,17 @@ def after(time: Any, over: Any) -> Record:
     return Record(time, jnp.full(1, time, jnp.float32), jnp.float32(1), over.astype(jnp.float32))
 
 
+def picture(time: Any) -> Any:
+    """What the fakes draw."""
+    return jnp.full((3, 4, 3), time, jnp.uint8)
+
+
 class Bodies:
     """Brax's and Playground's environment: no limit, no reset."""
 
     action_size = 2
+    mj_model = None
+    sys = types.SimpleNamespace(mj_model=None)
 
     def __init__(self, backend: str = "generalized", **settings: Any) -> None: ...
 
@@ -102,7 +110,7 @@ def fake_navix() -> dict[str, Any]:
         "navix": {
             "registry": lambda: {"count": Grid},
             "make": lambda env_id, **settings: Grid(),
-            "observations": types.SimpleNamespace(symbolic=None),
+            "observations": types.SimpleNamespace(symbolic=None, rgb=picture),
         }
     }
 
@@ -131,7 +139,14 @@ def fake_craftax() -> dict[str, Any]:
         assert not auto_reset
         return Game()
 
-    return {"craftax.craftax_env": {"make_craftax_env_from_name": make}}
+    return {
+        "craftax.craftax_env": {"make_craftax_env_from_name": make},
+        "craftax.craftax": {},
+        "craftax.craftax.constants": {"BLOCK_PIXEL_SIZE_IMG": 16},
+        "craftax.craftax.renderer": {
+            "make_craftax_pixel_renderer": lambda size: lambda state: picture(state.time) * 1.0
+        },
+    }
 
 
 class DiscreteArray(NamedTuple):
@@ -147,6 +162,16 @@ def fake_jumanji() -> dict[str, Any]:
         time: Any
         action_mask: Any
 
+    class Viewer:
+        def _display(self, figure: Any) -> None:
+            raise AssertionError("it opens a window")
+
+        def _display_rgb_array(self, figure: Any) -> Any:
+            return np.pad(np.asarray(figure), ((0, 0), (0, 0), (0, 1)))
+
+        def render(self, time: Any) -> Any:
+            return self._display(picture(time.astype(jnp.uint8)))  # of jax's arrays alone, as Jumanji's are
+
     class Board:
         """Two rows of three cells; only cell (1, step % 3) is allowed."""
 
@@ -156,6 +181,7 @@ def fake_jumanji() -> dict[str, Any]:
 
         def __init__(self, time_limit: int = 100, viewer: Any = None) -> None:
             self.time_limit = time_limit
+            self._viewer = Viewer()
 
         def observe(self, time: Any) -> Observation:
             return Observation(jnp.full(1, time, jnp.int8), jnp.arange(6).reshape(2, 3) == 3 + time % 3)
@@ -178,7 +204,8 @@ def fake_jumanji() -> dict[str, Any]:
             "make": lambda env_id, **settings: Board(**settings),
             "registration": registration,
             "specs": types.SimpleNamespace(DiscreteArray=DiscreteArray, MultiDiscreteArray=MultiDiscreteArray),
-        }
+        },
+        "jumanji.viewer": {"MatplotlibViewer": Viewer},
     }
 
 
@@ -254,9 +281,10 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Put the fake library in the place of the real one."""
     prefix = name.partition(":")[0]
     monkeypatch.delitem(sys.modules, f"jaxpg.envs.suites.{prefix}", raising=False)
+    made: dict[str, types.ModuleType] = {}
     for module, contents in FAKES[name][0]().items():
-        for part in dict.fromkeys([module.partition(".")[0], module]):
-            fake = types.ModuleType(part)
+        for part in {module.partition(".")[0], module} - made.keys():
+            fake = made[part] = types.ModuleType(part)
             fake.__spec__ = importlib.machinery.ModuleSpec(part, None)
             fake.__path__ = []
             monkeypatch.setitem(sys.modules, part, fake)
@@ -306,6 +334,25 @@ def test_a_time_out_and_a_termination_are_told_apart(fake: str) -> None:
         _, seen = play(envs.make(fake, **{limit: steps}), OVER)
         assert [bool(x.last) for x in seen] == [False] * 4 + [True]
         assert [float(x.discount) for x in seen] == [1] * 4 + [0]
+
+
+@pytest.mark.parametrize("fake", ["craftax:Craftax-Symbolic-v1", "jumanji:count", "navix:count"], indirect=True)
+def test_what_a_library_draws_is_the_picture_of_a_state(fake: str) -> None:
+    """Called with numpy arrays and the library's own state, as `jaxpg play` does."""
+    env = envs.make(fake)
+    state, _ = env.reset(jax.random.key(0))
+    for i in range(2):
+        state, _ = env.step(jax.random.key(i), state, jnp.int32(1))
+    drawn = env.render(jax.device_get(unwrap(state)))
+    assert (drawn.shape, drawn.dtype) == ((3, 4, 3), np.uint8)
+    assert np.unique(drawn).tolist() == [2]
+
+
+@pytest.mark.parametrize("fake", ["brax:count", "playground:count"], indirect=True)
+def test_bodies_are_drawn_where_it_takes_no_window(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, drawn in (("", False), ("glfw", False), ("egl", True), ("osmesa", True)):
+        monkeypatch.setenv("MUJOCO_GL", value)
+        assert (envs.make(fake).render is not None) == drawn
 
 
 @pytest.mark.full
@@ -413,3 +460,5 @@ def test_a_real_environment_trains_and_its_limit_is_a_time_out(
     monkeypatch.chdir(tmp_path)
     assert main(["train", name, "ppo", "--steps", "64", "--out", "run", *few, *settings]) == 0
     assert main(["eval", "run", "--episodes", "2"]) == 0
+    assert main(["play", "run", "--gif", "run.gif"]) == 0
+    assert (tmp_path / "run.gif").stat().st_size <= 500_000

@@ -26,7 +26,13 @@ Step = Callable[[Array, Tree, Array], tuple[Tree, Tree, Array, Array]]
 
 
 def as_env(
-    name: str, reset: Reset, step: Step, action_space: Space, limit: int, legal: Callable[[Tree], Array] | None = None
+    name: str,
+    reset: Reset,
+    step: Step,
+    action_space: Space,
+    limit: int,
+    legal: Callable[[Tree], Array] | None = None,
+    render: Callable[[Any], np.ndarray] | None = None,
 ) -> Env:
     """An Env of a library's functions, which know no jaxpg and do not reset by themselves.
 
@@ -40,6 +46,7 @@ def as_env(
         action_space: its actions; those outside of a Box are clipped.
         limit: steps after which an episode is cut off by a time-out, at the latest.
         legal: state -> [n] bool, the actions that are allowed there, None where all always are.
+        render: as `Env.render`, of the library's state.
     """
     raw_key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     action = jax.ShapeDtypeStruct(action_space.shape, jnp.int32 if isinstance(action_space, Discrete) else jnp.float32)
@@ -69,17 +76,19 @@ def as_env(
     env = Env(
         name, reset_env, step_env, _joined_space(leaves), action_space, INT32_MAX,
         min_truncation_step=INT32_MAX, action_mask=_last_entries(leaves[-1].shape[0]) if legal else None,
+        render=render,
     )  # fmt: skip
     return time_limit(env, steps=limit)
 
 
-def as_physics_env(name: str, env: Any, limit: int) -> Env:
+def as_physics_env(name: str, env: Any, limit: int, render: Callable[[Any], np.ndarray] | None = None) -> Env:
     """An Env of an environment of Brax's or Playground's, whose state holds its obs, reward and whether it is done.
 
     Args:
         name: of the environment.
         env: the library's, without wrappers, so that `done` is a termination; its actions are from -1 to 1.
         limit: steps after which an episode is cut off by a time-out.
+        render: as `Env.render`, of the library's state.
     """
 
     def reset(key: Array) -> tuple[Tree, Tree]:
@@ -91,7 +100,7 @@ def as_physics_env(name: str, env: Any, limit: int) -> Env:
         return state, state.obs, state.reward, state.done
 
     ones = np.ones(env.action_size, np.float32)
-    return as_env(name, reset, step, Box(-ones, ones), limit)
+    return as_env(name, reset, step, Box(-ones, ones), limit, render=render)
 
 
 def state_cast(after_reset: Tree, after_step: Tree) -> Callable[[Tree], Tree]:

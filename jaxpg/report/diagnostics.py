@@ -29,6 +29,8 @@ TITLES = {
     "clipped_high": "share clipped above",
     "clipped_low": "share clipped below",
     "reference_kl": "KL to the reference, nats",
+    "episode_reference_kl": "KL to the reference, nats per episode",
+    "kl_coefficient": "weight of the KL",
     "explained_variance": "explained variance of the critic",
     "policy_gradient_norm": "gradient norm, policy",
     "value_gradient_norm": "gradient norm, critic",

@@ -35,8 +35,8 @@ def gradient_step(
     batch: Batch,
     key: Key,
 ) -> tuple[Params, Tree, Metrics]:
-    """One step along the gradient of the loss over the whole batch; `key` is not read."""
-    gradient, metrics = _gradient_of_all(objective, params, objective.as_minibatch(batch))
+    """One step along the gradient of the loss over the whole batch; `key` is for the noise of the policy alone."""
+    gradient, metrics = _gradient_of_all(objective, params, objective.draw_noise(key, objective.as_minibatch(batch)))
     params, opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
     return params, opt_state, metrics | norms
 

@@ -71,6 +71,10 @@ def minibatch_epochs(
 
     Metrics are means over all minibatches; `updates` is the number of steps taken.
     """
+    noise_keys: Tree = ()
+    if objective.noise:
+        key, noise_key = jax.random.split(key)
+        noise_keys = jax.random.split(noise_key, epochs * num_minibatches)
     without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
     packed = chunk_rows is None and packs(objective, batch, num_minibatches)
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
@@ -92,14 +96,15 @@ def minibatch_epochs(
             whole = partial(columns_of, batch=batch)
     pack, unpack = pack_vectors(params)
 
-    def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree]) -> tuple[_Progress, Metrics]:
-        columns, prepared = inputs
+    def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree, Tree]) -> tuple[_Progress, Metrics]:
+        columns, prepared, noise_key = inputs
         params, opt_state = unpack(progress.params), progress.opt_state
         minibatch = minibatches.take(columns)
         if isinstance(prepared, _Prepared):
             minibatch = minibatch._replace(**prepared._asdict())
         else:
             minibatch = objective.as_minibatch(minibatch)
+        minibatch = objective.draw_noise(noise_key, minibatch)
         chunk = partial(minibatches.chunk, columns)
         gradient, metrics = summed_gradient(
             objective.loss, params, minibatch, minibatches.num_chunks(columns), chunk, lifted=lifted
@@ -112,7 +117,7 @@ def minibatch_epochs(
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
-    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, whole, orders)))
+    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, whole, orders), noise_keys))
     updates = metrics.pop("updates").sum()
     return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
 

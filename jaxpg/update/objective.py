@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Metrics, Params, Rollout, Tree
+from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
 
 
 class Batch(NamedTuple):
@@ -24,6 +24,8 @@ class Batch(NamedTuple):
     minibatch_weight: the same, but summing to 1 over the minibatch on all devices, for metrics that are means; `()`
         until `Objective.as_minibatch` has made a minibatch.
     reference_log_prob: of the action under the reference policy, `()` without one.
+    noise: random numbers for `Policy.evaluate`, leaves `[T, B, ...]`; `()` until `Objective.draw_noise` has drawn them,
+        and for policies without.
     """
 
     rollout: Rollout
@@ -33,6 +35,7 @@ class Batch(NamedTuple):
     weight: Array
     minibatch_weight: Tree
     reference_log_prob: Tree
+    noise: Tree = ()
 
     def map_columns(self, function: Callable[[int, Array], Any]) -> Batch:
         """`function(axis, x)` of every array, whose columns are on that axis."""
@@ -54,6 +57,7 @@ class Objective(NamedTuple):
     padded: each column is one whole episode, with padding after its end.
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
     packs_texts: the losses also take texts that are packed side by side (types.PackedTexts).
+    noise: that of the policy, see `Policy.noise`.
     """
 
     policy_loss: Loss
@@ -64,6 +68,7 @@ class Objective(NamedTuple):
     padded: bool = False
     texts: bool = False
     packs_texts: bool = False
+    noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
         """The policy's loss plus the critic's."""
@@ -82,3 +87,10 @@ class Objective(NamedTuple):
         return batch._replace(
             advantage=self.normalize(batch.advantage, batch.rollout.loss_mask), minibatch_weight=batch.weight / total
         )
+
+    def draw_noise(self, key: Key, batch: Batch) -> Batch:
+        """The batch with the policy's noise for all of its steps; unchanged for a policy without."""
+        if self.noise is None:
+            return batch
+        steps, columns = batch.weight.shape
+        return batch._replace(noise=self.noise(collectives.device_key(key), (steps, columns)))

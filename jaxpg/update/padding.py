@@ -22,7 +22,7 @@ from jaxpg.update.shuffle import random_permutations_below
 from jaxpg.vectorize import largest_in_batch
 
 NOTHING = -1  # a place of a minibatch that holds no step
-MINIBATCH_FIELDS = ("advantage", "weight", "minibatch_weight")
+MINIBATCH_FIELDS = ("advantage", "weight", "minibatch_weight", "noise")
 
 
 def skips_padding(objective: Objective, num_steps: int, num_minibatches: int = 1) -> bool:

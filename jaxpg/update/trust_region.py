@@ -42,6 +42,9 @@ def trust_region_step(
     The step is that of `natural_step`, shortened by `line_search`. `optimizer` and `learning_rate` are for the critic
     alone. Source: Schulman et al. 2015 (TRPO), appendix C.
     """
+    if objective.noise:  # of all candidates the same, so that the KL is between policies and not between noises
+        key, noise_key = jax.random.split(key)
+        batch = objective.draw_noise(noise_key, batch)
     minibatch = objective.as_minibatch(batch)
     old = lax.stop_gradient(objective.distribution(params, batch))
     flat, unravel = ravel_pytree(params.policy)
@@ -137,7 +140,7 @@ def _critic_objective(objective: Objective, value_loss: Loss) -> Objective:
     def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
         return value_loss(params._replace(policy=lax.stop_gradient(params.policy)), batch)
 
-    return objective._replace(policy_loss=loss, value_loss=None)
+    return objective._replace(policy_loss=loss, value_loss=None, noise=None)
 
 
 def conjugate_gradient(matvec: Callable[[Array], Array], b: Array, steps: int) -> Array:

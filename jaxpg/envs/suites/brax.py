@@ -12,6 +12,7 @@ from typing import Any
 from brax import envs
 
 from jaxpg.envs.adapting import as_physics_env
+from jaxpg.envs.suites import mujoco_pictures
 from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults
 
@@ -31,4 +32,5 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
     """The raw environment with our time limit."""
     arguments = {key: value for key, value in settings.items() if key != "episode_length"}
     env = envs.get_environment(env_id, **arguments)
-    return as_physics_env(env_id, env, settings["episode_length"])
+    render = mujoco_pictures.renderer(env.sys.mj_model, lambda state: (state.pipeline_state.q, state.pipeline_state.qd))
+    return as_physics_env(env_id, env, settings["episode_length"], render)

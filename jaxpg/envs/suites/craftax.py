@@ -7,8 +7,13 @@ that its `done` is a termination: the player is dead or has won.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import jax
+import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
 from jaxpg.domains import INT32_MAX
@@ -40,4 +45,15 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
         obs, state, reward, done, _ = env.step_env(key, state, action, params)
         return state, obs, reward, done
 
-    return as_env(env_id, reset, step, Discrete(int(env.num_actions)), settings["max_timesteps"])
+    def render(state: Tree) -> np.ndarray:
+        return np.asarray(_renderer("Classic" in env_id)(state)).astype(np.uint8)
+
+    return as_env(env_id, reset, step, Discrete(int(env.num_actions)), settings["max_timesteps"], render=render)
+
+
+@cache
+def _renderer(classic: bool) -> Callable[[Tree], Array]:
+    """state -> `[H, W, 3]` from 0 to 255, what a player sees; its textures are loaded when something is drawn."""
+    package = "craftax.craftax_classic" if classic else "craftax.craftax"
+    size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
+    return jax.jit(importlib.import_module(f"{package}.renderer").make_craftax_pixel_renderer(size))

@@ -8,12 +8,16 @@ one number, counted as NumPy counts the entries of an array of that shape. Illeg
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import jumanji
 import numpy as np
 from jumanji import registration, specs
+from jumanji.viewer import MatplotlibViewer
 
 from jaxpg.envs.adapting import as_env
 from jaxpg.errors import UserError
@@ -63,7 +67,25 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
 
     masked = "action_mask" in getattr(env.observation_spec, "_specs", {})
     legal = (lambda state: state[1].action_mask.reshape(-1)) if masked else None
-    return as_env(env_id, reset, step, Discrete(math.prod(parts)), limit, legal)
+    return as_env(env_id, reset, step, Discrete(math.prod(parts)), limit, legal, _renderer(env))
+
+
+def _renderer(env: Any) -> Callable[[Any], np.ndarray] | None:
+    """The pictures of Jumanji's viewer, which would open a window; None where the environment has no such viewer."""
+    viewer = vars(env).get("_viewer")
+    if not isinstance(viewer, MatplotlibViewer):
+        return None
+
+    def render(state: Any) -> np.ndarray:
+        from matplotlib import pyplot
+
+        pyplot.switch_backend("agg")
+        viewer._display = viewer._display_rgb_array
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that Agg shows no windows
+            return np.array(viewer.render(jax.tree.map(jnp.asarray, state[0])))[..., :3]
+
+    return render
 
 
 def _parts(env_id: str, env: Any) -> tuple[int, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import navix
+import numpy as np
 
 from jaxpg.envs.adapting import as_env
 from jaxpg.types import Array, Discrete, Env, Tree
@@ -39,4 +41,7 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
         terminated = jnp.asarray(env.termination_fn(state.state, action, timestep.state), bool)
         return timestep, timestep.observation, timestep.reward, terminated
 
-    return as_env(env_id, reset, step, Discrete(len(env.action_set)), settings["max_steps"])
+    def render(timestep: Any) -> np.ndarray:
+        return np.asarray(jax.jit(navix.observations.rgb)(timestep.state))
+
+    return as_env(env_id, reset, step, Discrete(len(env.action_set)), settings["max_steps"], render=render)

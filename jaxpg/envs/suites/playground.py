@@ -12,6 +12,7 @@ from typing import Any
 from mujoco_playground import dm_control_suite
 
 from jaxpg.envs.adapting import as_physics_env
+from jaxpg.envs.suites import mujoco_pictures
 from jaxpg.types import Env
 
 
@@ -31,4 +32,5 @@ def default_settings(env_id: str) -> dict[str, Any]:
 def make(env_id: str, settings: dict[str, Any]) -> Env:
     """The raw environment with our time limit."""
     env = dm_control_suite.load(env_id, config_overrides=settings)
-    return as_physics_env(env_id, env, settings["episode_length"])
+    render = mujoco_pictures.renderer(env.mj_model, lambda state: (state.data.qpos, state.data.qvel))
+    return as_physics_env(env_id, env, settings["episode_length"], render)

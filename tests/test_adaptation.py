@@ -1,0 +1,125 @@
+"""State of an algorithm: the adaptive weight of a KL, in the record, in the learner's state and in checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import ladder, networks
+from jaxpg.errors import UserError
+from jaxpg.objectives.adaptation import adaptive_kl
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.training import checkpoint
+from jaxpg.types import Learner
+
+ENV = tiny.counter()  # episodes of unequal length
+NETWORK = partial(networks.mlp, hidden=(4,))
+SETTINGS: dict[str, Any] = {"num_envs": 8, "epochs": 2, "num_minibatches": 1, "learning_rate": 0.02}
+KEYS = jax.random.split(jax.random.key(1), 3)
+
+
+def controller(coefficient: float, kls: Any, target: float, gain: float) -> list[float]:
+    """The weight after each of these KLs, by the formula of Ziegler et al."""
+    found = []
+    for kl in kls:
+        coefficient *= 1 + gain * min(max((kl - target) / target, -0.2), 0.2)
+        found.append(coefficient)
+    return found
+
+
+def test_the_weight_follows_the_controller() -> None:
+    """Far above the target, far below, within a fifth of it, at it, and without any KL; for several runs at once."""
+    kls = [60.0, 0.5, 6.6, 5.5, 6.0, 0.0, -1.0]
+    coefficients, targets, gains = jnp.array([0.2, 0.1]), jnp.array([6.0, 5.0]), jnp.array([0.3, 0.1])
+
+    def steered(coefficient: Any, target: Any, gain: Any) -> Any:
+        adaptation = adaptive_kl("reward_k1", coefficient, target=target, gain=gain)
+
+        def step(state: Any, kl: Any) -> Any:
+            state = adaptation.update(state, {"episode_reference_kl": kl})
+            return state, state["kl_coefficient"]
+
+        return jax.lax.scan(step, adaptation.init(), jnp.array(kls))[1]
+
+    found = jax.vmap(steered)(coefficients, targets, gains)
+    np.testing.assert_allclose(found[0], controller(0.2, kls, 6.0, 0.3), rtol=1e-5)
+    np.testing.assert_allclose(found[1], controller(0.1, kls, 5.0, 0.1), rtol=1e-5)
+
+
+def learner(**settings: Any) -> Learner:
+    return policy_gradient(ENV, *NETWORK(ENV), ladder.rlhf(**SETTINGS, **settings))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kl", ["reward_k1", "loss_k2"])
+def test_every_iteration_has_the_weight_of_its_state(kl: str) -> None:
+    """It steps as an algorithm with that constant weight does, and its KL is that of a loop over the episodes."""
+    adapted, policy = learner(kl=kl, kl_coefficient=0.3, reference_kl_target=0.01, kl_gain=4.0), NETWORK(ENV)[0]
+    state = adapted.init(jax.random.key(0))
+    moved = jax.tree.map(lambda x: x + 0.2, state.params.policy)
+    state, weights, kls = state._replace(params=state.params._replace(policy=moved)), [], []
+
+    @tiny.jit
+    def constant(weight: Any, state: Any, key: Any) -> Any:
+        return learner(kl=kl, kl_coefficient=weight).step(state._replace(algorithm={}), key)[0]
+
+    @tiny.jit
+    def collected(state: Any, key: Any) -> Any:
+        rollout, _ = adapted.experience.collect(state, key)
+        steps = rollout.steps
+        return steps.mask, steps.log_prob - policy.evaluate(state.reference, rollout).log_prob(steps.action)
+
+    step = tiny.jit(adapted.step)
+    for key in KEYS:
+        plain, (mask, ratio) = constant(state.algorithm["kl_coefficient"], state, key), collected(state, key)
+        state, metrics = step(state, key)
+        jax.tree.map(np.testing.assert_array_equal, plain, state._replace(algorithm={}))
+        weights.append(float(metrics["kl_coefficient"]))
+        kls.append(float(metrics["episode_reference_kl"]))
+        by_hand = [sum(float(r) for r, real in zip(*x, strict=True) if real) for x in zip(ratio.T, mask.T, strict=True)]
+        np.testing.assert_allclose(kls[-1], np.mean(by_hand), rtol=1e-4, atol=1e-6)
+    assert np.abs(kls).max() > 0.02
+    after = controller(0.3, kls, 0.01, 4.0)
+    np.testing.assert_allclose([*weights[1:], float(state.algorithm["kl_coefficient"])], after, rtol=1e-5)
+
+
+def test_a_checkpoint_of_before_is_read_without_a_target_and_refused_with_one(tmp_path: Path) -> None:
+    """Without one there is nothing new in it, as in those that older versions wrote."""
+    plain, adapted = (jax.eval_shape(learner(reference_kl_target=x).init, jax.random.key(0)) for x in (None, 1.0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plain._replace(algorithm={}))
+    saved = checkpoint.save(tmp_path, zeros, steps=1, about={})
+    assert checkpoint.restore(saved, plain).algorithm == {}
+    with pytest.raises(UserError, match=r"the array .algorithm\['kl_coefficient'\] is absent in it"):
+        checkpoint.restore(saved, adapted)
+
+
+@pytest.mark.full
+def test_the_penalty_of_the_page_is_doubled_and_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/algorithm.md: its module on two seeds, beside the rule of Schulman et al. by hand."""
+    page = (Path(__file__).parent.parent / "docs" / "algorithm.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# penalty\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "penalty.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    algorithm = importlib.import_module("penalty").penalty_ppo(num_envs=8, num_steps=8, learning_rate=0.02, aim=1e-3)
+    made = policy_gradient(ENV, *NETWORK(ENV), algorithm)
+
+    @tiny.jit
+    @jax.vmap
+    def train(key: Any) -> Any:
+        return jax.lax.scan(made.step, made.init(key), jax.random.split(key, 8))[1]
+
+    metrics = train(jax.random.split(jax.random.key(0), 2))
+    betas, kls = (np.asarray(metrics[name], np.float64) for name in ("beta", "approx_kl"))
+    expected = np.select([kls > 1.5e-3, kls < 1e-3 / 1.5], [2 * betas, betas / 2], betas)
+    np.testing.assert_allclose(betas[:, 1:], expected[:, :-1], rtol=1e-6)
+    assert (betas[:, 0] == 1).all()
+    assert {2.0, 0.5} <= set((betas[:, 1:] / betas[:, :-1]).ravel())
