@@ -7,7 +7,6 @@ that its `done` is a termination: the player is dead or has won.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -54,6 +53,10 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
 @cache
 def _renderer(classic: bool) -> Callable[[Tree], Array]:
     """state -> `[H, W, 3]` from 0 to 255, what a player sees; its textures are loaded when something is drawn."""
-    package = "craftax.craftax_classic" if classic else "craftax.craftax"
-    size = importlib.import_module(f"{package}.constants").BLOCK_PIXEL_SIZE_IMG
-    return jax.jit(importlib.import_module(f"{package}.renderer").make_craftax_pixel_renderer(size))
+    if classic:
+        from craftax.craftax_classic.constants import BLOCK_PIXEL_SIZE_IMG
+        from craftax.craftax_classic.renderer import make_craftax_pixel_renderer
+    else:
+        from craftax.craftax.constants import BLOCK_PIXEL_SIZE_IMG
+        from craftax.craftax.renderer import make_craftax_pixel_renderer
+    return jax.jit(make_craftax_pixel_renderer(BLOCK_PIXEL_SIZE_IMG))
