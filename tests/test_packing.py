@@ -103,15 +103,45 @@ def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any
 def test_an_update_is_that_of_one_text_per_row(tokens, name, settings):
     several = {} if name == "reinforce_baseline" else {"epochs": 2, "num_minibatches": 2 if name == "dapo" else 1}
     algorithm, goal, params, batch = first_batch(name, **settings, **several)
-    optimizer, found = update.sgd(), {}
-    for kind, limit in {"one per row": 10_000, "side by side": 2 * S}.items():
+
+    def choose(limit: int, side_by_side: bool) -> None:
         tokens(limit)
-        assert packing.packs(goal, batch) == (kind == "side by side")
-        updated = tiny.jit(partial(algorithm.update, goal, optimizer, 0.1))
-        found[kind] = updated(params, (), batch, jax.random.key(1))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6), found["one per row"], found["side by side"])
-    moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), params.policy, found["side by side"][0].policy)
-    assert max(jax.tree.leaves(moved)) > 1e-4
+        assert packing.packs(goal, batch) == side_by_side
+
+    ways = [partial(choose, 10_000, False), partial(choose, 2 * S, True)]
+    tiny.assert_same_update(algorithm, goal, params, batch, ways)
+
+
+def test_rows_hold_whole_texts_in_order(tokens):
+    """Read back slot by slot: each text that trains stands once, in one piece, at positions from 0 on."""
+    tokens(2 * S)
+    rollout = completions("left")
+    weight = rollout.loss_mask
+    batch = update.Batch(rollout, weight, weight, weight, weight, (), ())
+    cut, rows = packing.cut_packed(batch), packing.pack_texts(batch, jnp.arange(B))
+    assert cut.num_chunks(rows) == -(-int((rows != packing.NOTHING).any(1).sum()) // 2)
+    found = {}
+    for i in range(len(rows) // 2):
+        chunk = cut.chunk(rows, cut.take(rows), i, 0)
+        texts = jax.tree.map(np.asarray, chunk.rollout.episodes.context)
+        for row in range(2):
+            for text in set(texts.text[row]) - {packing.NOTHING}:
+                (slots,) = np.nonzero(texts.text[row] == text)
+                np.testing.assert_array_equal(slots, slots[0] + np.arange(len(slots)))
+                np.testing.assert_array_equal(texts.position[row][slots], np.arange(len(slots)))
+                assert text not in found
+                found[int(text)] = (
+                    texts.tokens[row][slots],
+                    chunk.weight[slots, row],
+                    chunk.rollout.steps.action[slots, row],
+                )
+    assert sorted(found) == [b for b in range(B) if b not in NOT_TRAINED]
+    prompt, steps = rollout.episodes.context, rollout.steps
+    for b, (written, weights, actions) in found.items():
+        before = np.asarray(prompt.tokens[b])[np.asarray(prompt.mask[b])][:-1]
+        np.testing.assert_array_equal(written, [*before, *steps.obs[: LENGTHS[b], b]])
+        np.testing.assert_array_equal(weights, [*np.zeros(len(before)), *np.ones(LENGTHS[b])])
+        np.testing.assert_array_equal(actions[len(before) :], steps.action[: LENGTHS[b], b])
 
 
 def test_an_update_visits_hardly_more_than_what_trains(tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jaxpg.policy_gradient import PolicyGradient, policy_gradient
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.optimizers import sgd
 
 LONG = pytest.mark.skipif("JAXPG_LONG" not in os.environ, reason="takes half a minute or more: set JAXPG_LONG")
 """For tests of the full lane whose siblings are there as well."""
@@ -123,6 +125,20 @@ def first_update(
     learner = policy_gradient(env, policy, critic, algorithm._replace(update=spy_update))
     learner.step(learner.init(key), key)
     return seen[0]
+
+
+def assert_same_update(
+    algorithm: PolicyGradient, goal: Objective, params: Params, batch: Batch, ways: Sequence[Callable[[], Any]]
+) -> None:
+    """An update after each of `ways` has been called, which sets how it is computed, has the same results."""
+    found = []
+    for choose in ways:
+        choose()
+        found.append(jit(partial(algorithm.update, goal, sgd(), 0.1))(params, (), batch, jax.random.key(1)))
+    for other in found[1:]:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found[0], other)
+    moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), params.policy, found[0][0].policy)
+    assert max(jax.tree.leaves(moved)) > 1e-4
 
 
 def resting(obs: Array) -> Rollout:

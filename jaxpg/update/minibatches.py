@@ -13,7 +13,7 @@ import optax
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import columns_of, cut_minibatches, pack_vectors
+from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_vectors
 from jaxpg.update.gradients import apply_gradient, summed_gradient
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.packing import cut_packed, pack_texts, packs
@@ -39,6 +39,18 @@ class _Prepared(NamedTuple):
 
     advantage: Tree
     minibatch_weight: Array
+
+
+class _Cut(NamedTuple):
+    """The minibatches of all epochs.
+
+    orders: `[minibatches, ...]` int32, of each the columns as `minibatches` takes them.
+    whole(columns): the minibatch of these columns with at least what `Objective.as_minibatch` reads.
+    """
+
+    orders: Array
+    minibatches: Minibatches
+    whole: Callable[[Array], Batch]
 
 
 def minibatch_epochs(
@@ -75,40 +87,20 @@ def minibatch_epochs(
     if objective.noise:
         key, noise_key = jax.random.split(key)
         noise_keys = jax.random.split(noise_key, epochs * num_minibatches)
-    without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
-    packed = chunk_rows is None and packs(objective, batch, num_minibatches)
-    batch = batch if objective.needs_trajectories else as_single_steps(batch)
-    batch = batch._replace(weight=batch.weight * num_minibatches)
-    if without_padding:
-        orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
-        minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1]))
-        whole = minibatches.take
-    else:
-        orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
-        if packed:
-            orders = jax.vmap(partial(pack_texts, batch))(orders)
-            minibatches = cut_packed(batch)
-            whole = minibatches.take
-        else:
-            if chunk_rows is None:
-                chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
-            minibatches = cut_minibatches(batch, orders.shape[1], chunk_rows)
-            whole = partial(columns_of, batch=batch)
+    cut = _cut(objective, batch, key, epochs, num_minibatches, chunk_rows)
     pack, unpack = pack_vectors(params)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree, Tree]) -> tuple[_Progress, Metrics]:
         columns, prepared, noise_key = inputs
         params, opt_state = unpack(progress.params), progress.opt_state
-        minibatch = minibatches.take(columns)
+        minibatch = cut.minibatches.take(columns)
         if isinstance(prepared, _Prepared):
             minibatch = minibatch._replace(**prepared._asdict())
         else:
             minibatch = objective.as_minibatch(minibatch)
         minibatch = objective.draw_noise(noise_key, minibatch)
-        chunk = partial(minibatches.chunk, columns)
-        gradient, metrics = summed_gradient(
-            objective.loss, params, minibatch, minibatches.num_chunks(columns), chunk, lifted=lifted
-        )
+        num_chunks, chunk = cut.minibatches.num_chunks(columns), partial(cut.minibatches.chunk, columns)
+        gradient, metrics = summed_gradient(objective.loss, params, minibatch, num_chunks, chunk, lifted=lifted)
         running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
@@ -117,26 +109,46 @@ def minibatch_epochs(
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
-    progress, metrics = scan_packed(one_minibatch, start, (orders, _prepared(objective, whole, orders), noise_keys))
+    progress, metrics = scan_packed(one_minibatch, start, (cut.orders, _prepared(objective, cut), noise_keys))
     updates = metrics.pop("updates").sum()
     return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
 
 
-def _prepared(objective: Objective, whole: Callable[[Array], Batch], orders: Array) -> _Prepared | tuple[()]:
+def _cut(
+    objective: Objective, batch: Batch, key: Key, epochs: int, num_minibatches: int, chunk_rows: int | None
+) -> _Cut:
+    """The minibatches of an update, without padding where that is a gain and `chunk_rows` does not say otherwise."""
+    without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
+    side_by_side = chunk_rows is None and packs(objective, batch, num_minibatches)
+    batch = batch if objective.needs_trajectories else as_single_steps(batch)
+    batch = batch._replace(weight=batch.weight * num_minibatches)
+    if without_padding:
+        orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
+        minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1]))
+        return _Cut(orders, minibatches, minibatches.take)
+    orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
+    if side_by_side:
+        minibatches = cut_packed(batch)
+        return _Cut(jax.vmap(partial(pack_texts, batch))(orders), minibatches, minibatches.take)
+    if chunk_rows is None:
+        chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
+    return _Cut(orders, cut_minibatches(batch, orders.shape[1], chunk_rows), partial(columns_of, batch=batch))
+
+
+def _prepared(objective: Objective, cut: _Cut) -> _Prepared | tuple[()]:
     """What `Objective.as_minibatch` changes, of every minibatch, `[minibatches, ...]`, computed before the first.
 
-    `whole(columns)` is a minibatch with at least what that reads. None of it depends on the parameters. Empty where a
-    minibatch had better compute its own: on a single CPU (`Machine.prepares_minibatches`). Devices that share a
-    minibatch then add up their sums for all minibatches at once.
+    None of it depends on the parameters. Empty where a minibatch had better compute its own: on a single CPU
+    (`Machine.prepares_minibatches`). Devices that share a minibatch then add up their sums for all minibatches at once.
     """
     if not machine().prepares_minibatches and collectives.num_shards() == 1:
         return ()
 
     def of_columns(columns: Array) -> _Prepared:
-        minibatch = objective.as_minibatch(whole(columns))
+        minibatch = objective.as_minibatch(cut.whole(columns))
         return _Prepared(minibatch.advantage, minibatch.minibatch_weight)
 
-    return jax.vmap(of_columns)(orders)
+    return jax.vmap(of_columns)(cut.orders)
 
 
 def _shuffled_columns(key: Key, num_columns: int, epochs: int, num_minibatches: int) -> Array:
