@@ -19,7 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is for one process at a time: thos
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,12 @@ from jaxpg.training.provenance import describe_machine
 HERE = Path(__file__).resolve().parent
 
 
-def rows(targets: list[str], cases: list[str], peers: list[str]) -> Iterator[tuple[str, str, str]]:
-    """(target, library, case) of everything to compile; the peers on what they can do."""
+Program = tuple[str, str, str]
+"""(target, library, case)"""
+
+
+def rows(targets: list[str], cases: list[str], peers: list[str]) -> Iterator[Program]:
+    """Everything to compile; the peers on what they can do."""
     for target in targets:
         for case in cases:
             yield target, "jaxpg", case
@@ -63,6 +67,34 @@ def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:
     return result
 
 
+def compile_missing(
+    wanted: Sequence[Program], out: Path, where: Callable[[str], tuple[str | None, str]], *, fresh: bool
+) -> dict[Program, dict[str, Any]]:
+    """Compile what is not in a file of results yet, or of another commit, and write it there one by one; all of it.
+
+    `where` gives for a library the Python that has it, None for this one, and its PYTHONPATH. Without the compilers the
+    program ends with a sentence.
+    """
+    targets = list(dict.fromkeys(target for target, *_ in wanted))
+    if absent := sorted({package for target in targets for package in missing(target)}):
+        raise SystemExit(f"To compile for {', '.join(targets)}, install {', '.join(absent)}: pip install -e '.[aot]'.")
+    machine, console = describe_machine(), Console()
+    old = json.loads(out.read_text())["programs"] if out.exists() and not fresh else []
+    kept = {(x["target"], x["library"], x["case"]): x for x in old if "failed" not in x}
+    for target, library, case in wanted:
+        known = kept.get((target, library, case))
+        if known and (library != "jaxpg" or known["commit"] == machine["commit"]):
+            continue
+        with console.status(f"{target}: {library}, {case}"):
+            python, path = where(library)
+            found = compile_elsewhere(target, library, case, python=python or sys.executable, path=path)
+        about = {"target": target, "library": library, "case": case, "commit": machine["commit"]}
+        kept[target, library, case] = about | found
+        result = {"what": "compiled, not run", "machine": machine, "programs": list(kept.values())}
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    return kept
+
+
 def main() -> None:
     """Compile, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -73,31 +105,18 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="compile again what is in the results")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "aot.json")
     arguments = parser.parse_args()
-    if absent := sorted({package for target in arguments.targets for package in missing(target)}):
-        wanted = ", ".join(arguments.targets)
-        raise SystemExit(f"To compile for {wanted}, install {', '.join(absent)}: pip install -e '.[aot]'.")
     given = {"rejax": arguments.peer_python, "purejaxrl": arguments.peer_python and arguments.purejaxrl}
-    peers = [peer for peer, where in given.items() if where]
+    peers = [peer for peer, place in given.items() if place]
+
+    def where(library: str) -> tuple[str | None, str]:
+        own = str(arguments.purejaxrl / "purejaxrl") if library == "purejaxrl" else os.environ.get("PYTHONPATH", "")
+        return None if library == "jaxpg" else arguments.peer_python, own
+
+    wanted = list(rows(arguments.targets, arguments.cases, peers))
+    kept = compile_missing(wanted, arguments.out, where, fresh=arguments.fresh)
     console = Console(width=150)
-    machine = describe_machine()
-    old = json.loads(arguments.out.read_text())["programs"] if arguments.out.exists() and not arguments.fresh else []
-    kept = {(x["target"], x["library"], x["case"]): x for x in old if "failed" not in x}
-    for target, library, case in rows(arguments.targets, arguments.cases, peers):
-        known = kept.get((target, library, case))
-        if known and (library != "jaxpg" or known["commit"] == machine["commit"]):
-            continue
-        with console.status(f"{target}: {library}, {case}"):
-            python = sys.executable if library == "jaxpg" else arguments.peer_python
-            path = (
-                str(arguments.purejaxrl / "purejaxrl") if library == "purejaxrl" else os.environ.get("PYTHONPATH", "")
-            )
-            found = compile_elsewhere(target, library, case, python=python, path=path)
-        about = {"target": target, "library": library, "case": case, "commit": machine["commit"]}
-        kept[target, library, case] = about | found
-        result = {"what": "compiled, not run", "machine": machine, "programs": list(kept.values())}
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     for target in arguments.targets:
-        console.print(table(target, {(lib, case): x for (where, lib, case), x in kept.items() if where == target}))
+        console.print(table(target, {(lib, case): x for (of, lib, case), x in kept.items() if of == target}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,22 +39,43 @@ device_description_str: "{}"
 
 
 class Target(NamedTuple):
-    """A machine to compile for: a platform of jax, and how its devices are described to XLA."""
+    """A machine to compile for.
+
+    platform: of jax.
+    described: a number of chips -> how they are described to XLA.
+    bytes: of memory, of a chip.
+    """
 
     platform: str
-    one: dict[str, str]
-    eight: dict[str, str]
+    described: Callable[[int], dict[str, str]]
+    bytes: int
+
+
+def tpu(name: str, gigabytes: int) -> Target:
+    """The smallest slice of TPUs that has so many chips."""
+    slices = {4: "2x2", 8: "2x4", 16: "4x4", 64: "8x8", 256: "16x16"}
+
+    def described(chips: int) -> dict[str, str]:
+        return {"topology_name": f"{name}:{slices[min(n for n in slices if n >= chips)]}"}
+
+    return Target("tpu", described, gigabytes * 2**30)
 
 
 def gpu(name: str, details: str) -> Target:
-    """A GPU by its name and by what sets it apart, with a driver and a toolkit of CUDA 12.9; one or eight of them."""
+    """A GPU by its name and by what sets it apart, with a driver and a toolkit of CUDA 12.9; eight to a host."""
     description = {"topology_name": name, "target_config": GPU.format(details, name)}
-    return Target("cuda", description | {"topology": "1x1x1"}, description | {"topology": "1x1x8"})
+
+    def described(chips: int) -> dict[str, str]:
+        return description | {"topology": f"1x{-(-chips // 8)}x{min(chips, 8)}"}
+
+    size = re.search(r"device_memory_size: (\d+)", details)
+    assert size is not None
+    return Target("cuda", described, int(size[1]))
 
 
 TARGETS = {
-    "tpu v5e": Target("tpu", {"topology_name": "v5e:2x2"}, {"topology_name": "v5e:2x4"}),
-    "tpu v6e": Target("tpu", {"topology_name": "v6e:2x2"}, {"topology_name": "v6e:2x4"}),
+    "tpu v5e": tpu("v5e", 16),
+    "tpu v6e": tpu("v6e", 32),
     "cuda H100": gpu(
         "NVIDIA H100 80GB HBM3",
         "cuda_compute_capability { major: 9 } core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 "
@@ -103,8 +125,9 @@ class Case(NamedTuple):
     """A program to compile.
 
     algorithm: "ppo", "a2c" or a TASK/ALGORITHM of the configs.
-    network: "mlp" or "cnn"; of a config its own.
+    network: "mlp" or "cnn", or a model of LARGE or of language.SIZES that completes prompts; of a config its own.
     tokens: of a text; the rounds of the loop that writes them.
+    sharded: the chips share the parameters too.
     """
 
     algorithm: str
@@ -113,6 +136,7 @@ class Case(NamedTuple):
     network: str = "mlp"
     chips: int = 1
     tokens: int = 0
+    sharded: bool = False
 
 
 UPDATES = 7  # of a peer's program, whose loop over updates is known by that
@@ -125,6 +149,26 @@ CASES = {
     "GRPO, sort": Case("sort/grpo", tokens=5),
     "PPO, CartPole, 64, 8 chips": Case("ppo", "CartPole-v1", 64, chips=8),
 }
+LARGE: dict[str, dict[str, Any]] = {
+    "1.5B": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "expansion": 8960 / 1536, "tied": True},
+    "8B": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "expansion": 3.5},
+}
+"""The shapes of Qwen2.5-1.5B and of Llama 3 8B (Qwen team 2024, table 1; Dubey et al. 2024, table 3)."""
+VOCABULARIES = {"1.5B": 151_936, "8B": 128_256}
+QUESTION = 16  # tokens between two questions whether all completions have ended (Machine.steps_per_question)
+CHIPS = {
+    **{f"PPO, CartPole, 2,048 each, {n} chips": Case("ppo", "CartPole-v1", 2048 * n, chips=n) for n in (4, 8, 64, 256)},
+    **{
+        f"GRPO, 10M weights, 64 completions each, {n} chips": Case("grpo", "", 64 * n, "10M", n, QUESTION)
+        for n in (4, 8, 64, 256)
+    },
+    **{
+        f"GRPO, {name} weights, shared by {n} chips": Case("grpo", "", 16 * n, name, n, QUESTION, sharded=True)
+        for name in LARGE
+        for n in (8, 16)
+    },
+}
+"""What multichip.py compiles."""
 PEER_CASES = ("PPO, CartPole, 64", "PPO, CartPole, 2,048", "PPO, Breakout, 1,024, MLP")
 
 
@@ -136,6 +180,8 @@ def learner_of(case: Case) -> tuple[Any, int]:
 
         found = config.resolve_config(*case.algorithm.split("/"), {"initial": None})
         return build(found).learner, found.settings["num_envs"]
+    if case.algorithm == "grpo":
+        return writer_of(case), case.num_envs
     import workloads
 
     from jaxpg import envs, networks, policy_gradient
@@ -146,13 +192,27 @@ def learner_of(case: Case) -> tuple[Any, int]:
     return policy_gradient.policy_gradient(env, *network, algorithm), case.num_envs
 
 
+def writer_of(case: Case) -> Any:
+    """GRPO of a language model: completions of 48 tokens, of a LARGE one 256 after prompts of as many, in bfloat16."""
+    import language
+
+    if case.network not in LARGE:
+        env = language.endless()
+        return language.learner_of(*language.transformer_of(env, case.network), env, case.num_envs)
+    from jaxpg import language as models
+
+    env = language.endless(prompt=256, tokens=256, vocabulary=VOCABULARIES[case.network])
+    model = models.transformer(env, **LARGE[case.network], dtype="bfloat16", remat=True, logit_chunks=4)
+    return language.learner_of(*model, env, case.num_envs)
+
+
 def lower_jaxpg(case: Case, devices: list[Any]) -> Any:
     """The program with which `jaxpg train` trains one seed, on all of these devices."""
     from jaxpg import parallel
     from jaxpg.training import advance
 
     learner, num_envs = learner_of(case)
-    mesh = parallel.make_mesh(1, num_envs, devices)
+    mesh = parallel.make_mesh(1, num_envs, devices, sharded=case.sharded)
     keys, state = advance.abstract_keys(1), advance.abstract_state(learner, 1)
     specs = (parallel.PER_SEED, parallel.state_specs(state, mesh))
     arguments = parallel.abstract_arrays((keys, state), specs, mesh)
@@ -209,9 +269,7 @@ def compiled_for(target: str, lowered: Any) -> tuple[Any, Loop, Loop]:
 def count(target: str, library: str, case: Case) -> dict[str, Any]:
     """What a program consists of, by environment step, by minibatch and by update."""
     described = TARGETS[target]
-    topology = topologies.get_topology_desc(
-        platform=described.platform, **(described.eight if case.chips > 1 else described.one)
-    )
+    topology = topologies.get_topology_desc(platform=described.platform, **described.described(case.chips))
     lowered = LIBRARIES[library](case, list(topology.devices)[: case.chips])
     began, before = time.process_time(), time.monotonic()
     program, hlo, thunks = compiled_for(target, lowered)
@@ -224,13 +282,17 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     batches = (settings.epochs * settings.num_minibatches,) if library == "jaxpg" else (PPO.epochs, PPO.num_minibatches)
     minibatch = update["thunks"].find(batches, unit) if case.algorithm == "ppo" else None
     exchanging = update["hlo"].find(batches, "operations") if case.algorithm == "ppo" else None
+    token = update["hlo"].find((case.tokens,), "operations") if case.tokens else None
     memory = program.memory_analysis()
     return {
         "unit": unit,
         "step": step.round()[unit] if step else None,
         "minibatch": minibatch.round()[unit] if minibatch else None,
         "update": dict(whole),
+        "once": dict(update["hlo"].round(0)),  # without loops of unknown length: over tokens, over chunks of texts
+        "token_exchanges": token.round()["exchanges"] if token else None,
         "minibatch_exchanges": exchanging.round()["exchanges"] if exchanging else None,
+        "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_s": seconds,
         "loops": loops_of(update["thunks"], unit),
@@ -266,8 +328,11 @@ def compile_elsewhere(target: str, library: str, case: str, *, python: str, path
     command = [python, "-W", "ignore", str(Path(__file__).resolve()), target, library, case]
     around = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
     done = subprocess.run(command, env=around, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr.strip()[-500:]}
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    too_large = re.search(r"Ran out of memory in memory space hbm. Used \S+ of \S+ hbm", done.stderr)
+    return {"failed": too_large[0] if too_large else done.stderr.strip()[-500:]}
 
 
 if __name__ == "__main__":
-    print(json.dumps(count(sys.argv[1], sys.argv[2], CASES[sys.argv[3]])))
+    print(json.dumps(count(sys.argv[1], sys.argv[2], (CASES | CHIPS)[sys.argv[3]])))

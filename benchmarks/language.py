@@ -8,8 +8,9 @@ GRPO's loss, bound by six FLOPs per weight. Memory bandwidth (of a copy or of a 
 more) and matmul rate are measured in the same process. The whole step: one compiled program, beside the same work
 driven from the host by separately compiled parts, a call per token; they take turns. Ending: a while loop that ends
 with the longest completion beside a scan over the whole budget, where completions need all of it, and where none needs
-more than a quarter. Memory: what XLA's own analysis says of one step of GRPO, without and with a reference policy, and
-of PPO with a critic.
+more than a quarter. Lengths: the whole step where completions are of any length up to the budget, each alike, with
+texts side by side in rows and with one text per row (update/packing.py). Memory: what XLA's own analysis says of one
+step of GRPO, without and with a reference policy and with `remat`, and of PPO with a critic.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from work import update_bytes
 from jaxpg import ladder, language, rollout, vectorize
 from jaxpg.models import generation
 from jaxpg.objectives.advantages import group_relative
+from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Critic, Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
@@ -59,25 +61,47 @@ class Limits(NamedTuple):
         return Limits(*map(max, self, other))
 
 
-def endless() -> Env:
+def endless(prompt: int = PROMPT, tokens: int = TOKENS, vocabulary: int = VOCABULARY) -> Env:
     """Prompts and completions of full length, paid for their even tokens: all of the work, none of the luck."""
 
     def reset(key: jax.Array) -> tuple[Any, jax.Array]:
-        tokens = jax.random.randint(key, (PROMPT,), 2, VOCABULARY)
-        state = Prompt(tokens, jnp.ones(PROMPT, bool)), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        return state, tokens[-1]
+        words = jax.random.randint(key, (prompt,), 2, vocabulary)
+        state = Prompt(words, jnp.ones(prompt, bool)), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        return state, words[-1]
 
     def step(key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
-        prompt, time_, even = state
-        last = time_ + 1 >= TOKENS
-        state = prompt, time_ + 1, even + (action % 2 == 0)
+        words, time_, even = state
+        last = time_ + 1 >= tokens
+        state = words, time_ + 1, even + (action % 2 == 0)
         return state, TimeStep(action.astype(jnp.int32), jnp.zeros(()), 1.0 - last, last)
 
     def outcome(state: Any) -> Outcome:
-        return Outcome(state[2] / TOKENS, {})
+        return Outcome(state[2] / tokens, {})
 
-    space = Discrete(VOCABULARY)
-    return Env("endless", reset, step, space, space, TOKENS, context=lambda state: state[0], outcome=outcome)
+    space = Discrete(vocabulary)
+    return Env("endless", reset, step, space, space, tokens, context=lambda state: state[0], outcome=outcome)
+
+
+def of_any_length() -> Env:
+    """`endless` with completions of 1 to TOKENS tokens, each length alike where tokens are: the first one says it."""
+    whole = endless()
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        inner, length = state
+        inner, timestep = whole.step(key, inner, action)
+        begins = inner[1] == 1
+        length = jnp.where(begins, 1 + action * TOKENS // VOCABULARY, length)
+        last = inner[1] >= length
+        return (inner, length), timestep._replace(discount=1.0 - last, last=last)
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        state, obs = whole.reset(key)
+        return (state, jnp.zeros((), jnp.int32)), obs
+
+    def outcome(state: Any) -> Outcome:
+        return Outcome(state[0][2] / TOKENS, {})
+
+    return whole._replace(reset=reset, step=step, context=lambda state: state[0][0], outcome=outcome)
 
 
 def seconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> float:
@@ -226,6 +250,21 @@ def early_exit(policy: Policy, params: Any, prompts: Prompt, rounds: int) -> dic
     return found
 
 
+def unequal_lengths(size: str, columns: int, rounds: int) -> dict[str, float]:
+    """Seconds of a whole step where lengths are unequal, with texts side by side and with one per row, in turns."""
+    env, key = of_any_length(), jax.random.key(0)
+    policy, critic = transformer_of(env, size)
+    one_per_row = machine().chunk_texts or columns
+    learners = {
+        "side by side": learner_of(policy, critic, env, columns),
+        "one per row": learner_of(policy, critic, env, columns, chunk_rows=one_per_row),
+    }
+    state = jax.jit(learners["side by side"].init)(key)
+    steps = {name: jax.jit(learner.step) for name, learner in learners.items()}
+    turns = [{name: seconds(step, state, key, rounds=1) for name, step in steps.items()} for _ in range(rounds)]
+    return {name: median(turn[name] for turn in turns) for name in steps}
+
+
 def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
     """Everything about one size of model, the machine's limits measured before and behind it."""
     limits = measured_limits(rounds)
@@ -267,7 +306,9 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
         "learning": {"tokens per second": learning, "bound": learn_bound, "share": learning / learn_bound},
         "ending, seconds": early_exit(policy, params, part.episodes.context, rounds),
         "grpo step, seconds": {name: median(times) for name, times in turns.items()},
-        "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS},
+        "unequal lengths, seconds": unequal_lengths(size, columns, rounds),
+        "memory, bytes": {name: update_bytes(learner_of(policy, critic, env, columns, name)) for name in ALGORITHMS}
+        | {"grpo, remat": update_bytes(learner_of(*transformer_of(env, size, remat=True), env, columns))},
     }
 
 
@@ -294,7 +335,9 @@ def main() -> None:
         "×",
     )
     ending = Table("weights", "budget, while", "scan", "a quarter, while", "scan", title="ending, seconds")
-    columns = [cell for name in ALGORITHMS for cell in (f"{name}, state", "beside it")]
+    lengths = Table("weights", "side by side", "one per row", "×", title="completions of any length, seconds of a step")
+    names = (*ALGORITHMS, "grpo, remat")
+    columns = [cell for name in names for cell in (f"{name}, state", "beside it")]
     memory = Table("weights", *columns, title="memory, MiB")
     for size, r in results.items():
         whole, host = r["grpo step, seconds"].values()
@@ -305,9 +348,11 @@ def main() -> None:
         ]
         speed.add_row(size, *rates, f"{whole:.3f} s", f"{host:.3f} s", f"{host / whole:.2f}")
         ending.add_row(size, *(f"{x:.3f}" for case in r["ending, seconds"].values() for x in case.values()))
+        packed, plain = r["unequal lengths, seconds"].values()
+        lengths.add_row(size, f"{packed:.3f}", f"{plain:.3f}", f"{plain / packed:.2f}")
         memory.add_row(size, *(f"{x / 2**20:.1f}" for kind in r["memory, bytes"].values() for x in kind.values()))
     console = Console(width=120)
-    console.print(speed, ending, memory)
+    console.print(speed, ending, lengths, memory)
     for size, r in results.items():
         limits = Limits(**r["limits"])
         console.print(f"{size}: memory {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")

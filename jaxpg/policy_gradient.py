@@ -18,7 +18,7 @@ from jaxpg.objectives.kl import ReferenceKL, k1, k3
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_ratio, loss_and_clipped
 from jaxpg.parallel import collectives
-from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats
+from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, acting_params
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.normalization import (
@@ -291,9 +291,10 @@ def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: Rollou
 
 def make_actor(policy: Policy, params: Tree) -> Actor:
     """The actor of a policy with these parameters."""
+    params = acting_params(policy, params)
 
     def act(memory: Tree, obs: Tree, key: Key, greedy: bool) -> tuple[Array, Tree]:
-        distribution, memory = policy.act(params, memory, obs)
+        distribution, memory = policy.act(collectives.whole(params), memory, obs)
         return distribution.mode() if greedy else distribution.sample(key), memory
 
     return Actor(start=partial(policy.start, params), act=act)

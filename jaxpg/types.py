@@ -280,6 +280,8 @@ class Policy(NamedTuple):
     evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
         stored.
     evaluates_packed: `evaluate` also takes rollouts whose context is PackedTexts.
+    acting_params(params) -> what `start` and `act` are given instead, for as long as the parameters stay the same: a
+        copy in the arithmetic of acting, with which they give the same distributions. None: the parameters themselves.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
         loss is random, as in RPO or with dropout. They are drawn anew for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
@@ -292,6 +294,7 @@ class Policy(NamedTuple):
     needs_trajectories: bool = False
     evaluates_from_context: bool = False
     evaluates_packed: bool = False
+    acting_params: Callable[[Tree], Tree] | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
 

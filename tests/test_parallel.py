@@ -6,8 +6,11 @@ the quick lane, all of them and `pmap` in the full one.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,11 +37,14 @@ from cases import (
     updates,
 )
 
-from jaxpg import ladder, parallel, update
+from jaxpg import ladder, language, parallel, update
 from jaxpg.errors import UserError
-from jaxpg.parallel import collectives
+from jaxpg.parallel import collectives, machine
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.update import optimizers
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+from aot_counts import from_hlo
 
 SAMPLE = ("a2c", "grpo, text")
 
@@ -141,10 +147,20 @@ def test_without_devices_the_functions_are_trivial():
     assert collectives.shard_index() == 0
 
 
-@pytest.mark.parametrize("name", ["grpo, text"])
-def test_devices_that_share_the_parameters_are_one_as_well(name):
+def text_learner(**settings):
+    """GRPO of a language model whose gradient is taken in chunks of four rows of texts side by side."""
+    model = language.transformer(cases.text, width=16, layers=2, heads=2, kv_heads=1, **settings)
+    algorithm = ladder.grpo(**GROUPS)._replace(optimizer=partial(update.sgd, max_grad_norm=0.5))
+    return policy_gradient(cases.text, *model, algorithm)
+
+
+@pytest.mark.parametrize("settings", [{"logit_chunks": 2}, {"remat": True, "tied": True}], ids=str)
+def test_devices_that_share_the_parameters_are_one_as_well(settings, monkeypatch):
     """Each holds a part of them, before and after, and what is learned is what one device learns."""
-    learner = make(name)
+    prompt = jax.eval_shape(lambda: cases.text.context(cases.text.reset(KEYS[0])[0]))
+    slots = cases.text.time_limit + prompt.tokens.shape[-1]
+    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=DEVICES * slots))
+    learner = text_learner(**settings)
     keys = jax.random.split(jax.random.key(0), 1)
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
     assert parallel.batch_shards(mesh) == 1
@@ -158,6 +174,25 @@ def test_devices_that_share_the_parameters_are_one_as_well(name):
         arrays = jax.tree.leaves(state.params)
         here = sum(x.addressable_shards[0].data.size for x in arrays)
         assert here < 0.5 * sum(x.size for x in arrays)
+
+
+def test_weights_travel_once_per_rollout_and_not_at_every_token():
+    """Devices that share them gather them before the loop over tokens, in the arithmetic of acting."""
+    learner = text_learner(dtype="bfloat16")
+    mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
+    states, keys = jax.eval_shape(jax.vmap(learner.init), KEYS[:1]), KEYS[:1]
+    specs = parallel.state_specs(states, mesh)
+    collect = parallel.spread(
+        parallel.map_seeds(lambda state, key: learner.experience.collect(state, key)[0].steps),
+        mesh,
+        in_specs=(specs, parallel.PER_SEED),
+        out_specs=parallel.PER_SEED,
+    )
+    placed = parallel.abstract_arrays(states, specs, mesh)
+    program = from_hlo(jax.jit(collect).lower(placed, keys).compile().as_text())
+    weights = sum(x.size for x in jax.tree.leaves(states.params))
+    assert weights < program.round()["exchanged_bytes"] < 4.5 * weights  # a CPU gathers bfloat16 as float32
+    assert max(loop.each["exchanged_bytes"] for loop in program.walk()) < 0.1 * weights
 
 
 def test_a_large_model_keeps_the_arrays_that_devices_share(monkeypatch):

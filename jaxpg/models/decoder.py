@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import dot_rows
+from jaxpg.parallel import collectives
 from jaxpg.types import Array, PackedTexts, Tree
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -207,7 +208,8 @@ class Decoder(nn.Module):
         stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(b.variables["params"] for b in self.blocks))
 
         def one_block(x: Array, params: Tree) -> tuple[Array, tuple[Array, Array]]:
-            return block.apply({"params": params}, x, position, mask)  # type: ignore[return-value]
+            x, keys_values = block.apply({"params": collectives.whole(params)}, x, position, mask)
+            return (collectives.shard_columns(x) if x.ndim > 2 else x), keys_values  # [B, S, width], or one text
 
         x, keys_values = lax.scan(jax.checkpoint(one_block, prevent_cse=False), x, stacked)
         return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]

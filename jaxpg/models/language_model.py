@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
-from jaxpg.models.decoder import Decoder, DecoderConfig, KVCache
+from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.layers import apply
+from jaxpg.parallel import collectives
 from jaxpg.types import Array, Critic, Discrete, Env, Key, PackedTexts, Params, Policy, Prompt, Rollout, Tree
 
 
@@ -75,7 +76,10 @@ class ChunkedCategorical(NamedTuple):
         )
 
     def _by_chunks(self, function: Callable[[Any], Any], inputs: tuple[Array, ...]) -> Any:
-        """`function(inputs)` of arrays `[T, B, ...]`, on one chunk of columns after the other."""
+        """`function(inputs)` of arrays `[T, B, ...]`, on one chunk of columns after the other.
+
+        Neighbouring columns are in different chunks: devices that hold neighbours have as much of every chunk.
+        """
         if self.chunks == 1:
             return function(inputs)
         columns = self.features.shape[1]
@@ -83,10 +87,10 @@ class ChunkedCategorical(NamedTuple):
 
         def split(x: Array) -> Array:
             padded = jnp.pad(x, [(0, 0), (0, -columns % size), *[(0, 0)] * (x.ndim - 2)])
-            return padded.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
+            return jnp.moveaxis(padded.reshape(x.shape[0], size, -1, *x.shape[2:]), 2, 0)
 
         chunks = lax.map(jax.checkpoint(function), jax.tree.map(split, inputs))
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :columns], chunks)
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, :columns], chunks)
 
 
 def transformer(
@@ -134,6 +138,7 @@ def transformer(
         return distribution(params, features), cache
 
     def evaluate(params: Tree, rollout: Rollout) -> ChunkedCategorical:
+        params = _gathered(config, params)
         return ChunkedCategorical(
             lambda x: distribution(params, x).logits, features_of(model, params, rollout), logit_chunks
         )
@@ -146,6 +151,7 @@ def transformer(
         needs_trajectories=True,
         evaluates_from_context=True,
         evaluates_packed=True,
+        acting_params=partial(_in_arithmetic, config),
     )
     return policy, _shared_critic(model) if shared else _separate_critic(_decoder(env, config, outputs=1))
 
@@ -223,6 +229,25 @@ def _sequence(rollout: Rollout) -> tuple[Array, Array]:
     following = jnp.concatenate([steps.obs[:1], steps.action]).T
     real = jnp.concatenate([prompt.mask_before_last(), jnp.ones(following.shape, bool)], 1)
     return jnp.concatenate([prompt.tokens, following], 1), real
+
+
+def _in_arithmetic(config: DecoderConfig, params: Tree) -> Tree:
+    """The parameters with all matrices in the dtype of the arithmetic, to which every layer would cast its own.
+
+    With bfloat16 there are half as many bytes to read at every token, and to gather once, as with float32.
+    """
+    return jax.tree.map(lambda x: x.astype(DTYPES[config.dtype]) if x.ndim > 1 else x, params)
+
+
+def _gathered(config: DecoderConfig, params: Tree) -> Tree:
+    """The parameters with all of them on every device of SHARD, as a batch is worked through; others stay as they are.
+
+    Where blocks are recomputed, to save memory, theirs are gathered one after the other (`Decoder._scan_blocks`).
+    """
+    if not config.remat:
+        return collectives.whole(params)
+    top = {name: x if name.startswith("blocks_") else collectives.whole(x) for name, x in params["params"].items()}
+    return {"params": top}
 
 
 def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> KVCache:

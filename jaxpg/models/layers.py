@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Discrete, Key, Space, Tree
 
@@ -80,9 +81,10 @@ def dot_rows(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) ->
 
     It replaces `lax.dot_general`, whose gradient with respect to the kernel contracts over each leading axis. XLA on a
     CPU does that by several slow products where there are two of them; over one axis it is one matrix product, with the
-    same bits (benchmarks/LOG.md, "dense layers over sequences").
+    same bits (benchmarks/LOG.md, "dense layers over sequences"). Devices that share a model keep the axes apart: one
+    of them is split.
     """
-    if x.ndim < 3:
+    if x.ndim < 3 or collectives.auto_mesh.get():
         return lax.dot_general(x, kernel, dimension_numbers, **options)
     product = lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **options)
     return product.reshape(*x.shape[:-1], kernel.shape[-1])

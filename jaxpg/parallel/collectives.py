@@ -23,9 +23,9 @@ SHARD = "shard"  # environments and parameters are split over it
 auto_mesh: ContextVar[Mesh | None] = ContextVar("auto_mesh", default=None)
 """The mesh of the program being traced if XLA partitions it by itself (axis SHARD), else None.
 
-`mesh.spread` sets it while it traces; `shard_columns` alone reads it. It is a context variable because the code between
-the two is a learner, which knows nothing of meshes. Per-device programs (axis DATA) do not need it: jax binds their
-axis by name.
+`mesh.spread` sets it while it traces; `whole`, `shard_columns` and `layers.dot_rows` read it. It is a context variable
+because the code between them is a learner, which knows nothing of meshes. Per-device programs (axis DATA) do not need
+it: jax binds their axis by name.
 """
 
 
@@ -81,6 +81,14 @@ def device_key(key: Key) -> Key:
 def shard_index() -> jax.Array | int:
     """Index of this device on the axis DATA, 0 on one device."""
     return lax.axis_index(DATA) if num_shards() > 1 else 0
+
+
+def whole(tree: Tree) -> Tree:
+    """`tree` with all of it on every device of the axis SHARD, if XLA partitions the program; else unchanged."""
+    mesh = auto_mesh.get()
+    if mesh is None:
+        return tree
+    return lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def shard_columns(x: jax.Array, axis: int = 0) -> jax.Array:

@@ -103,7 +103,8 @@ def state_specs(state: Tree, mesh: Mesh) -> Tree:
     """The partition specs of the states of S runs, whose leaves are `[S, ...]`.
 
     Arrays per environment (`[S, B, ...]`, see `is_per_environment`) are split over both axes. All others are split over
-    SEED alone or, on a mesh with SHARD, also along their longest axis that divides evenly.
+    SEED alone or, on a mesh with SHARD, matrices also along their longest axis that divides evenly: vectors are not
+    worth an exchange.
     """
     second = mesh.axis_names[1]
 
@@ -111,7 +112,7 @@ def state_specs(state: Tree, mesh: Mesh) -> Tree:
         if is_per_environment(path):
             return PartitionSpec(SEED, second)
         divisible_sizes = [size if size % mesh.shape[second] == 0 else 0 for size in x.shape[1:]]
-        if second == DATA or not any(divisible_sizes):
+        if second == DATA or len(divisible_sizes) < 2 or not any(divisible_sizes):
             return PER_SEED
         longest = int(np.argmax(divisible_sizes))
         return PartitionSpec(SEED, *[None] * longest, SHARD)

@@ -117,6 +117,15 @@ def _started(env: Env, policy: Policy, params: Tree, env_state: Tree, obs: Tree)
     return CollectorState(env_state, obs, memory)
 
 
+def acting_params(policy: Policy, params: Tree) -> Tree:
+    """The parameters as `policy.start` and `policy.act` read them, to be made once before a loop over steps.
+
+    On SHARD every device gets all of them, since XLA would otherwise gather each layer's at every step: of a language
+    model, all weights at every token (benchmarks/multichip.py).
+    """
+    return collectives.whole(policy.acting_params(params) if policy.acting_params else params)
+
+
 def action_noise(policy: Policy, params: Tree, runner: CollectorState, keys: Array) -> Tree:
     """The random numbers of all actions, from their keys `[T, B]`, in one call before the loop over steps.
 
@@ -134,7 +143,7 @@ def step_env(
     env: Env, policy: Policy, params: Tree, runner: CollectorState, noise: Tree, step_key: Key
 ) -> tuple[CollectorState, Transition]:
     """One step of one environment, without a reset."""
-    distribution, memory = policy.act(params, runner.memory, runner.obs)
+    distribution, memory = policy.act(collectives.whole(params), runner.memory, runner.obs)  # XLA lays out loops anew
     action = distribution.at(noise)
     env_state, timestep = env.step(step_key, runner.env_state, action)
     transition = Transition(

@@ -17,6 +17,7 @@ from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
     RolloutStats,
+    acting_params,
     action_noise,
     env_keys,
     reset_env,
@@ -87,7 +88,7 @@ def _no_state(env: Env, policy: Policy, params: Tree, key: Key) -> tuple[()]:
 def _collect_episodes(
     env: Env, policy: Policy, params: Tree, runner: tuple[()], key: Key, *, num_envs: int, group_size: int
 ) -> tuple[tuple[()], Rollout, RolloutStats]:
-    num_columns = _columns_per_device(num_envs, group_size)
+    params, num_columns = acting_params(policy, params), _columns_per_device(num_envs, group_size)
     start_key, step_key = jax.random.split(key)
     start = _start_groups(env, policy, params, env_keys(start_key, num_columns, group_size), group_size)
     keys = step_keys(step_key, num_columns, env.time_limit, with_reset=False)

@@ -17,6 +17,7 @@ from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
     RolloutStats,
+    acting_params,
     action_noise,
     env_keys,
     reset_env,
@@ -90,7 +91,7 @@ def _reset_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: in
 def _collect_segment(
     env: Env, policy: Policy, params: Tree, runner: CollectorState, key: Key, *, num_steps: int, reset_pool: int
 ) -> tuple[CollectorState, Rollout, RolloutStats]:
-    num_columns = runner.episode_length.shape[0]
+    params, num_columns = acting_params(policy, params), runner.episode_length.shape[0]
     before = jax.tree.map(collectives.shard_columns, runner)
     reset = partial(reset_env, env, policy, params)
     next_starts: NextStarts = partial(_fresh_starts, reset)

@@ -96,8 +96,8 @@ def cut_packed(batch: Batch) -> Minibatches:
 
     def chunk(rows: Array, minibatch: Batch, i: Array | int, num_chunks: Array | int) -> Batch:
         part: Any = steps.chunk(_step_numbers(batch, rows).ravel(), minibatch, i, num_chunks)
-        part = jax.tree.map(lambda x: x.reshape(size, num_slots, *x.shape[2:]).swapaxes(0, 1), part)
-        of_chunk = lax.dynamic_slice_in_dim(rows, i * size, size)
+        part = jax.tree.map(lambda x: _as_rows(x, size), part)
+        of_chunk = collectives.shard_columns(lax.dynamic_slice_in_dim(rows, i * size, size))
         context = _packed_texts(prompt, part.rollout.steps.obs.T, of_chunk, num_slots)
         return part._replace(rollout=part.rollout._replace(episodes=Episodes(context=context)))
 
@@ -106,6 +106,11 @@ def cut_packed(batch: Batch) -> Minibatches:
         return largest_in_batch(-(-used // size))
 
     return Minibatches(num_chunks, take, chunk)
+
+
+def _as_rows(x: Array, size: int) -> Array:
+    """Single steps `[1, size * S, ...]` as `[S, size, ...]`."""
+    return collectives.shard_columns(x.reshape(size, -1, *x.shape[2:]).swapaxes(0, 1), axis=1)
 
 
 def _packed_texts(prompt: Prompt, obs: Array, rows: Array, num_slots: int) -> PackedTexts:
