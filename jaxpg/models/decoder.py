@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
-from jaxpg.models.layers import dot_rows
+from jaxpg.models.layers import apply, dot_rows
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, PackedTexts, Tree
 
@@ -208,7 +208,7 @@ class Decoder(nn.Module):
         stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(b.variables["params"] for b in self.blocks))
 
         def one_block(x: Array, params: Tree) -> tuple[Array, tuple[Array, Array]]:
-            x, keys_values = block.apply({"params": collectives.whole(params)}, x, position, mask)
+            x, keys_values = apply(block, {"params": collectives.whole(params)}, x, position, mask)
             return (collectives.shard_columns(x) if x.ndim > 2 else x), keys_values  # [B, S, width], or one text
 
         x, keys_values = lax.scan(jax.checkpoint(one_block, prevent_cse=False), x, stacked)
