@@ -182,6 +182,7 @@ FULL = {
         "test_reward_to_go_drops_the_discounted_weighting_of_states",
     ),
     "parallel": (
+        "test_devices_that_share_a_batch_put_their_own_texts_side_by_side",
         "test_devices_that_share_the_parameters_are_one_as_well[{'logit_chunks': 2}]",
         "test_devices_that_share_the_parameters_are_one_as_well[{'remat': True, 'tied': True}]",
         "test_devices_wait_for_each_other_while_groups_are_refilled",

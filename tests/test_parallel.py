@@ -147,19 +147,27 @@ def test_without_devices_the_functions_are_trivial():
     assert collectives.shard_index() == 0
 
 
-def text_learner(**settings):
-    """GRPO of a language model whose gradient is taken in chunks of four rows of texts side by side."""
+def text_learner(num_envs=8, **settings):
+    """GRPO of a language model, by plain gradient descent."""
     model = language.transformer(cases.text, width=16, layers=2, heads=2, kv_heads=1, **settings)
-    algorithm = ladder.grpo(**GROUPS)._replace(optimizer=partial(update.sgd, max_grad_norm=0.5))
+    algorithm = ladder.grpo(**GROUPS | {"num_envs": num_envs})._replace(
+        optimizer=partial(update.sgd, max_grad_norm=0.5)
+    )
     return policy_gradient(cases.text, *model, algorithm)
 
 
-@pytest.mark.parametrize("settings", [{"logit_chunks": 2}, {"remat": True, "tied": True}], ids=str)
-def test_devices_that_share_the_parameters_are_one_as_well(settings, monkeypatch):
-    """Each holds a part of them, before and after, and what is learned is what one device learns."""
+@pytest.fixture
+def four_texts_at_a_time(monkeypatch):
+    """Gradients are taken in chunks of four rows of texts side by side."""
     prompt = jax.eval_shape(lambda: cases.text.context(cases.text.reset(KEYS[0])[0]))
     slots = cases.text.time_limit + prompt.tokens.shape[-1]
-    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=DEVICES * slots))
+    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=4 * slots))
+
+
+@pytest.mark.usefixtures("four_texts_at_a_time")
+@pytest.mark.parametrize("settings", [{"logit_chunks": 2}, {"remat": True, "tied": True}], ids=str)
+def test_devices_that_share_the_parameters_are_one_as_well(settings):
+    """Each holds a part of them, before and after, and what is learned is what one device learns."""
     learner = text_learner(**settings)
     keys = jax.random.split(jax.random.key(0), 1)
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
@@ -174,6 +182,19 @@ def test_devices_that_share_the_parameters_are_one_as_well(settings, monkeypatch
         arrays = jax.tree.leaves(state.params)
         here = sum(x.addressable_shards[0].data.size for x in arrays)
         assert here < 0.5 * sum(x.size for x in arrays)
+
+
+@pytest.mark.usefixtures("four_texts_at_a_time")
+def test_devices_that_share_a_batch_put_their_own_texts_side_by_side():
+    """Each works through as many chunks as its own texts need, and together they are one."""
+    learner = text_learner(num_envs=16)
+    state = tiny.jit(learner.init)(jax.random.key(0))
+    mesh = parallel.make_mesh(1, 16, jax.devices()[:2])
+    _, after, metrics = over(mesh, learner, jax.tree.map(lambda x: x[None], state))
+    expected, expected_metrics = on_one(learner, state)
+    assert moved(state, expected) > 1e-3
+    assert distance(jax.tree.map(lambda x: x[0], after.params), expected.params) < 1e-5
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[0], y, rtol=1e-4, atol=1e-5), metrics, expected_metrics)
 
 
 def test_weights_travel_once_per_rollout_and_not_at_every_token():
