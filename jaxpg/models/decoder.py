@@ -208,8 +208,10 @@ class Decoder(nn.Module):
         stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(b.variables["params"] for b in self.blocks))
 
         def one_block(x: Array, params: Tree) -> tuple[Array, tuple[Array, Array]]:
-            x, keys_values = apply(block, {"params": collectives.whole(params)}, x, position, mask)
-            return (collectives.shard_columns(x) if x.ndim > 2 else x), keys_values  # [B, S, width], or one text
+            if x.ndim == 2:  # a prompt: what writes has the parameters as a whole
+                return apply(block, {"params": collectives.whole(params)}, x, position, mask)
+            x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, position, mask)
+            return collectives.shard_columns(x), keys_values
 
         x, keys_values = lax.scan(jax.checkpoint(one_block, prevent_cse=False), x, stacked)
         return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]

@@ -245,8 +245,8 @@ def _gathered(config: DecoderConfig, params: Tree) -> Tree:
     Where blocks are recomputed, to save memory, theirs are gathered one after the other (`Decoder._scan_blocks`).
     """
     if not config.remat:
-        return collectives.whole(params)
-    top = {name: x if name.startswith("blocks_") else collectives.whole(x) for name, x in params["params"].items()}
+        return collectives.gathered(params)
+    top = {name: x if name.startswith("blocks_") else collectives.gathered(x) for name, x in params["params"].items()}
     return {"params": top}
 
 

@@ -23,9 +23,9 @@ SHARD = "shard"  # environments and parameters are split over it
 auto_mesh: ContextVar[Mesh | None] = ContextVar("auto_mesh", default=None)
 """The mesh of the program being traced if XLA partitions it by itself (axis SHARD), else None.
 
-`mesh.spread` sets it while it traces; `whole`, `shard_columns` and `layers.dot_rows` read it. It is a context variable
-because the code between them is a learner, which knows nothing of meshes. Per-device programs (axis DATA) do not need
-it: jax binds their axis by name.
+`mesh.spread` sets it while it traces; `split`, `whole`, `shard_columns` and `layers.dot_rows` read it. It is a context
+variable because the code between them is a learner, which knows nothing of meshes. Per-device programs (axis DATA) do
+not need it: jax binds their axis by name.
 """
 
 
@@ -83,12 +83,45 @@ def shard_index() -> jax.Array | int:
     return lax.axis_index(DATA) if num_shards() > 1 else 0
 
 
-def whole(tree: Tree) -> Tree:
-    """`tree` with all of it on every device of the axis SHARD, if XLA partitions the program; else unchanged."""
+def layout(shape: tuple[int, ...], num_devices: int) -> PartitionSpec:
+    """How the devices of the axis SHARD split an array of parameters: along its longest axis that divides evenly.
+
+    A vector is not worth an exchange: every device has all of it.
+    """
+    divisible_sizes = [size if size % num_devices == 0 else 0 for size in shape]
+    if len(shape) < 2 or not any(divisible_sizes):
+        return PartitionSpec()
+    longest = divisible_sizes.index(max(divisible_sizes))
+    return PartitionSpec(*[None] * longest, SHARD)
+
+
+def split(tree: Tree) -> Tree:
+    """Parameters, or their gradient, of which each device of the axis SHARD holds its part, see `layout`.
+
+    Unchanged in programs that XLA does not partition, as by `gathered` and `whole`.
+    """
     mesh = auto_mesh.get()
     if mesh is None:
         return tree
-    return lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
+
+    def constrain(x: jax.Array) -> jax.Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, layout(x.shape, mesh.shape[SHARD])))
+
+    return jax.tree.map(constrain, tree)
+
+
+def gathered(tree: Tree) -> Tree:
+    """Parameters that the devices of the axis SHARD hold in parts, with all of them on each; their gradient is split.
+
+    They are gathered as they are: XLA would otherwise gather a copy in bfloat16 before it is made, in float32.
+    """
+    return whole(split(tree))
+
+
+def whole(tree: Tree) -> Tree:
+    """What `gathered` gave, inside of a loop: XLA chooses the layout of what a loop carries anew."""
+    mesh = auto_mesh.get()
+    return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def shard_columns(x: jax.Array, axis: int = 0) -> jax.Array:

@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpg.errors import UserError
-from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh
+from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh, layout
 from jaxpg.parallel.cores import num_cores
 from jaxpg.parallel.machine import machine, program_for
 from jaxpg.types import Tree
@@ -103,19 +103,16 @@ def state_specs(state: Tree, mesh: Mesh) -> Tree:
     """The partition specs of the states of S runs, whose leaves are `[S, ...]`.
 
     Arrays per environment (`[S, B, ...]`, see `is_per_environment`) are split over both axes. All others are split over
-    SEED alone or, on a mesh with SHARD, matrices also along their longest axis that divides evenly: vectors are not
-    worth an exchange.
+    SEED alone or, on a mesh with SHARD, also as `collectives.layout` says.
     """
     second = mesh.axis_names[1]
 
     def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
         if is_per_environment(path):
             return PartitionSpec(SEED, second)
-        divisible_sizes = [size if size % mesh.shape[second] == 0 else 0 for size in x.shape[1:]]
-        if second == DATA or len(divisible_sizes) < 2 or not any(divisible_sizes):
+        if second == DATA:
             return PER_SEED
-        longest = int(np.argmax(divisible_sizes))
-        return PartitionSpec(SEED, *[None] * longest, SHARD)
+        return PartitionSpec(SEED, *layout(x.shape[1:], mesh.shape[SHARD]))
 
     return jax.tree_util.tree_map_with_path(spec, state)
 

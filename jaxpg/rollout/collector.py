@@ -123,7 +123,7 @@ def acting_params(policy: Policy, params: Tree) -> Tree:
     On SHARD every device gets all of them, since XLA would otherwise gather each layer's at every step: of a language
     model, all weights at every token (benchmarks/multichip.py).
     """
-    return collectives.whole(policy.acting_params(params) if policy.acting_params else params)
+    return collectives.gathered(policy.acting_params(params) if policy.acting_params else params)
 
 
 def action_noise(policy: Policy, params: Tree, runner: CollectorState, keys: Array) -> Tree:
@@ -143,7 +143,7 @@ def step_env(
     env: Env, policy: Policy, params: Tree, runner: CollectorState, noise: Tree, step_key: Key
 ) -> tuple[CollectorState, Transition]:
     """One step of one environment, without a reset."""
-    distribution, memory = policy.act(collectives.whole(params), runner.memory, runner.obs)  # XLA lays out loops anew
+    distribution, memory = policy.act(collectives.whole(params), runner.memory, runner.obs)
     action = distribution.at(noise)
     env_state, timestep = env.step(step_key, runner.env_state, action)
     transition = Transition(
