@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from work import update_bytes
@@ -32,6 +33,7 @@ from work import update_bytes
 from jaxpg import ladder, language, rollout, vectorize
 from jaxpg.models import generation
 from jaxpg.objectives.advantages import group_relative
+from jaxpg.parallel import host_callback
 from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Critic, Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
@@ -78,6 +80,32 @@ def endless() -> Env:
 
     space = Discrete(VOCABULARY)
     return Env("endless", reset, step, space, space, TOKENS, context=lambda state: state[0], outcome=outcome)
+
+
+def judged_on_host(env: Env, judge: Callable[[list[list[int]]], list[float]]) -> Env:
+    """`endless` with a reward in Python: `judge` gets all completions of a rollout and gives a number for each."""
+
+    def judge_batch(tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray]:
+        rewards = judge(tokens.reshape(-1, TOKENS).tolist())
+        return (np.asarray(rewards, np.float32).reshape(length.shape),)
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        state, obs = env.reset(key)
+        return (state, jnp.zeros(TOKENS, jnp.int32)), obs
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        inner, tokens = state
+        following, timestep = env.step(key, inner, action)
+        return (following, tokens.at[inner[1]].set(action.astype(jnp.int32))), timestep
+
+    def outcome(state: Any) -> Outcome:
+        number = jax.ShapeDtypeStruct((), jnp.float32)
+        return Outcome(host_callback.call(judge_batch, (number,), state[1], state[0][1])[0], {})
+
+    def context(state: Any) -> Prompt:
+        return state[0][0]
+
+    return env._replace(reset=reset, step=step, context=context, outcome=outcome)
 
 
 def seconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> float:
