@@ -1,6 +1,7 @@
 """How fast a language model writes and learns, beside what the machine allows; and what a learner needs of memory.
 
     python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 9]
+    python benchmarks/language.py --peers --trl-python TRL/bin/python --tunix-python TUNIX/bin/python
 
 Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
 slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one update by
@@ -10,6 +11,9 @@ driven from the host by separately compiled parts, a call per token; they take t
 with the longest completion beside a scan over the whole budget, where completions need all of it, and where none needs
 more than a quarter. Memory: what XLA's own analysis says of one step of GRPO, without and with a reference policy, and
 of PPO with a critic.
+
+`--peers` measures one thing alone: the CPU seconds of a whole step of GRPO with a reward in Python, in turns with TRL's
+trainer and Tunix's learner (language_turns.py). benchmarks/README.md says how their environments are made.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import language_turns
 import numpy as np
+from language_peers import Work
 from rich.console import Console
 from rich.table import Table
 from work import update_bytes
@@ -299,18 +305,17 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.1M", "1M", "10M"])
-    parser.add_argument(
-        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "language_speed.json")
-    args = parser.parse_args()
-    results = {size: measure(size, args.columns, args.rounds) for size in args.sizes}
+def work_of(size: str, columns: int) -> Work:
+    """The step of GRPO that the peers do too, on the model of a size."""
+    policy, _ = transformer_of(endless(), size)
+    block = jax.eval_shape(policy.init, jax.random.key(0))["params"]["blocks_0"]
+    hidden = block["down"]["kernel"].shape[0]
+    given = {"vocabulary": VOCABULARY, "prompt": PROMPT, "tokens": TOKENS, "columns": columns, "group": GROUP}
+    return Work(**SIZES[size], hidden=hidden, **given, learning_rate=1e-4, max_grad_norm=1.0)
 
+
+def print_tables(results: dict[str, dict[str, Any]], console: Console) -> None:
+    """Speed beside the bounds, endings and memory of every size."""
     speed = Table(
         "weights",
         "writing, tokens/s",
@@ -334,14 +339,39 @@ def main() -> None:
         speed.add_row(size, *rates, f"{whole:.3f} s", f"{host:.3f} s", f"{host / whole:.2f}")
         ending.add_row(size, *(f"{x:.3f}" for case in r["ending, seconds"].values() for x in case.values()))
         memory.add_row(size, *(f"{x / 2**20:.1f}" for kind in r["memory, bytes"].values() for x in kind.values()))
-    console = Console(width=120)
     console.print(speed, ending, memory)
     for size, r in results.items():
         limits = Limits(**r["limits"])
         console.print(f"{size}: memory {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
+
+
+def main() -> None:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="default 0.1M 1M 10M, with --peers 1M 10M")
+    parser.add_argument(
+        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
+    parser.add_argument("--peers", action="store_true", help="one step of GRPO beside TRL and Tunix, and nothing else")
+    parser.add_argument("--trl-python", help="a Python that has TRL and the CPU build of torch")
+    parser.add_argument("--tunix-python", help="a Python that has Tunix")
+    parser.add_argument(
+        "--out", type=Path, help="where to write (default results/language_speed.json or language_peers.json)"
+    )
+    args = parser.parse_args()
+    pythons = language_turns.peer_pythons(parser, args)
+    console = Console(width=120)
+    if args.peers:
+        works = {size: work_of(size, args.columns) for size in args.sizes or ["1M", "10M"]}
+        results = language_turns.measure(works, pythons, args.rounds, console)
+    else:
+        results = {size: measure(size, args.columns, args.rounds) for size in args.sizes or ["0.1M", "1M", "10M"]}
+        print_tables(results, console)
+    out = args.out or HERE / "results" / ("language_peers.json" if args.peers else "language_speed.json")
     written = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(written, indent=1) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
-WARM_UP = 2
+WARM_UP = 1
+"""Steps before the first that is asked for: they compile."""
 MANY = 10**9
 PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "trl", "google-tunix")
 FIRST = ord("0")
@@ -124,15 +125,16 @@ class Turns:
 def jaxpg(setting: str, work: Work, turns: Turns) -> None:
     """The loop of `jaxpg train`, an iteration of GRPO at a time; the reward is called from within the program."""
     import jax
-    import language
+    from jaxpg.language import transformer
+    from language import endless, judged_on_host, learner_of
     from workloads import learner_loop
 
     jax.config.update("jax_enable_compilation_cache", False)
-    env = language.judged_on_host(language.endless(), turns.judge)
+    env = judged_on_host(endless(), turns.judge)
     shape = {name: getattr(work, name) for name in ("width", "layers", "heads", "kv_heads")}
-    policy, critic = language.language.transformer(env, **shape)
+    policy, critic = transformer(env, **shape)
     settings = {"learning_rate": work.learning_rate, "max_grad_norm": work.max_grad_norm}
-    learner = language.learner_of(policy, critic, env, work.columns, **settings)
+    learner = learner_of(policy, critic, env, work.columns, **settings)
     params = jax.eval_shape(policy.init, jax.random.key(0))
     turns.weights = sum(x.size for x in jax.tree.leaves(params))
     program = learner_loop(env, learner, work.columns, 1, 1).build()
@@ -223,7 +225,10 @@ def trl_tokenizer(work: Work) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {chr(FIRST + i): i for i in range(work.vocabulary)} | {"<pad>": work.vocabulary, "<end>": work.vocabulary + 1}
+    words = {chr(FIRST + i): i for i in range(work.vocabulary)} | {
+        "<pad>": work.vocabulary,
+        "<end>": work.vocabulary + 1,
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -321,7 +326,7 @@ def tunix_settings(work: Work, part: int) -> Any:
         temperature=1.0,
         top_p=1.0,
     )
-    roles = {role: mesh for role in (Role.ACTOR, Role.REFERENCE, Role.ROLLOUT)}
+    roles = dict.fromkeys((Role.ACTOR, Role.REFERENCE, Role.ROLLOUT), mesh)
     return ClusterConfig(role_to_mesh=roles, training_config=training, rollout_config=rollout)
 
 
