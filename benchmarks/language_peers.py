@@ -125,14 +125,15 @@ class Turns:
 def jaxpg(setting: str, work: Work, turns: Turns) -> None:
     """The loop of `jaxpg train`, an iteration of GRPO at a time; the reward is called from within the program."""
     import jax
-    from jaxpg.language import transformer
     from language import endless, judged_on_host, learner_of
     from workloads import learner_loop
+
+    from jaxpg import language
 
     jax.config.update("jax_enable_compilation_cache", False)
     env = judged_on_host(endless(), turns.judge)
     shape = {name: getattr(work, name) for name in ("width", "layers", "heads", "kv_heads")}
-    policy, critic = transformer(env, **shape)
+    policy, critic = language.transformer(env, **shape)
     settings = {"learning_rate": work.learning_rate, "max_grad_norm": work.max_grad_norm}
     learner = learner_of(policy, critic, env, work.columns, **settings)
     params = jax.eval_shape(policy.init, jax.random.key(0))
@@ -143,13 +144,16 @@ def jaxpg(setting: str, work: Work, turns: Turns) -> None:
 
 
 def trl(setting: str, work: Work, turns: Turns) -> None:
-    """TRL's GRPOTrainer on transformers' Llama. SETTING: the attention, and the completions of a gradient's part."""
+    """TRL's GRPOTrainer on transformers' Llama.
+
+    SETTING: the attention, the completions of a gradient's part, and "compiled" for torch.compile of the learning.
+    """
     import torch
     from datasets import Dataset
-    from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+    from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    attention, part = setting.split()
+    attention, part, *compiled = setting.split()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape = LlamaConfig(
@@ -183,11 +187,12 @@ def trl(setting: str, work: Work, turns: Turns) -> None:
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
-        args=GRPOConfig(**trl_settings(work, int(part))),
+        args=GRPOConfig(**trl_settings(work, int(part)), torch_compile=bool(compiled)),
         train_dataset=data,
         processing_class=trl_tokenizer(work),
         callbacks=[Pause()],
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
 
 

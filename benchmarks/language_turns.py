@@ -29,6 +29,7 @@ TRIALS = 2
 SETTINGS = {"jaxpg": ("",), "trl": ("sdpa 64", "sdpa 16", "eager 64"), "tunix": ("64", "16")}
 """Of TRL the attention and the completions of a gradient's part, of Tunix these alone."""
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
 
 
 def peer_pythons(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
@@ -55,7 +56,7 @@ class Step(Worker):
     def __init__(self, python: str, name: str, setting: str, work: Work) -> None:
         command = [python, str(HERE / "language_peers.py"), name, setting, json.dumps(work._asdict())]
         self.setting = setting
-        self.start(command, os.environ | ONE_THREAD)
+        self.start(command, os.environ | ONE_THREAD | QUIET)
 
 
 class Finding(NamedTuple):
