@@ -19,7 +19,6 @@ trainer and Tunix's learner (language_turns.py). benchmarks/README.md says how t
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -364,14 +363,12 @@ def main() -> None:
     console = Console(width=120)
     if args.peers:
         works = {size: work_of(size, args.columns) for size in args.sizes or ["1M", "10M"]}
-        results = language_turns.measure(works, pythons, args.rounds, console)
-    else:
-        results = {size: measure(size, args.columns, args.rounds) for size in args.sizes or ["0.1M", "1M", "10M"]}
-        print_tables(results, console)
-    out = args.out or HERE / "results" / ("language_peers.json" if args.peers else "language_speed.json")
+        out = args.out or HERE / "results" / "language_peers.json"
+        return language_turns.measure(works, pythons, args.rounds, out, console)
+    results = {size: measure(size, args.columns, args.rounds) for size in args.sizes or ["0.1M", "1M", "10M"]}
+    print_tables(results, console)
     written = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(written, indent=1) + "\n")
+    language_turns.write(args.out or HERE / "results" / "language_speed.json", written)
 
 
 if __name__ == "__main__":

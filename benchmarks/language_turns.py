@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from turns import Row, Worker, interleave
 
+from jaxpg.training.provenance import describe_machine
+
 HERE = Path(__file__).resolve().parent
 TRIALS = 2
 """Timed steps of every setting, from which a peer's best one is taken."""
@@ -135,12 +137,19 @@ def table(title: str, findings: Mapping[str, Finding]) -> Table:
     return found
 
 
-def measure(works: Mapping[str, Work], pythons: Mapping[str, str], rounds: int, console: Console) -> dict[str, Any]:
-    """Findings and shares by size, printed as they come."""
-    results = {}
+def measure(works: Mapping[str, Work], pythons: Mapping[str, str], rounds: int, out: Path, console: Console) -> None:
+    """Findings and shares by size, printed and written as they come; sizes that are not measured stay in the file."""
+    results = json.loads(out.read_text()) if out.exists() else {}
     for size, work in works.items():
         findings = compare(work, pythons, rounds)
         console.print(table(f"one GRPO step, {size} weights, {work.columns} completions", findings))
         programs = {name: finding._asdict() for name, finding in findings.items()}
-        results[size] = {"work": work._asdict(), "programs": programs, "share": share(findings)}
-    return results
+        found = {"work": work._asdict(), "programs": programs, "share": share(findings)}
+        results[size] = {"machine": describe_machine(), **found}
+        write(out, results)
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """The JSON of a measurement."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
