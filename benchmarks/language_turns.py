@@ -30,6 +30,8 @@ TRIALS = 2
 """Timed steps of every setting, from which a peer's best one is taken."""
 SETTINGS = {"jaxpg": ("",), "trl": ("sdpa 64", "sdpa 16", "eager 64"), "tunix": ("64", "16")}
 """Of TRL the attention and the completions of a gradient's part, of Tunix these alone."""
+if shutil.which("g++"):  # torch compiles with it
+    SETTINGS["trl"] += ("sdpa 64 compiled",)
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
 
