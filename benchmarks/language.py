@@ -1,6 +1,7 @@
 """How fast a language model writes and learns, beside what the machine allows; and what a learner needs of memory.
 
     python benchmarks/language.py [--sizes 0.1M 1M 10M] [--columns 64] [--rounds 9]
+    python benchmarks/language.py --peers --trl-python TRL/bin/python --tunix-python TUNIX/bin/python
 
 Writing: tokens per second of decoding with the KV cache, all columns to the full length. Its bound per token is the
 slower of two: weights and cache through memory, or two FLOPs per weight. Learning: tokens per second of one update by
@@ -11,12 +12,14 @@ with the longest completion beside a scan over the whole budget, where completio
 more than a quarter. Lengths: the whole step where completions are of any length up to the budget, each alike, with
 texts side by side in rows and with one text per row (update/packing.py). Memory: what XLA's own analysis says of one
 step of GRPO, without and with a reference policy and with `remat`, and of PPO with a critic.
+
+`--peers` measures one thing alone: the CPU seconds of a whole step of GRPO with a reward in Python, in turns with TRL's
+trainer and Tunix's learner (language_turns.py). benchmarks/README.md says how their environments are made.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +29,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import language_turns
+import numpy as np
+from language_peers import Work
 from rich.console import Console
 from rich.table import Table
 from work import update_bytes
@@ -33,6 +39,7 @@ from work import update_bytes
 from jaxpg import ladder, language, rollout, vectorize
 from jaxpg.models import generation
 from jaxpg.objectives.advantages import group_relative
+from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
 from jaxpg.training.provenance import describe_machine
@@ -102,6 +109,32 @@ def of_any_length() -> Env:
         return Outcome(state[0][2] / TOKENS, {})
 
     return whole._replace(reset=reset, step=step, context=lambda state: state[0][0], outcome=outcome)
+
+
+def judged_on_host(env: Env, judge: Callable[[list[list[int]]], list[float]]) -> Env:
+    """`endless` with a reward in Python: `judge` gets all completions of a rollout and gives a number for each."""
+
+    def judge_batch(tokens: np.ndarray, length: np.ndarray) -> tuple[np.ndarray]:
+        rewards = judge(tokens.reshape(-1, TOKENS).tolist())
+        return (np.asarray(rewards, np.float32).reshape(length.shape),)
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        state, obs = env.reset(key)
+        return (state, jnp.zeros(TOKENS, jnp.int32)), obs
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        inner, tokens = state
+        following, timestep = env.step(key, inner, action)
+        return (following, tokens.at[inner[1]].set(action.astype(jnp.int32))), timestep
+
+    def outcome(state: Any) -> Outcome:
+        number = jax.ShapeDtypeStruct((), jnp.float32)
+        return Outcome(host_callback.call(judge_batch, (number,), state[1], state[0][1])[0], {})
+
+    def context(state: Any) -> Prompt:
+        return state[0][0]
+
+    return env._replace(reset=reset, step=step, context=context, outcome=outcome)
 
 
 def seconds(function: Callable[..., Any], *arguments: Any, rounds: int) -> float:
@@ -312,18 +345,17 @@ def measure(size: str, columns: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["0.1M", "1M", "10M"])
-    parser.add_argument(
-        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "language_speed.json")
-    args = parser.parse_args()
-    results = {size: measure(size, args.columns, args.rounds) for size in args.sizes}
+def work_of(size: str, columns: int) -> Work:
+    """The step of GRPO that the peers do too, on the model of a size."""
+    policy, _ = transformer_of(endless(), size)
+    block = jax.eval_shape(policy.init, jax.random.key(0))["params"]["blocks_0"]
+    hidden = block["down"]["kernel"].shape[0]
+    given = {"vocabulary": VOCABULARY, "prompt": PROMPT, "tokens": TOKENS, "columns": columns, "group": GROUP}
+    return Work(**SIZES[size], hidden=hidden, **given, learning_rate=1e-4, max_grad_norm=1.0)
 
+
+def print_tables(results: dict[str, dict[str, Any]], console: Console) -> None:
+    """Speed beside the bounds, endings and memory of every size."""
     speed = Table(
         "weights",
         "writing, tokens/s",
@@ -351,14 +383,37 @@ def main() -> None:
         packed, plain = r["unequal lengths, seconds"].values()
         lengths.add_row(size, f"{packed:.3f}", f"{plain:.3f}", f"{plain / packed:.2f}")
         memory.add_row(size, *(f"{x / 2**20:.1f}" for kind in r["memory, bytes"].values() for x in kind.values()))
-    console = Console(width=120)
     console.print(speed, ending, lengths, memory)
     for size, r in results.items():
         limits = Limits(**r["limits"])
         console.print(f"{size}: memory {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
+
+
+def main() -> None:
+    """Measure, print, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="default 0.1M 1M 10M, with --peers 1M 10M")
+    parser.add_argument(
+        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
+    parser.add_argument("--peers", action="store_true", help="one step of GRPO beside TRL and Tunix, and nothing else")
+    parser.add_argument("--trl-python", help="a Python that has TRL and the CPU build of torch")
+    parser.add_argument("--tunix-python", help="a Python that has Tunix")
+    parser.add_argument(
+        "--out", type=Path, help="where to write (default results/language_speed.json or language_peers.json)"
+    )
+    args = parser.parse_args()
+    pythons = language_turns.peer_pythons(parser, args)
+    console = Console(width=120)
+    if args.peers:
+        works = {size: work_of(size, args.columns) for size in args.sizes or ["1M", "10M"]}
+        out = args.out or HERE / "results" / "language_peers.json"
+        return language_turns.measure(works, pythons, args.rounds, out, console)
+    results = {size: measure(size, args.columns, args.rounds) for size in args.sizes or ["0.1M", "1M", "10M"]}
+    print_tables(results, console)
     written = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(written, indent=1) + "\n")
+    language_turns.write(args.out or HERE / "results" / "language_speed.json", written)
 
 
 if __name__ == "__main__":

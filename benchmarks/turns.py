@@ -78,6 +78,7 @@ class Worker:
         self.bytes: int = hello["bytes"]
         self.made: dict[str, float] = hello.get("made", {})  # older checkouts do not say (before_after.py)
         self.versions: dict[str, str] = hello["versions"]
+        self.weights: int = hello.get("weights", 0)  # of a language model
 
     def ask(self, what: str) -> dict[str, float]:
         assert self.process.stdin is not None
