@@ -273,21 +273,25 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def draw(results: Mapping[str, Any]) -> None:
-    """Learning curves and diagnostics of each space, and a GIF of each final policy, into docs/lunar_lander/."""
+    """Learning curves and diagnostics of each space, and a GIF of each final policy, into docs/lunar_lander/.
+
+    A policy whose run is not on this machine keeps its GIF, and a figure that needs such a run stays as it is.
+    """
     FIGURES.mkdir(exist_ok=True)
     for space, task in SPACES.items():
         done = [cell for cell in line() if cell.task == task and cell.name in results]
-        metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in done if run_folder(cell).exists()}
-        if not metrics:
+        here = [cell for cell in done if run_folder(cell).exists()]
+        for cell in here:
+            play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
+        if not here or len(here) < len(done):
             continue
+        metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in here}
         curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
         title = f"LunarLander-v3, {space} actions"
         report.learning_curve(curves, FIGURES / f"{space}.png", title=title, threshold=200.0)
         shown = diagnostics_figure({name: (m["steps"], m) for name, m in metrics.items()})
         assert shown is not None
         save(shown, FIGURES / f"{space}_diagnostics.png")
-        for cell in done:
-            play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
 
 
 def play(cell: Cell, path: Path) -> None:

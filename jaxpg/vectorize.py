@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,30 +65,57 @@ def _(axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on
 
 
 def scan_packed(step: Callable[[Any, Any], tuple[Any, Tree]], init: Any, xs: Tree) -> tuple[Any, Tree]:
-    """`lax.scan`, whose outputs of a step are stored by one operation where the machine gains by it.
+    """`lax.scan`, whose outputs of a step are stored as `RowStorage` says."""
+    found: list[RowStorage] = []
+
+    def packed(carry: Any, x: Any) -> tuple[Any, Tree]:
+        carry, outputs = step(carry, x)
+        found[:] = [row_storage(outputs)]
+        return carry, found[0].pack(outputs)
+
+    carry, rows = lax.scan(packed, init, xs)
+    return carry, found[0].unpack(rows)
+
+
+class RowStorage(NamedTuple):
+    """How a loop stores what each of its steps leaves behind: by one operation where the machine gains by it.
 
     Replaces an operation per array: the arrays of a step that have at most two axes and consist of 32-bit words or of
     bools become one vector, and are taken apart again after the last step (`Machine.packs_outputs`).
+
+    structure: of the outputs of a step.
+    is_small: of each of their arrays, whether it goes into the vector.
+    small: the shapes and types of those that do.
     """
-    if not machine().packs_outputs:
-        return lax.scan(step, init, xs)
-    parts: list[Any] = []
 
-    def packed(carry: Any, x: Any) -> tuple[Any, tuple[Array, list[Array]]]:
-        carry, outputs = step(carry, x)
-        leaves, structure = jax.tree.flatten(outputs)
-        is_small = [x.ndim <= 2 and (x.dtype == bool or x.dtype.itemsize == 4) for x in leaves]
-        small = [x for x, chosen in zip(leaves, is_small, strict=True) if chosen]
-        parts[:] = [structure, is_small, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in small]]
-        words = jnp.concatenate([_as_words(x) for x in small]) if small else jnp.zeros(0, jnp.uint32)
-        return carry, (words, [x for x, chosen in zip(leaves, is_small, strict=True) if not chosen])
+    structure: Any
+    is_small: tuple[bool, ...]
+    small: tuple[jax.ShapeDtypeStruct, ...]
 
-    carry, (words, others) = lax.scan(packed, init, xs)
-    structure, is_small, shapes = parts
-    ends = list(accumulate(x.size for x in shapes))
-    small = iter([_from_words(words[:, end - x.size : end], x) for end, x in zip(ends, shapes, strict=True)])
-    rest = iter(others)
-    return carry, jax.tree.unflatten(structure, [next(small) if chosen else next(rest) for chosen in is_small])
+    def pack(self, outputs: Tree) -> Tree:
+        """The arrays that a loop stores for the outputs of a step."""
+        leaves = jax.tree.leaves(outputs)
+        words = [_as_words(x) for x, chosen in zip(leaves, self.is_small, strict=True) if chosen]
+        others = [x for x, chosen in zip(leaves, self.is_small, strict=True) if not chosen]
+        return jnp.concatenate(words) if words else (), others
+
+    def unpack(self, rows: Tree) -> Any:
+        """`[T, ...]` of what `pack` gave as `[T, ...]` of the outputs."""
+        words, others = rows
+        ends = list(accumulate(x.size for x in self.small))
+        small = iter([_from_words(words[:, end - x.size : end], x) for end, x in zip(ends, self.small, strict=True)])
+        rest = iter(others)
+        leaves = [next(small) if chosen else next(rest) for chosen in self.is_small]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def row_storage(outputs: Tree) -> RowStorage:
+    """How the machine had better store outputs like these, arrays or their shapes and types."""
+    leaves, structure = jax.tree.flatten(outputs)
+    packs = machine().packs_outputs
+    is_small = tuple(packs and x.ndim <= 2 and (x.dtype == bool or x.dtype.itemsize == 4) for x in leaves)
+    small = [x for x, chosen in zip(leaves, is_small, strict=True) if chosen]
+    return RowStorage(structure, is_small, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in small))
 
 
 def _as_words(x: Array) -> Array:

@@ -27,7 +27,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Outcome, Policy, Rollout, Transition, Tree
-from jaxpg.vectorize import any_in_batch, tree_where
+from jaxpg.vectorize import any_in_batch, row_storage, tree_where
 
 
 class _EpisodesState(NamedTuple):
@@ -36,13 +36,13 @@ class _EpisodesState(NamedTuple):
     t: [] int32, steps taken.
     runner: the environments, which stay as they are after the end of their episode.
     over: [B] bool, whether the episode has ended.
-    steps: [T, B, ...], filled up to `t`; padding from there on.
+    steps: [T, B, ...], filled up to `t`; padding from there on. Within the loop as `RowStorage` stores them.
     """
 
     t: Array
     runner: CollectorState
     over: Array
-    steps: Transition
+    steps: Any
 
 
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
@@ -149,7 +149,7 @@ def _run_episodes(
     def step(state: _EpisodesState) -> _EpisodesState:
         inputs = jax.tree.map(lambda x: x[state.t], (noise, keys))
         runner, over, transition = one_step(state.runner, state.over, *inputs)
-        steps = jax.tree.map(lambda rows, row: rows.at[state.t].set(row), state.steps, transition)
+        steps = jax.tree.map(lambda rows, row: rows.at[state.t].set(row), state.steps, storage.pack(transition))
         return _EpisodesState(state.t + 1, runner, over, steps)
 
     def step_within_limit(_: Array, state: _EpisodesState) -> _EpisodesState:
@@ -163,11 +163,14 @@ def _run_episodes(
 
     over = jnp.zeros(keys.shape[1], bool)
     *_, row = jax.eval_shape(one_step, start, over, *jax.tree.map(lambda x: x[0], (noise, keys)))
+    storage = row_storage(row)
     blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), row))
-    first = _EpisodesState(jnp.zeros((), jnp.int32), start, over, blank)
+    first = _EpisodesState(jnp.zeros((), jnp.int32), start, over, jax.vmap(storage.pack)(blank))
     if questions == 1:
-        return several_steps(first)
-    return lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, first)
+        end = several_steps(first)
+    else:
+        end = lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, first)
+    return end._replace(steps=storage.unpack(end.steps))
 
 
 def _step_or_stay(
