@@ -184,7 +184,7 @@ FULL = {
     "parallel": (
         "test_devices_that_share_a_batch_put_their_own_texts_side_by_side",
         "test_devices_that_share_the_parameters_are_one_as_well[{'logit_chunks': 2}]",
-        "test_devices_that_share_the_parameters_are_one_as_well[{'remat': True, 'tied': True}]",
+        "test_devices_that_share_the_parameters_are_one_as_well[{'remat': True, 'tied': True, 'layers': 2}]",
         "test_devices_wait_for_each_other_while_groups_are_refilled",
         "test_four_devices_are_one[grpo, text]",
         "test_four_devices_are_four_shards_on_one[ppo]",

@@ -149,7 +149,7 @@ def test_without_devices_the_functions_are_trivial():
 
 def text_learner(num_envs=8, **settings):
     """GRPO of a language model, by plain gradient descent."""
-    model = language.transformer(cases.text, width=16, layers=2, heads=2, kv_heads=1, **settings)
+    model = language.transformer(cases.text, width=16, heads=2, kv_heads=1, **{"layers": 1} | settings)
     algorithm = ladder.grpo(**GROUPS | {"num_envs": num_envs})._replace(
         optimizer=partial(update.sgd, max_grad_norm=0.5)
     )
@@ -165,7 +165,7 @@ def four_texts_at_a_time(monkeypatch):
 
 
 @pytest.mark.usefixtures("four_texts_at_a_time")
-@pytest.mark.parametrize("settings", [{"logit_chunks": 2}, {"remat": True, "tied": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"logit_chunks": 2}, {"remat": True, "tied": True, "layers": 2}], ids=str)
 def test_devices_that_share_the_parameters_are_one_as_well(settings):
     """Each holds a part of them, before and after, and what is learned is what one device learns."""
     learner = text_learner(**settings)

@@ -5,8 +5,9 @@ hyperparameters) are split over SEED and exchange nothing. Within a run, environ
 are replicated; the sums of `collectives` make the devices one learner.
 
 For a model that outgrows a device the second axis is SHARD instead. Parameters and optimizer state are split over it
-too, array by array, and so are the columns of a batch. The program is that of one device with the whole batch; XLA
-partitions it, gathers a layer's weights where it needs them, and scatters the sums of gradients.
+too, array by array, and so are the columns of a batch. The program is that of one device with the whole batch, and XLA
+partitions it. Where weights are gathered, and that their gradient is split again, `collectives.gathered` and `split`
+say: once before a rollout, and for an update all at once or block by block.
 """
 
 from __future__ import annotations
