@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from aot_counts import Loop, from_hlo, from_thunks
 from jax.experimental import topologies
+from versions import versions
 from work import A2C, PPO
 
 GPU = """
@@ -107,6 +108,9 @@ PACKAGES = {
         "nvidia-cuda-nvcc-cu12": "nvidia.cuda_nvcc",
     },
 }
+
+
+COMPARED = ("jax", "jaxlib", "rejax", "gymnax", "flax", "optax")
 
 
 def missing(target: str) -> list[str]:
@@ -296,7 +300,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_s": seconds,
         "loops": loops_of(update["thunks"], unit),
-        "versions": versions(),
+        "versions": versions((*COMPARED, *PACKAGES["tpu"], *PACKAGES["cuda"])),
     }
 
 
@@ -309,18 +313,6 @@ def updates_of(program: Loop, key: str) -> Loop:
 def loops_of(loop: Loop, unit: str) -> list[Any]:
     """The loops as [trips, count of a round without inner loops, inner loops]."""
     return [[x.trips, x.each[unit], loops_of(x, unit)] for x in loop.inner]
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that matter here."""
-    names = ("jax", "jaxlib", "libtpu", *PACKAGES["cuda"], "rejax", "gymnax", "flax", "optax")
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def compile_elsewhere(target: str, library: str, case: str, *, python: str, path: str) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
+
+from versions import versions
 
 WARM_UP = 1
 """Steps before the first that is asked for: they compile."""
@@ -68,17 +69,6 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter here."""
-    found = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 class Turns:
     """Holds a training loop up between its steps, judges its completions, and says what a step cost.
 
@@ -106,7 +96,7 @@ class Turns:
         if self.steps < WARM_UP:
             return True
         if self.steps == WARM_UP:
-            self._answer({"work": 1, "bytes": 0, "versions": versions(), "weights": self.weights})
+            self._answer({"work": 1, "bytes": 0, "versions": versions(PACKAGES), "weights": self.weights})
         else:
             cpu, wall = (after - before for before, after in zip(self.begun, ended, strict=True))
             writing = self.written[0] - self.begun[0]

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import limits
 import peers
+from versions import versions
 from work import A2C, EPISODES, PPO, Q, Workload, compiled, whole_iterations
 
 
@@ -341,23 +340,12 @@ def peak_memory() -> int:
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "rejax", "stable_baselines3", "sbx-rl", "brax", "torch")
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter here."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def serve(make: Callable[[], Workload]) -> None:
     """Answer the lines of standard input until it ends."""
     answers, sys.stdout = sys.stdout, sys.stderr  # some packages have something to say when they are imported
     workload = make()
     program, made = timed(workload.build)
-    hello = {"work": workload.work, "bytes": program.bytes, "made": made, "versions": versions()}
+    hello = {"work": workload.work, "bytes": program.bytes, "made": made, "versions": versions(PACKAGES)}
     print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
         what, *calls = line.split()

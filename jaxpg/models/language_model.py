@@ -191,7 +191,7 @@ def _shared_critic(model: Decoder) -> Critic:
     head = nn.Dense(1)
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
-        features = features_of(model, params.policy, rollout)
+        features = features_of(model, _gathered(model.config, params.policy), rollout)
         return _with_successors(apply(head, params.critic, features)[..., 0])
 
     return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values, evaluates_packed=True)
@@ -201,7 +201,8 @@ def _separate_critic(model: Decoder) -> Critic:
     """A decoder that shares no parameters with the policy."""
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
-        return _with_successors(_value(model, params.critic, features_of(model, params.critic, rollout)))
+        of_critic = _gathered(model.config, params.critic)
+        return _with_successors(_value(model, of_critic, features_of(model, of_critic, rollout)))
 
     return Critic(partial(_init, model), values, evaluates_packed=True)
 

@@ -26,9 +26,7 @@ from jaxpg.vectorize import largest_in_batch
 
 def packs(objective: Objective, batch: Batch, num_minibatches: int = 1) -> bool:
     """Whether an update of this batch gains from packing its texts: a minibatch is more than one chunk of rows."""
-    if not objective.packs_texts:
-        return False
-    return batch.weight.shape[1] // num_minibatches > _rows_of_chunk(_slots(batch))
+    return objective.packs_texts and batch.weight.shape[1] // num_minibatches > _rows_of_chunk(_slots(batch))
 
 
 def pack_texts(batch: Batch, columns: Array) -> Array:
