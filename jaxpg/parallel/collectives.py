@@ -96,7 +96,7 @@ def layout(shape: tuple[int, ...], num_devices: int) -> PartitionSpec:
 
 
 def split(tree: Tree) -> Tree:
-    """Parameters, or their gradient, of which each device of the axis SHARD holds its part, see `layout`.
+    """Parameters of which each device of the axis SHARD holds its part, see `layout`; so is their gradient.
 
     Unchanged in programs that XLA does not partition, as by `gathered` and `whole`.
     """

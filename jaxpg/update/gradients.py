@@ -73,7 +73,6 @@ def summed_gradient(
     differentiate = jax.grad(loss, has_aux=True)
     if lifted:
         differentiate = _through_vmap_of_one(differentiate)
-    differentiate = _split_gradient(differentiate)
     if isinstance(num_chunks, int) and num_chunks == 1:
         return collectives.psum(differentiate(params, batch))
 
@@ -86,16 +85,6 @@ def summed_gradient(
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
     return collectives.psum(lax.fori_loop(0, num_chunks, add, zeros))
-
-
-def _split_gradient(function: Callable[..., tuple[Tree, Metrics]]) -> Callable[..., tuple[Tree, Metrics]]:
-    """The same function; devices that share the parameters keep of the gradient what they hold of the parameters."""
-
-    def differentiate(*arguments: Any) -> tuple[Tree, Metrics]:
-        gradient, metrics = function(*arguments)
-        return collectives.split(gradient), metrics
-
-    return differentiate
 
 
 def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
