@@ -15,6 +15,7 @@ from jaxpg import rollout
 from jaxpg.errors import UserError
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import program_for
 from jaxpg.types import Array, Box, Env, Episodes, Policy, Rollout, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
@@ -173,6 +174,18 @@ def test_an_episodic_rollout_is_whole_episodes_and_padding(episodes):
     assert (steps.discount[~real] == 0).all()
     assert steps.last[~real].all()
     np.testing.assert_array_equal(part.loss_mask, steps.mask)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_rows_that_no_episode_reaches_are_padding(platform):
+    """Collecting stops when the last episode is over; the rows behind it are as those behind any other episode."""
+    with program_for(platform):
+        ((_, part, _),) = collected(rollout.episodic(num_envs=5), tiny.counter(time_limit=40), UNIFORM)
+    steps, reached = part.steps, int(part.steps.mask.any(1).sum())
+    assert reached < 8
+    assert steps.last[reached:].all()
+    assert not any(x[reached:].any() for x in (steps.mask, steps.reward, steps.discount))
+    assert steps.reward[:reached].any()
 
 
 def test_stats_of_whole_episodes_count_real_steps_only(episodes):
