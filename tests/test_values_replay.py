@@ -96,10 +96,15 @@ def test_n_step_transitions_make_the_ladder_s_n_step_targets():
     np.testing.assert_allclose(target, expected[np.asarray(time), np.asarray(column)], rtol=1e-5, atol=1e-5)
 
 
+def drawn_by(sampling, state, window, n, batch_size, steps, key):
+    """A batch from its key."""
+    return sampling.draw(state, window, n, steps, sampling.noise(window.columns, batch_size, key))
+
+
 def test_uniform_draws_are_uniform_over_the_steps_whose_targets_are_complete():
     buffer, _ = filled(10)
     window = replay.window(buffer, jnp.int32(10))  # slots 3 .. 6 are the oldest, then 0 .. 2
-    draw = tiny.jit(lambda key: replay.uniform().draw((), window, 3, 3 * 4000, jnp.int32(0), key))
+    draw = tiny.jit(lambda key: drawn_by(replay.uniform(), (), window, 3, 3 * 4000, jnp.int32(0), key))
     drawn = draw(jax.random.key(0))
     np.testing.assert_array_equal(np.bincount(drawn.column), [4000] * B)
     share = np.bincount(drawn.slot, minlength=SLOTS) / drawn.slot.size
@@ -110,7 +115,7 @@ def test_uniform_draws_are_uniform_over_the_steps_whose_targets_are_complete():
 def test_a_batch_that_the_environments_do_not_divide_favours_none():
     buffer, _ = filled(10)
     window = replay.window(buffer, jnp.int32(10))
-    draw = tiny.jit(jax.vmap(lambda key: replay.uniform().draw((), window, 1, 4, jnp.int32(0), key).column))
+    draw = tiny.jit(jax.vmap(lambda key: drawn_by(replay.uniform(), (), window, 1, 4, jnp.int32(0), key).column))
     columns = np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
     assert {tuple(sorted(np.bincount(row, minlength=B))) for row in columns} == {(1, 1, 2)}
     np.testing.assert_allclose(np.bincount(columns.ravel()) / columns.size, [1 / 3] * B, atol=0.02)
@@ -134,7 +139,7 @@ def test_prioritised_draws_and_weights_are_those_of_the_paper():
 
     def draw(key):
         after = sampling.update(state, everything, jnp.asarray(errors[0], jnp.float32), jnp.bool_(True))
-        return sampling.draw(after, window, 1, 200_000, jnp.int32(50), key), after
+        return drawn_by(sampling, after, window, 1, 200_000, jnp.int32(50), key), after
 
     drawn, after = tiny.jit(draw)(jax.random.key(0))
     probability, weight = slow_priorities(errors[0], alpha, beta + 0.5 * (1 - beta))

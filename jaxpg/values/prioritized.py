@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Key, Scalar
-from jaxpg.values.replay import Drawn, Sampling, Window, draw_columns, of_this_device
+from jaxpg.types import Array, Scalar
+from jaxpg.values.replay import BatchNoise, Drawn, Sampling, Window, batch_noise
 
 BLOCK = 64  # entries per block: a draw searches the sums of blocks, then the entries of one
 SMALLEST_ERROR = 1e-6  # added to |TD error|, so that every step can be drawn again
@@ -40,7 +40,11 @@ def prioritized(*, alpha: Scalar, beta: Scalar, over: int) -> Sampling:
     over the first `over` environment steps (section 3.4 and algorithm 1).
     """
     return Sampling(
-        init=_init, add=_add, draw=partial(_draw, beta=beta, over=over), update=partial(_update, alpha=alpha)
+        init=_init,
+        add=_add,
+        noise=partial(batch_noise, jax.random.uniform),
+        draw=partial(_draw, beta=beta, over=over),
+        update=partial(_update, alpha=alpha),
     )
 
 
@@ -72,17 +76,15 @@ def _draw(
     state: Priorities,
     window: Window,
     n: int,
-    batch_size: int,
     steps: Array,
-    key: Key,
+    noise: BatchNoise,
     *,
     beta: Scalar,
     over: int,
 ) -> Drawn:
-    column_key, slot_key = jax.random.split(key)
-    column = draw_columns(column_key, window.columns, batch_size)
+    column = noise.column
     sums = state.sums[column]
-    threshold = of_this_device(jax.random.uniform(slot_key, (batch_size,))) * sums.sum(-1)
+    threshold = noise.number * sums.sum(-1)
     block, before = _search(sums, threshold)
     entries = state.entries[column, block]
     place, _ = _search(entries, threshold - before)

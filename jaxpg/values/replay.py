@@ -12,6 +12,7 @@ environments are split over devices, so this ring is used.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,20 +70,32 @@ class Drawn(NamedTuple):
     weight: Array
 
 
+class BatchNoise(NamedTuple):
+    """The random numbers of a batch on this device, `[R]` each.
+
+    column: int32, the environment of the row.
+    number: what its slot is drawn from.
+    """
+
+    column: Array
+    number: Array
+
+
 class Sampling(NamedTuple):
     """How the rows of a batch are drawn.
 
     init(num_columns, slots) -> state: leaves `[B, ...]`, `()` where nothing is kept.
     add(state, window, rows, n) -> state: after `rows` new steps of every environment; `window` is that after them. The
         newest n - 1 steps cannot be drawn, since what follows them is not known yet.
-    draw(state, window, n, batch_size, steps, key) -> Drawn: `batch_size` rows over all devices; `steps` is the number
-        of environment steps so far.
+    noise(num_columns, batch_size, key) -> BatchNoise: of a batch of `batch_size` rows over all devices.
+    draw(state, window, n, steps, noise) -> Drawn: that batch; `steps` is the number of environment steps so far.
     update(state, drawn, td_error, where) -> state: with the TD errors `[R]` of the rows that were drawn, if `where`.
     """
 
     init: Callable[[int, int], Tree]
     add: Callable[[Tree, Window, int, int], Tree]
-    draw: Callable[[Tree, Window, int, int, Array, Key], Drawn]
+    noise: Callable[[int, int, Key], BatchNoise]
+    draw: Callable[[Tree, Window, int, Array, BatchNoise], Drawn]
     update: Callable[[Tree, Drawn, Array, Array], Tree]
 
 
@@ -148,7 +161,8 @@ def gather(buffer: StoredSteps, drawn: Drawn, n: int, gamma: Scalar) -> NStep:
 
 def uniform() -> Sampling:
     """All steps are equally likely (Lin 1992; Mnih et al. 2015)."""
-    return Sampling(init=_nothing, add=_nothing, draw=_draw_uniform, update=_nothing)
+    noise = partial(batch_noise, partial(jax.random.bits, dtype=jnp.uint32))
+    return Sampling(init=_nothing, add=_nothing, noise=noise, draw=_draw_uniform, update=_nothing)
 
 
 def _nothing(*arguments: Any) -> tuple[()]:
@@ -156,19 +170,25 @@ def _nothing(*arguments: Any) -> tuple[()]:
     return ()
 
 
-def _draw_uniform(state: Tree, window: Window, n: int, batch_size: int, steps: Array, key: Key) -> Drawn:
+def _draw_uniform(state: Tree, window: Window, n: int, steps: Array, noise: BatchNoise) -> Drawn:
+    return Drawn(noise.column, _slot(window, noise.number, n), jnp.ones(noise.column.shape, jnp.float32))
+
+
+def batch_noise(
+    draw: Callable[[Key, tuple[int, ...]], Array], num_columns: int, batch_size: int, key: Key
+) -> BatchNoise:
+    """The random numbers of a batch; `draw(key, shape)` makes those of its slots, for the rows of all devices."""
     column_key, slot_key = jax.random.split(key)
-    column = draw_columns(column_key, window.columns, batch_size)
-    bits = of_this_device(jax.random.bits(slot_key, (batch_size,), jnp.uint32))
-    return Drawn(column, _slot(window, bits, n), jnp.ones(column.shape, jnp.float32))
+    column = _draw_columns(column_key, num_columns, batch_size)
+    return BatchNoise(column, _of_this_device(draw(slot_key, (batch_size,))))
 
 
-def draw_columns(key: Key, num_columns: int, batch_size: int) -> Array:
+def _draw_columns(key: Key, num_columns: int, batch_size: int) -> Array:
     """`[R]` int32, the environments of the rows of this device, equally many of each.
 
     Where the environments do not divide the batch, those with one row more than others are drawn at random.
     """
-    rows = rows_per_device(batch_size)
+    rows = _rows_per_device(batch_size)
     row = jnp.arange(rows, dtype=jnp.int32)
     if rows % num_columns == 0:
         return row // (rows // num_columns)
@@ -186,7 +206,7 @@ def _slot(window: Window, bits: Array, n: int) -> Array:
     return (oldest + age) % window.slots
 
 
-def rows_per_device(batch_size: int) -> int:
+def _rows_per_device(batch_size: int) -> int:
     """Rows of a batch on this device.
 
     Raises:
@@ -198,7 +218,7 @@ def rows_per_device(batch_size: int) -> int:
     return batch_size // shards
 
 
-def of_this_device(x: Array) -> Array:
+def _of_this_device(x: Array) -> Array:
     """The part of an array of one entry per row, `[batch_size]`, that belongs to this device."""
-    rows = rows_per_device(x.shape[0])
+    rows = _rows_per_device(x.shape[0])
     return lax.dynamic_slice_in_dim(x, collectives.shard_index() * rows, rows)

@@ -47,6 +47,17 @@ class ReplayState(NamedTuple):
     sampling: Tree
 
 
+class _RandomNumbers(NamedTuple):
+    """What `repeats` repeats draw from, leaves `[repeats, ...]`.
+
+    collect_key: of the rollout.
+    batches: `Sampling.noise` of the batches of its gradient steps, `[repeats, gradient_steps, ...]`.
+    """
+
+    collect_key: Array
+    batches: Tree
+
+
 class _Learned(NamedTuple):
     """What a gradient step changes."""
 
@@ -91,36 +102,50 @@ def _iterate(
 ) -> tuple[DeepQState, RolloutStats, Metrics]:
     """`repeats` times: collect, store, and take the gradient steps."""
 
-    def repeat(state: DeepQState, key: Key) -> tuple[DeepQState, tuple[RolloutStats, Metrics]]:
-        state, stats, metrics, _ = _repeat(settings, parts, state, key)
+    def repeat(state: DeepQState, numbers: _RandomNumbers) -> tuple[DeepQState, tuple[RolloutStats, Metrics]]:
+        state, stats, metrics, _ = _repeat(settings, parts, state, numbers)
         return state, (stats, metrics)
 
     before = state.updates
-    state, (stats, metrics) = lax.scan(repeat, state, jax.random.split(key, settings.repeats))
+    state, (stats, metrics) = lax.scan(repeat, state, _random_numbers(settings, parts, state, key))
     updates = state.updates - before
     metrics = {name: x.sum() / jnp.maximum(updates, 1) for name, x in metrics.items()}
     return state, jax.tree.map(lambda x: x.sum(0), stats), {**metrics, "updates": updates}
 
 
+def _random_numbers(settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key) -> _RandomNumbers:
+    """The random numbers of an iteration, in one call before its loop, on every platform.
+
+    They replace keys that every gradient step splits and draws from, with the same batches. The gain was measured on a
+    CPU, where XLA runs each such call as a loop of some hundred operations: a tenth of DQN's time on CartPole
+    (benchmarks/LOG.md, "random numbers of a batch").
+    """
+    sampling = parts.algorithm.sampling
+    assert sampling is not None
+    columns = state.runner.replay.buffer.reward.shape[0]
+    keys = jax.vmap(jax.random.split)(jax.random.split(key, settings.repeats))
+    batch_keys = jax.vmap(partial(jax.random.split, num=settings.gradient_steps))(keys[:, 1])
+    noise = partial(sampling.noise, columns, settings.batch_size)
+    return _RandomNumbers(keys[:, 0], jax.vmap(jax.vmap(noise))(batch_keys))
+
+
 def _repeat(
-    settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key
+    settings: ReplaySettings, parts: Parts, state: DeepQState, numbers: _RandomNumbers
 ) -> tuple[DeepQState, RolloutStats, Metrics, StoredSteps]:
     """Collect, store, and take the gradient steps; also what was stored, `[B, T, ...]`."""
-    collect_key, learn_key = jax.random.split(key)
-    state, stats, rows = _collect_and_store(parts, state, collect_key)
-    update = partial(_gradient_step, settings, parts)
-    state, metrics = lax.scan(update, state, jax.random.split(learn_key, settings.gradient_steps))
+    state, stats, rows = _collect_and_store(parts, state, numbers.collect_key)
+    state, metrics = lax.scan(partial(_gradient_step, settings, parts), state, numbers.batches)
     return state, stats, metrics, rows
 
 
 def _experience(settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key) -> Rollout:
     """The steps of an iteration, over all its `repeats`."""
 
-    def repeat(state: DeepQState, key: Key) -> tuple[DeepQState, StoredSteps]:
-        state, *_, rows = _repeat(settings, parts, state, key)
+    def repeat(state: DeepQState, numbers: _RandomNumbers) -> tuple[DeepQState, StoredSteps]:
+        state, *_, rows = _repeat(settings, parts, state, numbers)
         return state, rows
 
-    _, rows = lax.scan(repeat, state, jax.random.split(key, settings.repeats))
+    _, rows = lax.scan(repeat, state, _random_numbers(settings, parts, state, key))
     rows = jax.tree.map(lambda x: x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:]), rows)
     unread, mask = jnp.zeros_like(rows.reward), jnp.ones_like(rows.reward)
     steps = Transition(rows.obs, rows.action, unread, rows.reward, rows.discount, rows.last, mask)
@@ -149,7 +174,9 @@ def _window(parts: Parts, buffer: StoredSteps, steps: Array) -> replay.Window:
     return replay.window(buffer, steps // parts.algorithm.collect.num_envs)
 
 
-def _gradient_step(settings: ReplaySettings, parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metrics]:
+def _gradient_step(
+    settings: ReplaySettings, parts: Parts, state: DeepQState, noise: Tree
+) -> tuple[DeepQState, Metrics]:
     """One batch and one gradient step, once `learning_starts` steps are there; else nothing, and zeros as metrics.
 
     Seeds under `vmap` wait for each other: while one of them learns, the others compute what they then discard.
@@ -157,7 +184,7 @@ def _gradient_step(settings: ReplaySettings, parts: Parts, state: DeepQState, ke
     algorithm, memory = parts.algorithm, state.runner.replay
     assert algorithm.sampling is not None
     window = _window(parts, memory.buffer, state.steps)
-    drawn = algorithm.sampling.draw(memory.sampling, window, algorithm.n_steps, settings.batch_size, state.steps, key)
+    drawn = algorithm.sampling.draw(memory.sampling, window, algorithm.n_steps, state.steps, noise)
     batch = replay.gather(memory.buffer, drawn, algorithm.n_steps, algorithm.gamma)
     ready = (state.steps >= settings.learning_starts) & (window.filled >= algorithm.n_steps)
 
