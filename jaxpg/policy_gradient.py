@@ -20,7 +20,22 @@ from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_r
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, acting_params
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
-from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import (
+    Actor,
+    Array,
+    Box,
+    Critic,
+    Env,
+    Experience,
+    Key,
+    Learner,
+    Metrics,
+    Params,
+    Policy,
+    Prompt,
+    Rollout,
+    Tree,
+)
 from jaxpg.update.normalization import (
     Moments,
     discounted_reward_sums,
@@ -311,6 +326,8 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         padded=algorithm.collect.whole_episodes,
         texts=policy.evaluates_from_context,
         packs_texts=_packs_texts(policy, critic, algorithm),
+        read_prompts=_read_prompts(policy, critic),
+        group_size=algorithm.collect.group_size,
         noise=policy.noise,
     )
 
@@ -324,6 +341,14 @@ def _packs_texts(policy: Policy, critic: Critic | None, algorithm: PolicyGradien
     """Whether the losses may be given texts side by side: they read steps one by one, and the networks packed texts."""
     networks = policy.evaluates_packed and (critic is None or critic.evaluates_packed)
     return networks and algorithm.collect.whole_episodes and not isinstance(algorithm.surrogate, PerEpisode)
+
+
+def _read_prompts(policy: Policy, critic: Critic | None) -> Callable[[Params, Prompt], Tree] | None:
+    """How the losses read a prompt for several texts: as the policy does. A critic reads every text as a whole."""
+    read_prompts = policy.read_prompts
+    if read_prompts is None or critic is not None:
+        return None
+    return lambda params, prompts: read_prompts(params.policy, prompts)
 
 
 def _distribution(policy: Policy, params: Params, batch: Batch) -> Any:

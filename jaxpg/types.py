@@ -104,6 +104,19 @@ class Prompt(NamedTuple):
         return self.mask & (slots != self.last()[..., None])
 
 
+class SharedPrompts(NamedTuple):
+    """The prompts of rows of PackedTexts whose texts are completions of the same prompt, leaves `[R, ...]`.
+
+    number: [R] int32, of the prompt among those of the batch.
+    real: [R, P] bool, which of its slots hold a token that the texts attend to.
+    memory: what `Policy.read_prompts` made of it; `()` until the update has put it there.
+    """
+
+    number: Array
+    real: Array
+    memory: Tree = ()
+
+
 class PackedTexts(NamedTuple):
     """Texts side by side in rows, in the place of the prompts, the context of a batch whose steps are `[S, R]`.
 
@@ -112,12 +125,14 @@ class PackedTexts(NamedTuple):
     tokens: [R, S] int32.
     text: [R, S] int32, the number of the text that a slot belongs to, -1 for an empty slot. The slots of a text are
         neighbours.
-    position: [R, S] int32, of a slot within its text.
+    position: [R, S] int32, of a slot within its text, its prompt included.
+    prompts: SharedPrompts where texts do not contain their own prompts, else `()`.
     """
 
     tokens: Array
     text: Array
     position: Array
+    prompts: SharedPrompts | tuple[()] = ()
 
 
 class StepRewards(NamedTuple):
@@ -280,6 +295,8 @@ class Policy(NamedTuple):
     evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
         stored.
     evaluates_packed: `evaluate` also takes rollouts whose context is PackedTexts.
+    read_prompts(params, prompts) -> memory, leaves `[N, ...]`, of prompts `[N, P]` but for their last tokens: all that
+        `evaluate` has to know of a prompt that several texts share (see SharedPrompts). None: texts contain their own.
     acting_params(params) -> what `start` and `act` are given instead, for as long as the parameters stay the same: a
         copy in the arithmetic of acting, with which they give the same distributions. None: the parameters themselves.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
@@ -294,6 +311,7 @@ class Policy(NamedTuple):
     needs_trajectories: bool = False
     evaluates_from_context: bool = False
     evaluates_packed: bool = False
+    read_prompts: Callable[[Tree, Prompt], Tree] | None = None
     acting_params: Callable[[Tree], Tree] | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 

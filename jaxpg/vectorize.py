@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Tree
 
@@ -110,9 +111,12 @@ class RowStorage(NamedTuple):
 
 
 def row_storage(outputs: Tree) -> RowStorage:
-    """How the machine had better store outputs like these, arrays or their shapes and types."""
+    """How the machine had better store outputs like these, arrays or their shapes and types.
+
+    As they are on the devices of SHARD, which would have to exchange the columns of one vector of all at every step.
+    """
     leaves, structure = jax.tree.flatten(outputs)
-    packs = machine().packs_outputs
+    packs = machine().packs_outputs and collectives.auto_mesh.get() is None
     is_small = tuple(packs and x.ndim <= 2 and (x.dtype == bool or x.dtype.itemsize == 4) for x in leaves)
     small = [x for x, chosen in zip(leaves, is_small, strict=True) if chosen]
     return RowStorage(structure, is_small, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in small))

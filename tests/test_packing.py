@@ -52,8 +52,8 @@ def test_texts_get_places_of_their_own():
         assert used.sum() >= 4 * (filled.sum() - 1)  # at most one row is less than half full
 
 
-def completions(padding: str = "right") -> Any:
-    """The rollout of completions of LENGTHS, whose prompts have one to three tokens."""
+def completions(padding: str = "right", group_size: int = 1) -> Any:
+    """The rollout of completions of LENGTHS, whose prompts have one to three tokens and are those of groups."""
     rng = np.random.default_rng(0)
     written = rng.integers(1, VOCABULARY, (B, T))
     for b, length in enumerate(LENGTHS):
@@ -61,7 +61,8 @@ def completions(padding: str = "right") -> Any:
     written[3] = 1  # cut off by the time limit
     mask = np.arange(P) < rng.integers(1, P + 1, B)[:, None]
     mask = mask if padding == "right" else mask[:, ::-1]
-    prompt = Prompt(jnp.asarray(rng.integers(1, VOCABULARY, (B, P)), jnp.int32), jnp.asarray(mask))
+    group = np.arange(B) // group_size
+    prompt = Prompt(jnp.asarray(rng.integers(1, VOCABULARY, (B, P)), jnp.int32)[group], jnp.asarray(mask)[group])
     rollout = completion_rollout(prompt, jnp.asarray(written, jnp.int32), end=END)
     return rollout._replace(loss_mask=rollout.loss_mask.at[:, jnp.asarray(NOT_TRAINED)].set(0))
 
@@ -76,7 +77,7 @@ def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any
 
     def make() -> tuple[Params, update.Batch]:
         params = Params(policy.init(jax.random.key(0)), critic.init(jax.random.key(1)) if critic_or_none else ())
-        rollout = completions(padding)
+        rollout = completions(padding, algorithm.collect.group_size)
         steps = rollout.steps
         log_prob = policy.evaluate(params.policy, rollout).log_prob(steps.action)
         log_prob -= 0.1 * jnp.sin(jnp.arange(T))[:, None]
@@ -106,7 +107,7 @@ def test_an_update_is_that_of_one_text_per_row(tokens, name, settings):
 
     def choose(limit: int, side_by_side: bool) -> None:
         tokens(limit)
-        assert packing.packs(goal, batch) == side_by_side
+        assert bool(packing.packing_of(goal, batch)) == side_by_side
 
     ways = [partial(choose, 10_000, False), partial(choose, 2 * S, True)]
     tiny.assert_same_update(algorithm, goal, params, batch, ways)
@@ -118,7 +119,8 @@ def test_rows_hold_whole_texts_in_order(tokens):
     rollout = completions("left")
     weight = rollout.loss_mask
     batch = update.Batch(rollout, weight, weight, weight, weight, (), ())
-    cut, rows = packing.cut_packed(batch), packing.pack_texts(batch, jnp.arange(B))
+    whole = packing.Packing(own_prompt=P, num_slots=S, group_size=B, rows=2, chunks=6)
+    cut, rows = packing.cut_packed(whole, batch), packing.pack_texts(whole, batch, jnp.arange(B))
     assert cut.num_chunks(rows) == -(-int((rows != packing.NOTHING).any(1).sum()) // 2)
     found = {}
     for i in range(len(rows) // 2):
@@ -180,10 +182,10 @@ def test_seeds_by_vmap_may_differ_in_their_rows(tokens):
 def test_what_reads_whole_episodes_is_not_packed(tokens):
     tokens(2 * S)
     _, goal, _, batch = first_batch("grpo", group_size=4)
-    assert packing.packs(goal, batch)
-    assert not packing.packs(goal, batch, num_minibatches=6)  # two texts fit one chunk
+    assert packing.packing_of(goal, batch)
+    assert not packing.packing_of(goal, batch, num_minibatches=6)  # two texts fit one chunk
     _, goal, _, batch = first_batch("gspo", group_size=4)
-    assert not packing.packs(goal, batch)
+    assert not packing.packing_of(goal, batch)
     algorithm, *_ = first_batch("grpo", group_size=4)
     policy, _ = language.transformer(cases.text, width=8, layers=1, heads=2, kv_heads=1)
     assert not make_objective(policy._replace(evaluates_packed=False), None, algorithm).packs_texts

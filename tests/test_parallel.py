@@ -159,9 +159,7 @@ def text_learner(num_envs=8, **settings):
 @pytest.fixture
 def four_texts_at_a_time(monkeypatch):
     """Gradients are taken in chunks of four rows of texts side by side."""
-    prompt = jax.eval_shape(lambda: cases.text.context(cases.text.reset(KEYS[0])[0]))
-    slots = cases.text.time_limit + prompt.tokens.shape[-1]
-    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=4 * slots))
+    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=4 * cases.text.time_limit))
 
 
 @pytest.mark.usefixtures("four_texts_at_a_time")

@@ -19,7 +19,7 @@ from jax import lax
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import apply, dot_rows
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, PackedTexts, Tree
+from jaxpg.types import Array, PackedTexts, SharedPrompts, Tree
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -68,6 +68,10 @@ class KVCache(NamedTuple):
     values: tuple[Array, ...]
     real: Array
     slot: Array
+
+
+KeysValues = tuple[Array, Array]
+"""Keys and values of a layer as `attention` takes them: `[..., kv_heads, width, L]` and `[..., kv_heads, L, width]`."""
 
 
 def rotary_embedding(x: Array, position: Array, base: float = 10_000.0) -> Array:
@@ -140,8 +144,13 @@ class Block(nn.Module):
         gate, up = jnp.split(self.gate_up(self.mlp_norm(x)), 2, -1)
         return x + self.down(nn.silu(gate) * up)
 
-    def __call__(self, x: Array, position: Array, mask: Array) -> tuple[Array, tuple[Array, Array]]:
+    def __call__(
+        self, x: Array, position: Array, mask: Array, before: KeysValues | None = None
+    ) -> tuple[Array, KeysValues]:
         query, key, value = self.query_key_value(x, position)
+        if before is not None:
+            key = jnp.concatenate([before[0].astype(key.dtype), key], -1)
+            value = jnp.concatenate([before[1].astype(value.dtype), value], -2)
         return self.output(x, attention(query, key, value, mask)), (key, value)
 
 
@@ -171,8 +180,8 @@ class Decoder(nn.Module):
     def embed(self, tokens: Array) -> Array:
         return self.embedding(tokens) * jnp.asarray(self.config.width**0.5, DTYPES[self.config.dtype])
 
-    def __call__(self, tokens: Array, real: Array) -> tuple[Array, list[tuple[Array, Array]]]:
-        """Features `[..., S, width]` of tokens `[..., S]`, and per layer the keys and values as `attention` takes them.
+    def __call__(self, tokens: Array, real: Array) -> tuple[Array, list[KeysValues]]:
+        """Features `[..., S, width]` of tokens `[..., S]`, and the keys and values of each layer.
 
         `real`, `[..., S]` bool, is false on padding.
         """
@@ -181,23 +190,34 @@ class Decoder(nn.Module):
         )
 
     def packed(self, texts: PackedTexts) -> Array:
-        """Features `[R, S, width]` of texts side by side: a token attends to its own text alone."""
-        same_text = texts.text[:, :, None] == texts.text[:, None, :]
-        return self._through_blocks(texts.tokens, texts.position, jnp.tril(same_text))[0]
+        """Features `[R, S, width]` of texts side by side: a token attends to its own text alone, and to its prompt."""
+        mask = jnp.tril(texts.text[:, :, None] == texts.text[:, None, :])
+        if not isinstance(texts.prompts, SharedPrompts):
+            return self._through_blocks(texts.tokens, texts.position, mask)[0]
+        real = texts.prompts.real[:, None, :]
+        mask = jnp.concatenate([jnp.broadcast_to(real, (*mask.shape[:-1], real.shape[-1])), mask], -1)
+        return self._through_blocks(texts.tokens, texts.position, mask, texts.prompts.memory)[0]
 
-    def _through_blocks(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, list[tuple[Array, Array]]]:
-        """The same, of tokens at these positions `[..., S]`, each attending where `mask`, `[..., S, S]`, is true."""
+    def _through_blocks(
+        self, tokens: Array, position: Array, mask: Array, before: list[KeysValues] | None = None
+    ) -> tuple[Array, list[KeysValues]]:
+        """The same, of tokens at these positions `[..., S]`, each attending where `mask`, `[..., S, L]`, is true.
+
+        The L slots are the S tokens, or those whose keys and values are `before`, per layer, and then these.
+        """
         x = self.embed(tokens)
         if self.config.remat and not self.is_initializing():
-            x, keys_values = self._scan_blocks(x, position, mask)
+            x, keys_values = self._scan_blocks(x, position, mask, before)
             return self.norm(x), keys_values
         keys_values = []
-        for block in self.blocks:
-            x, key_value = block(x, position, mask)
+        for i, block in enumerate(self.blocks):
+            x, key_value = block(x, position, mask, before[i] if before else None)
             keys_values.append(key_value)
         return self.norm(x), keys_values
 
-    def _scan_blocks(self, x: Array, position: Array, mask: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+    def _scan_blocks(
+        self, x: Array, position: Array, mask: Array, before: list[KeysValues] | None
+    ) -> tuple[Array, list[KeysValues]]:
         """All blocks by a loop over their stacked parameters, so that only the input of each is kept for the gradient.
 
         Replaces the blocks one after the other on every platform. XLA on a CPU saves nothing by recomputing them
@@ -205,15 +225,17 @@ class Decoder(nn.Module):
         recomputing, the loop is 5 % slower, so it is not used there (benchmarks/LOG.md, "texts side by side").
         """
         block = Block(self.config, parent=None)
-        stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(b.variables["params"] for b in self.blocks))
+        stacked = _stack([b.variables["params"] for b in self.blocks])
 
-        def one_block(x: Array, params: Tree) -> tuple[Array, tuple[Array, Array]]:
+        def one_block(x: Array, inputs: tuple[Tree, KeysValues | None]) -> tuple[Array, KeysValues]:
+            params, before = inputs
             if x.ndim == 2:  # a prompt: what writes has the parameters as a whole
                 return apply(block, {"params": collectives.whole(params)}, x, position, mask)
-            x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, position, mask)
+            x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, position, mask, before)
             return collectives.shard_columns(x), keys_values
 
-        x, keys_values = lax.scan(jax.checkpoint(one_block, prevent_cse=False), x, stacked)
+        loop = jax.checkpoint(one_block, prevent_cse=False)
+        x, keys_values = lax.scan(loop, x, (stacked, _stack(before) if before else None))
         return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
@@ -236,6 +258,11 @@ class Decoder(nn.Module):
     def outputs_of(self, tokens: Array) -> Array:
         """`[..., S] -> [..., S, outputs]`: uses every parameter, to initialise them."""
         return self.read_out(self(tokens, jnp.ones(tokens.shape, bool))[0])
+
+
+def _stack(layers: list[Tree]) -> Tree:
+    """The arrays of all layers as one, `[layers, ...]`."""
+    return jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *layers)
 
 
 def positions(real: Array) -> Array:

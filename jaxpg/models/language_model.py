@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError
-from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KVCache
+from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KeysValues, KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.layers import apply
 from jaxpg.parallel import collectives
@@ -151,6 +151,7 @@ def transformer(
         needs_trajectories=True,
         evaluates_from_context=True,
         evaluates_packed=True,
+        read_prompts=partial(_read_prompts, model),
         acting_params=partial(_in_arithmetic, config),
     )
     return policy, _shared_critic(model) if shared else _separate_critic(_decoder(env, config, outputs=1))
@@ -249,6 +250,11 @@ def _gathered(config: DecoderConfig, params: Tree) -> Tree:
         return collectives.gathered(params)
     top = {name: x if name.startswith("blocks_") else collectives.gathered(x) for name, x in params["params"].items()}
     return {"params": top}
+
+
+def _read_prompts(model: Decoder, params: Tree, prompts: Prompt) -> list[KeysValues]:
+    """The keys and values of all tokens but the last of prompts, `[N, P]`."""
+    return apply(model, _gathered(model.config, params), prompts.tokens, prompts.mask_before_last())[1]
 
 
 def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> KVCache:

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Tree
+from jaxpg.types import Array, Prompt, Tree
 from jaxpg.update.objective import Batch
 
 WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
@@ -30,11 +30,13 @@ class Minibatches(NamedTuple):
     num_chunks(columns): the gradient of the minibatch of these columns is summed over this many equal chunks of it.
     take(columns) -> Batch: the minibatch of these columns, None in place of the arrays that only `chunk` gathers.
     chunk(columns, minibatch, i, num_chunks) -> Batch: the i-th chunk of that minibatch, complete.
+    prompts: those that the chunks' texts share, `[N, P]`, which the gradient reads for all chunks (shared_prompts.py).
     """
 
     num_chunks: Callable[[Array], Array | int]
     take: Callable[[Array], Batch]
     chunk: Callable[[Array, Batch, Array | int, Array | int], Batch]
+    prompts: Prompt | None = None
 
 
 def cut_minibatches(batch: Batch, num_columns: int, chunk_rows: int | None) -> Minibatches:

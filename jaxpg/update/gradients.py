@@ -19,11 +19,18 @@ from jax import lax
 
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import nth_chunk
+from jaxpg.update.batching import Minibatches, nth_chunk
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
-from jaxpg.update.packing import cut_packed, pack_texts, packs
+from jaxpg.update.packing import cut_packed, pack_texts, packing_of
 from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding, steps_of_chunk
+from jaxpg.update.shared_prompts import (
+    chunks_of_prompts,
+    loss_with_memories,
+    nth_chunk_of_prompts,
+    product_with_memories,
+    read_all,
+)
 
 
 def gradient_step(
@@ -43,15 +50,43 @@ def gradient_step(
 
 def _gradient_of_all(objective: Objective, params: Params, batch: Batch) -> tuple[Tree, Metrics]:
     """The gradient of the loss over a whole batch, without working through padding where that is a gain."""
+    packing = packing_of(objective, batch)
     if skips_padding(objective, batch.weight.size):
         steps = as_single_steps(batch)
         columns, cut = all_at_once(steps), cut_padded(steps, steps_of_chunk(batch.weight.size))
-    elif packs(objective, batch):
-        columns, cut = pack_texts(batch, jnp.arange(batch.weight.shape[1])), cut_packed(batch)
+    elif packing:
+        columns = pack_texts(packing, batch, jnp.arange(batch.weight.shape[1]))
+        cut = cut_packed(packing, batch)
     else:
         return summed_gradient(objective.loss, params, batch)
-    chunk = partial(cut.chunk, columns)
-    return summed_gradient(objective.loss, params, cut.take(columns), cut.num_chunks(columns), chunk)
+    return minibatch_gradient(objective, params, cut, columns, cut.take(columns))
+
+
+def minibatch_gradient(
+    objective: Objective,
+    params: Params,
+    cut: Minibatches,
+    columns: Array,
+    minibatch: Batch,
+    *,
+    lifted: bool = True,
+) -> tuple[Tree, Metrics]:
+    """The gradient of the loss over the minibatch of these columns, and its metrics, summed over all devices."""
+    num_chunks, chunk = cut.num_chunks(columns), partial(cut.chunk, columns)
+    if cut.prompts is None:
+        return summed_gradient(objective.loss, params, minibatch, num_chunks, chunk, lifted=lifted)
+    memories = collectives.whole(read_all(objective, params, cut.prompts))  # on SHARD, once for all chunks
+    loss = partial(loss_with_memories, objective)
+    (of_texts, cotangent), metrics = _summed(loss, (params, memories), minibatch, num_chunks, chunk, lifted)
+    of_prompts, _ = _summed(
+        partial(product_with_memories, objective),
+        params,
+        (cut.prompts, cotangent),
+        chunks_of_prompts(cut.prompts),
+        nth_chunk_of_prompts,
+        lifted,
+    )
+    return collectives.psum((jax.tree.map(jnp.add, of_texts, of_prompts), metrics))
 
 
 def summed_gradient(
@@ -70,11 +105,23 @@ def summed_gradient(
     only the activations of one chunk are in memory at a time. Their number may be traced. `lifted` is for speed alone:
     see `_through_vmap_of_one`.
     """
+    return collectives.psum(_summed(loss, params, batch, num_chunks, chunk, lifted))
+
+
+def _summed(
+    loss: Callable[[Any, Any], tuple[Array, Metrics]],
+    params: Tree,
+    batch: Tree,
+    num_chunks: Array | int,
+    chunk: Callable[[Any, Array | int, Any], Any],
+    lifted: bool,
+) -> tuple[Any, Metrics]:
+    """`summed_gradient` of this device alone."""
     differentiate = jax.grad(loss, has_aux=True)
     if lifted:
         differentiate = _through_vmap_of_one(differentiate)
     if isinstance(num_chunks, int) and num_chunks == 1:
-        return collectives.psum(differentiate(params, batch))
+        return differentiate(params, batch)
 
     @jax.jit  # traced once for both `eval_shape` and the loop
     def of_chunk(i: Array) -> tuple[Tree, Metrics]:
@@ -84,7 +131,7 @@ def summed_gradient(
         return jax.tree.map(jnp.add, total, of_chunk(i))
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
-    return collectives.psum(lax.fori_loop(0, num_chunks, add, zeros))
+    return lax.fori_loop(0, num_chunks, add, zeros)
 
 
 def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,9 +14,9 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_vectors
-from jaxpg.update.gradients import apply_gradient, summed_gradient
+from jaxpg.update.gradients import apply_gradient, minibatch_gradient
 from jaxpg.update.objective import Batch, Objective
-from jaxpg.update.packing import cut_packed, pack_texts, packs
+from jaxpg.update.packing import cut_packed, pack_texts, packing_of
 from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding, steps_of_chunk
 from jaxpg.update.shuffle import random_permutations
 from jaxpg.vectorize import scan_packed, tree_where
@@ -99,8 +99,7 @@ def minibatch_epochs(
         else:
             minibatch = objective.as_minibatch(minibatch)
         minibatch = objective.draw_noise(noise_key, minibatch)
-        num_chunks, chunk = cut.minibatches.num_chunks(columns), partial(cut.minibatches.chunk, columns)
-        gradient, metrics = summed_gradient(objective.loss, params, minibatch, num_chunks, chunk, lifted=lifted)
+        gradient, metrics = minibatch_gradient(objective, params, cut.minibatches, columns, minibatch, lifted=lifted)
         running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
@@ -119,7 +118,7 @@ def _cut(
 ) -> _Cut:
     """The minibatches of an update, without padding where that is a gain and `chunk_rows` does not say otherwise."""
     without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
-    side_by_side = chunk_rows is None and packs(objective, batch, num_minibatches)
+    packing = packing_of(objective, batch, num_minibatches) if chunk_rows is None else None
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
     if without_padding:
@@ -127,9 +126,9 @@ def _cut(
         minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1]))
         return _Cut(orders, minibatches, minibatches.take)
     orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
-    if side_by_side:
-        minibatches = cut_packed(batch)
-        return _Cut(jax.vmap(partial(pack_texts, batch))(orders), minibatches, minibatches.take)
+    if packing:
+        minibatches = cut_packed(packing, batch)
+        return _Cut(jax.vmap(partial(pack_texts, packing, batch))(orders), minibatches, minibatches.take)
     if chunk_rows is None:
         chunk_rows = machine().chunk_texts if objective.texts else machine().chunk_rows
     return _Cut(orders, cut_minibatches(batch, orders.shape[1], chunk_rows), partial(columns_of, batch=batch))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Key, Metrics, Params, Rollout, Tree
+from jaxpg.types import Array, Key, Metrics, Params, Prompt, Rollout, Tree
 
 
 class Batch(NamedTuple):
@@ -57,6 +57,9 @@ class Objective(NamedTuple):
     padded: each column is one whole episode, with padding after its end.
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
     packs_texts: the losses also take texts that are packed side by side (types.PackedTexts).
+    read_prompts(params, prompts) -> memory of prompts `[N, P]` that several texts share, see `Policy.read_prompts`;
+        None where the losses need each text as a whole.
+    group_size: so many neighbouring columns of the batch have the same prompt.
     noise: that of the policy, see `Policy.noise`.
     """
 
@@ -68,6 +71,8 @@ class Objective(NamedTuple):
     padded: bool = False
     texts: bool = False
     packs_texts: bool = False
+    read_prompts: Callable[[Params, Prompt], Tree] | None = None
+    group_size: int = 1
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:

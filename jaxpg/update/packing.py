@@ -5,6 +5,9 @@ The slots that matter, those of a prompt and of its completion up to the last to
 the other into rows of the full length; a transformer attends within each text alone. A minibatch is worked through in
 chunks of rows, as many as hold any text. Since the loss is a sum over steps in which all else weighs nothing, the
 gradient is the same. Also known as sequence packing, or as a batch without padding.
+
+Where a minibatch has several completions of a prompt, rows have the completions of one prompt each, and the prompt
+itself is read once for all of them (shared_prompts.py).
 """
 
 from __future__ import annotations
@@ -17,34 +20,74 @@ from jax import lax
 
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Episodes, PackedTexts, Prompt
+from jaxpg.types import Array, Episodes, PackedTexts, Prompt, SharedPrompts
 from jaxpg.update.batching import Minibatches
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.padding import NOTHING, as_single_steps, cut_padded
 from jaxpg.vectorize import largest_in_batch
 
 
-def packs(objective: Objective, batch: Batch, num_minibatches: int = 1) -> bool:
-    """Whether an update of this batch gains from packing its texts: a minibatch is more than one chunk of rows."""
-    return objective.packs_texts and batch.weight.shape[1] // num_minibatches > _rows_of_chunk(_slots(batch))
+class Packing(NamedTuple):
+    """How the texts of minibatches are laid into rows (static).
+
+    own_prompt: slots of a text that are its own prompt, 0 where prompts are shared.
+    num_slots: of a row, as many as the longest text may have.
+    group_size: the texts of a row are of the same group of so many neighbouring columns.
+    rows: of a chunk.
+    chunks: that hold any minibatch.
+    """
+
+    own_prompt: int
+    num_slots: int
+    group_size: int
+    rows: int
+    chunks: int
 
 
-def pack_texts(batch: Batch, columns: Array) -> Array:
+def packing_of(objective: Objective, batch: Batch, num_minibatches: int = 1) -> Packing | None:
+    """How an update of this batch packs its texts; None where it does not, being one chunk of rows or not of texts."""
+    if not objective.packs_texts:
+        return None
+    columns, steps = batch.weight.shape[1], len(batch.weight)
+    prompt, texts = batch.rollout.episodes.context.tokens.shape[-1], columns // num_minibatches
+    if texts * (prompt + steps) <= machine().chunk_tokens:
+        return None
+    shares = objective.read_prompts is not None and _gains(prompt, steps, texts, columns // objective.group_size)
+    own_prompt, group_size = (0, objective.group_size) if shares else (prompt, columns)
+    chunks = -(-texts * (own_prompt + steps) // machine().chunk_tokens)
+    return Packing(own_prompt, own_prompt + steps, group_size, -(-texts // chunks), chunks)
+
+
+def _gains(prompt: int, steps: int, texts: int, groups: int) -> bool:
+    """Whether prompts are better shared: they save more slots than are lost by half a row per group."""
+    return (texts - groups) * prompt > groups * steps / 2
+
+
+def pack_texts(packing: Packing, batch: Batch, columns: Array) -> Array:
     """`[R, S]` int32: the rows of a minibatch that has the texts of these columns, `[C]`.
 
-    Of each slot `column * S + slot` where S is the length of a prompt and a completion, or NOTHING. R is C, rounded up
-    to whole chunks; rows with no text are the last ones.
+    Of each slot `column * S + slot` where S is the length of a text, or NOTHING. R is the rows of all chunks; those
+    with no text are the last ones.
     """
-    num_slots = _slots(batch)
-    matters = _matters(batch)[columns]
-    row, offset = assign_rows(matters.sum(-1), num_slots)
-    size = _rows_of_chunk(num_slots)
-    num_rows = -(-len(columns) // size) * size
+    num_columns, num_slots = batch.weight.shape[1], packing.num_slots
+    chosen = jnp.zeros(num_columns, bool).at[columns].set(True, unique_indices=True)
+    matters = _matters(packing, batch) & chosen[:, None]
+    row, offset = _assign_rows_of_groups(matters.sum(-1), packing)
+    num_rows = packing.rows * packing.chunks
     place = (row * num_slots + offset)[:, None] + jnp.cumsum(matters, -1) - 1
     places = jnp.where(matters, place, num_rows * num_slots)
-    numbers = columns[:, None] * num_slots + jnp.arange(num_slots)[None]
+    numbers = jnp.arange(num_columns * num_slots, dtype=jnp.int32).reshape(matters.shape)
     rows = jnp.full(num_rows * num_slots, NOTHING, jnp.int32)
     return rows.at[places].set(numbers, mode="drop", unique_indices=True).reshape(num_rows, num_slots)
+
+
+def _assign_rows_of_groups(lengths: Array, packing: Packing) -> tuple[Array, Array]:
+    """`assign_rows` for the texts of every group, whose rows come after those of the groups before it."""
+    by_group = lengths.reshape(-1, packing.group_size)
+    row, offset = jax.vmap(lambda lengths: assign_rows(lengths, packing.num_slots))(by_group)
+    used = jnp.where(by_group > 0, row + 1, 0).max(-1)
+    before = jnp.cumsum(used) - used
+    return (before[:, None] + row).ravel(), offset.ravel()
 
 
 def assign_rows(lengths: Array, width: int) -> tuple[Array, Array]:
@@ -83,27 +126,31 @@ class _Place(NamedTuple):
     used: Array
 
 
-def cut_packed(batch: Batch) -> Minibatches:
+def cut_packed(packing: Packing, batch: Batch) -> Minibatches:
     """Minibatches of the rows that `pack_texts` gives, in chunks of some rows each."""
-    num_slots = _slots(batch)
-    size, prompt = _rows_of_chunk(num_slots), batch.rollout.episodes.context
+    size, num_slots, prompt = packing.rows, packing.num_slots, batch.rollout.episodes.context
     steps = cut_padded(as_single_steps(batch), size * num_slots)
 
     def take(rows: Array) -> Batch:
-        return steps.take(_step_numbers(batch, rows).ravel())
+        return steps.take(_step_numbers(packing, batch, rows).ravel())
 
     def chunk(rows: Array, minibatch: Batch, i: Array | int, num_chunks: Array | int) -> Batch:
-        part: Any = steps.chunk(_step_numbers(batch, rows).ravel(), minibatch, i, num_chunks)
+        part: Any = steps.chunk(_step_numbers(packing, batch, rows).ravel(), minibatch, i, num_chunks)
         part = jax.tree.map(lambda x: _as_rows(x, size), part)
         of_chunk = collectives.shard_columns(lax.dynamic_slice_in_dim(rows, i * size, size))
-        context = _packed_texts(prompt, part.rollout.steps.obs.T, of_chunk, num_slots)
+        context = _packed_texts(packing, prompt, part.rollout.steps.obs.T, of_chunk)
         return part._replace(rollout=part.rollout._replace(episodes=Episodes(context=context)))
 
     def num_chunks(rows: Array) -> Array:
         used = (rows != NOTHING).any(-1).sum(dtype=jnp.int32)
         return largest_in_batch(-(-used // size))
 
-    return Minibatches(num_chunks, take, chunk)
+    return Minibatches(num_chunks, take, chunk, None if packing.own_prompt else _of_groups(packing, prompt))
+
+
+def _of_groups(packing: Packing, prompt: Prompt) -> Prompt:
+    """The prompts of all groups, `[N, P]`."""
+    return jax.tree.map(lambda x: x[:: packing.group_size], prompt)
 
 
 def _as_rows(x: Array, size: int) -> Array:
@@ -111,37 +158,33 @@ def _as_rows(x: Array, size: int) -> Array:
     return collectives.shard_columns(x.reshape(size, -1, *x.shape[2:]).swapaxes(0, 1), axis=1)
 
 
-def _packed_texts(prompt: Prompt, obs: Array, rows: Array, num_slots: int) -> PackedTexts:
+def _packed_texts(packing: Packing, prompt: Prompt, obs: Array, rows: Array) -> PackedTexts:
     """The tokens of rows `[R, S]`: those of the prompts, and of the completions the observations, `[R, S]`."""
-    empty, column, slot = rows == NOTHING, rows // num_slots, rows % num_slots
-    prompt_length = prompt.tokens.shape[-1]
-    of_prompt = prompt.tokens[jnp.maximum(column, 0), jnp.minimum(slot, prompt_length - 1)]
+    empty, column, slot = rows == NOTHING, rows // packing.num_slots, rows % packing.num_slots
     text = jnp.where(empty, NOTHING, column)
-    index = jnp.broadcast_to(jnp.arange(num_slots), rows.shape)
+    index = jnp.broadcast_to(jnp.arange(packing.num_slots), rows.shape)
     begins = text != jnp.concatenate([jnp.full((len(text), 1), NOTHING - 1), text[:, :-1]], 1)
     position = index - lax.cummax(jnp.where(begins, index, 0), axis=1)
-    return PackedTexts(jnp.where(slot < prompt_length, of_prompt, obs), text, position)
+    if packing.own_prompt:
+        of_prompt = prompt.tokens[jnp.maximum(column, 0), jnp.minimum(slot, packing.own_prompt - 1)]
+        return PackedTexts(jnp.where(slot < packing.own_prompt, of_prompt, obs), text, position)
+    number = jnp.maximum(column[:, 0], 0) // packing.group_size
+    real = _of_groups(packing, prompt).mask_before_last()[number]
+    return PackedTexts(obs, text, position + real.sum(-1, keepdims=True), SharedPrompts(number, real))
 
 
-def _step_numbers(batch: Batch, rows: Array) -> Array:
+def _step_numbers(packing: Packing, batch: Batch, rows: Array) -> Array:
     """Of slots of `pack_texts` the column among the single steps of the batch, NOTHING in prompts and empty slots."""
-    num_slots, num_columns = _slots(batch), batch.weight.shape[1]
-    step = rows % num_slots - (num_slots - len(batch.weight))
-    return jnp.where((rows != NOTHING) & (step >= 0), step * num_columns + rows // num_slots, NOTHING)
+    step = rows % packing.num_slots - packing.own_prompt
+    number = step * batch.weight.shape[1] + rows // packing.num_slots
+    return jnp.where((rows != NOTHING) & (step >= 0), number, NOTHING)
 
 
-def _matters(batch: Batch) -> Array:
-    """`[B, S]` bool: a text's prompt and its completion up to the last step that trains; nothing if none does."""
+def _matters(packing: Packing, batch: Batch) -> Array:
+    """`[B, S]` bool: a text up to the last step that trains; nothing if none does."""
     trains = batch.rollout.loss_mask.T > 0
     until_last = jnp.cumsum(trains[:, ::-1], -1)[:, ::-1] > 0
+    if not packing.own_prompt:
+        return until_last
     prompt = batch.rollout.episodes.context.mask_before_last() & trains.any(-1, keepdims=True)
     return jnp.concatenate([prompt, until_last], 1)
-
-
-def _slots(batch: Batch) -> int:
-    """The length of a prompt and a completion."""
-    return batch.rollout.episodes.context.tokens.shape[-1] + len(batch.weight)
-
-
-def _rows_of_chunk(num_slots: int) -> int:
-    return max(1, machine().chunk_tokens // num_slots)
