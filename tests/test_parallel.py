@@ -196,8 +196,12 @@ def test_devices_that_share_a_batch_put_their_own_texts_side_by_side():
 
 
 @pytest.mark.usefixtures("four_texts_at_a_time")
-def test_weights_travel_once_per_rollout_and_not_at_every_token():
-    """Devices that share them gather them before the loop over tokens; a chunk exchanges its gradient and no texts."""
+def test_weights_travel_once_per_rollout_and_not_at_every_token(monkeypatch):
+    """Devices that share them gather them before the loop over tokens; a chunk exchanges its gradient and no texts.
+
+    On a machine that stores a step as one vector, too.
+    """
+    monkeypatch.setitem(machine.MACHINES, "cpu", machine.MACHINES["cpu"]._replace(packs_outputs=True))
     learner = text_learner(dtype="bfloat16")
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
     states, keys = jax.eval_shape(jax.vmap(learner.init), KEYS[:1]), KEYS[:1]

@@ -18,7 +18,9 @@ from jaxpg.experiments import parts
 from jaxpg.experiments.build import build
 from jaxpg.models.layers import LayerNorm
 from jaxpg.types import Params
-from jaxpg.values import targets
+from jaxpg.values import replay_learning, targets
+from jaxpg.values.deep_q import Parts
+from jaxpg.values.q_networks import q_network
 from jaxpg.vectorize import where_in_batch
 
 mlp = partial(values.mlp, hidden=(4,), activation="tanh")
@@ -53,6 +55,23 @@ def test_learning_starts_when_it_should_and_the_target_network_follows():
     changed = learner.with_policy(state, given)
     assert equal(changed.params, Params(given, ()))
     assert equal(changed.target, given)
+
+
+def test_every_gradient_step_of_an_iteration_draws_a_batch_of_its_own():
+    """And not from the numbers of a rollout: 3 repeats of 2 gradient steps and a rollout each."""
+    env = tiny.counter()
+    algorithm = values.dqn(num_envs=4, repeats=3, gradient_steps=2, batch_size=8, buffer_size=40)
+    learner = values.deep_q(env, mlp(env), algorithm)
+    state = learner.init(jax.random.key(0))
+    found = Parts(env, q_network(env, mlp(env), algorithm.head), algorithm, algorithm.optimizer())
+    settings = replay_learning.ReplaySettings(40, 8, 0, 2, 3)
+    numbers = replay_learning._random_numbers(settings, found, state, jax.random.key(1))
+    drawn = [str(x.tolist()) for x in numbers.batches.number.reshape(6, 8)]
+    assert len(set(drawn)) == 6
+    for key in numbers.collect_key:
+        keys = jax.vmap(jax.random.split)(jnp.stack([key, *jax.random.split(key)])).ravel()
+        assert not set(drawn) & {str(jax.random.bits(k, (8,)).tolist()) for k in keys}
+    assert len({str(jax.random.key_data(k).tolist()) for k in numbers.collect_key}) == 3
 
 
 def test_of_a_batch_each_member_chooses_for_itself():
