@@ -50,8 +50,8 @@ class Machine(NamedTuple):
         through (update/padding.py).
     chunk_texts: the same of whole completions. 32 are as fast as any on a CPU and need the least memory ("the first
         language loops"); on an H100 they made 1,471 kernels of an update of GRPO on `sort` that is 547 without.
-    chunk_tokens: the same of rows of texts that are packed side by side, in tokens, prompts included
-        (update/packing.py).
+    chunk_tokens: the same of rows of texts that are packed side by side, in tokens, prompts included unless completions
+        share them (update/packing.py), and of the prompts that they share.
     sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
         entries of a row one by one on a CPU: the gradient of two normalised layers of 64 takes 280 instead of 586 us
         for 128 rows ("layer normalisation").
