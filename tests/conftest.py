@@ -10,8 +10,9 @@ import gc
 import importlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import jax
 import pytest
@@ -372,3 +373,14 @@ def optimised_where_it_matters(request: pytest.FixtureRequest) -> Iterator[None]
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", not ON_DEVICE)
+
+
+@pytest.fixture
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`machine_with(chunk_tokens=8)`: the choices for a CPU, see parallel/machine.py, but for these."""
+    machine = importlib.import_module("jaxpg.parallel.machine")
+
+    def change(**choices: Any) -> None:
+        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(**choices))
+
+    return change

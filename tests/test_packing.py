@@ -15,8 +15,7 @@ import tiny
 
 from jaxpg import ladder, language, update
 from jaxpg.models.generation import completion_rollout
-from jaxpg.parallel import machine
-from jaxpg.policy_gradient import make_batch, make_objective
+from jaxpg.policy_gradient import make_objective
 from jaxpg.types import Params, Prompt
 from jaxpg.update import packing
 
@@ -24,16 +23,6 @@ P, T, B, END, VOCABULARY = 3, 8, 12, 0, 9
 S = P + T
 LENGTHS = [8, 1, 3, 8, 2, 2, 5, 1, 4, 1, 8, 3]
 NOT_TRAINED = (3, 5)  # columns
-
-
-@pytest.fixture
-def tokens(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many tokens of packed texts are worked through at a time."""
-
-    def choose(tokens: int) -> None:
-        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=tokens))
-
-    return choose
 
 
 def test_texts_get_places_of_their_own():
@@ -75,18 +64,9 @@ def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any
     policy, critic = language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
     critic_or_none = critic if algorithm.value_loss else None
 
-    def make() -> tuple[Params, update.Batch]:
-        params = Params(policy.init(jax.random.key(0)), critic.init(jax.random.key(1)) if critic_or_none else ())
-        rollout = completions(padding, algorithm.collect.group_size)
-        steps = rollout.steps
-        log_prob = policy.evaluate(params.policy, rollout).log_prob(steps.action)
-        log_prob -= 0.1 * jnp.sin(jnp.arange(T))[:, None]
-        reward = jnp.cos(jnp.arange(B))[None] * steps.mask
-        rollout = rollout._replace(steps=steps._replace(log_prob=log_prob, reward=reward))
-        reference = policy.init(jax.random.key(2)) if algorithm.reference_kl else ()
-        return params, make_batch(policy, critic_or_none, algorithm, params, reference, jnp.zeros(()), rollout)[0]
-
-    return algorithm, make_objective(policy, critic_or_none, algorithm), *tiny.jit(make)()
+    make = partial(tiny.text_batch, algorithm, policy, critic_or_none)
+    rollout = completions(padding, algorithm.collect.group_size)
+    return algorithm, make_objective(policy, critic_or_none, algorithm), *tiny.jit(make)(rollout)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +81,21 @@ def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.values())) or "plain",
 )
-def test_an_update_is_that_of_one_text_per_row(tokens, name, settings):
+def test_an_update_is_that_of_one_text_per_row(machine_with, name, settings):
     several = {} if name == "reinforce_baseline" else {"epochs": 2, "num_minibatches": 2 if name == "dapo" else 1}
     algorithm, goal, params, batch = first_batch(name, **settings, **several)
 
     def choose(limit: int, side_by_side: bool) -> None:
-        tokens(limit)
+        machine_with(chunk_tokens=limit)
         assert bool(packing.packing_of(goal, batch)) == side_by_side
 
     ways = [partial(choose, 10_000, False), partial(choose, 2 * S, True)]
     tiny.assert_same_update(algorithm, goal, params, batch, ways)
 
 
-def test_rows_hold_whole_texts_in_order(tokens):
+def test_rows_hold_whole_texts_in_order(machine_with):
     """Read back slot by slot: each text that trains stands once, in one piece, at positions from 0 on."""
-    tokens(2 * S)
+    machine_with(chunk_tokens=2 * S)
     rollout = completions("left")
     weight = rollout.loss_mask
     batch = update.Batch(rollout, weight, weight, weight, weight, (), ())
@@ -146,8 +126,8 @@ def test_rows_hold_whole_texts_in_order(tokens):
         np.testing.assert_array_equal(actions[len(before) :], steps.action[: LENGTHS[b], b])
 
 
-def test_an_update_visits_hardly_more_than_what_trains(tokens):
-    tokens(2 * S)
+def test_an_update_visits_hardly_more_than_what_trains(machine_with):
+    machine_with(chunk_tokens=2 * S)
     _, goal, params, batch = first_batch("grpo", group_size=4)
 
     def rows_visited(params: Params, batch: update.Batch) -> Any:
@@ -163,8 +143,8 @@ def test_an_update_visits_hardly_more_than_what_trains(tokens):
 
 
 @pytest.mark.full
-def test_seeds_by_vmap_may_differ_in_their_rows(tokens):
-    tokens(2 * S)
+def test_seeds_by_vmap_may_differ_in_their_rows(machine_with):
+    machine_with(chunk_tokens=2 * S)
     _, goal, params, batch = first_batch("grpo", group_size=4)
     short = batch._replace(
         rollout=batch.rollout._replace(loss_mask=batch.rollout.loss_mask.at[2:].set(0)),
@@ -179,8 +159,8 @@ def test_seeds_by_vmap_may_differ_in_their_rows(tokens):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
 
-def test_what_reads_whole_episodes_is_not_packed(tokens):
-    tokens(2 * S)
+def test_what_reads_whole_episodes_is_not_packed(machine_with):
+    machine_with(chunk_tokens=2 * S)
     _, goal, _, batch = first_batch("grpo", group_size=4)
     assert packing.packing_of(goal, batch)
     assert not packing.packing_of(goal, batch, num_minibatches=6)  # two texts fit one chunk

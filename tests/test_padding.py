@@ -16,22 +16,11 @@ from jax.extend.core import jaxprs_in_params
 
 from jaxpg import ladder, networks, update
 from jaxpg.objectives import advantages
-from jaxpg.parallel import machine
 from jaxpg.types import Params, Rollout, Transition
 from jaxpg.update import padding
 
 LONG_COUNTER = tiny.counter(shortest=1, longest=9, time_limit=12)
 T, B = 10, 6
-
-
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many rows of padded episodes are worked through at a time."""
-
-    def choose(rows: int) -> None:
-        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_padded=rows))
-
-    return choose
 
 
 def batch_of(lengths: list[int]) -> update.Batch:
@@ -56,8 +45,8 @@ def visits(params: Params, batch: update.Batch) -> Any:
 
 @pytest.mark.parametrize("num_minibatches", [1, 2, 5])
 @pytest.mark.parametrize("lengths", [[3, 10, 1, 1, 2, 7], [10] * 6, [1, 0, 0, 0, 0, 0], [0] * 6])
-def test_an_epoch_visits_each_step_that_trains_once_and_hardly_more(rows, lengths, num_minibatches):
-    rows(4)
+def test_an_epoch_visits_each_step_that_trains_once_and_hardly_more(machine_with, lengths, num_minibatches):
+    machine_with(chunk_padded=4)
     batch, epochs = batch_of(lengths), 3
     epochs_of = partial(update.minibatch_epochs, epochs=epochs, num_minibatches=num_minibatches)
     updated = tiny.jit(partial(epochs_of, objective(visits), update.sgd(), 1.0))
@@ -74,13 +63,13 @@ def update_chunks(size: int) -> int:
 
 
 @pytest.mark.parametrize(("name", "normalize_advantages"), [("reinforce", True), ("actor_critic_mc", False)])
-def test_a_gradient_step_is_the_one_over_all_rows(rows, name, normalize_advantages):
+def test_a_gradient_step_is_the_one_over_all_rows(machine_with, name, normalize_advantages):
     algorithm = getattr(ladder, name)(num_envs=8, learning_rate=0.1, normalize_advantages=normalize_advantages)
-    _compare(rows, algorithm)
+    _compare(machine_with, algorithm)
 
 
-def test_a_gradient_step_visits_hardly_more_than_what_trains(rows):
-    rows(4)
+def test_a_gradient_step_visits_hardly_more_than_what_trains(machine_with):
+    machine_with(chunk_padded=4)
     batch, start = batch_of([3, 10, 1, 1, 2, 7]), Params(jnp.zeros(T * B), ())
     step = tiny.jit(partial(update.gradient_step, objective(visits), update.sgd(), 1.0))
     params, _, metrics = step(start, (), batch, jax.random.key(0))
@@ -89,27 +78,27 @@ def test_a_gradient_step_visits_hardly_more_than_what_trains(rows):
 
 
 @pytest.mark.parametrize(("name", "normalize_advantages"), [("grpo", False), ("dr_grpo", True), ("dapo", False)])
-def test_one_minibatch_is_the_one_over_all_rows(rows, name, normalize_advantages):
+def test_one_minibatch_is_the_one_over_all_rows(machine_with, name, normalize_advantages):
     extra = {"max_length": 12} if name == "dr_grpo" else {}
     settings = {"group_size": 4, "epochs": 2, "num_minibatches": 1, "normalize_advantages": normalize_advantages}
-    _compare(rows, getattr(ladder, name)(num_envs=8, learning_rate=0.1, **settings, **extra))
+    _compare(machine_with, getattr(ladder, name)(num_envs=8, learning_rate=0.1, **settings, **extra))
 
 
-def _compare(rows: Any, algorithm: Any) -> None:
+def _compare(machine_with: Any, algorithm: Any) -> None:
     """The parameters after an update are the same whether padding is skipped or not."""
     policy, critic = networks.mlp(LONG_COUNTER, hidden=(4,))
     goal, params, batch = tiny.first_update(LONG_COUNTER, policy, critic, algorithm, jax.random.key(0))
     assert 0.2 < batch.rollout.loss_mask.mean() < 0.8
 
     def choose(limit: int, skips: bool) -> None:
-        rows(limit)
+        machine_with(chunk_padded=limit)
         assert padding.skips_padding(goal, batch.weight.size) == skips
 
     tiny.assert_same_update(algorithm, goal, params, batch, [partial(choose, 10_000, False), partial(choose, 5, True)])
 
 
-def test_every_minibatch_has_its_own_random_share(rows):
-    rows(4)
+def test_every_minibatch_has_its_own_random_share(machine_with):
+    machine_with(chunk_padded=4)
     batch = padding.as_single_steps(batch_of([3, 10, 1, 1, 2, 7]))
     shares = np.asarray(padding.shuffled_shares(jax.random.key(0), batch, epochs=2, num_minibatches=5))
     trains = np.flatnonzero(batch.rollout.loss_mask[0])
@@ -124,8 +113,8 @@ def test_every_minibatch_has_its_own_random_share(rows):
     assert (epochs[0] != trains).any()
 
 
-def test_what_needs_whole_columns_keeps_its_padding(rows):
-    rows(1)
+def test_what_needs_whole_columns_keeps_its_padding(machine_with):
+    machine_with(chunk_padded=1)
     goal = objective(visits)
     assert padding.skips_padding(goal, 100)
     assert not padding.skips_padding(goal._replace(needs_trajectories=True), 100)
@@ -133,9 +122,9 @@ def test_what_needs_whole_columns_keeps_its_padding(rows):
     assert not padding.skips_padding(goal, 4, num_minibatches=4)
 
 
-def test_seeds_by_vmap_may_differ_in_what_they_skip(rows):
+def test_seeds_by_vmap_may_differ_in_what_they_skip(machine_with):
     """Under vmap the loop runs as often as the longest needs it, and what is too much for the others weighs nothing."""
-    rows(4)
+    machine_with(chunk_padded=4)
     start = Params(jnp.zeros(T * B), ())
     batches = [batch_of(lengths) for lengths in ([1] * 6, [10] * 6)]
 
@@ -162,7 +151,7 @@ def whiles(jaxpr: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
-def test_four_devices_that_skip_padding_are_one_that_does_not(rows, name):
+def test_four_devices_that_skip_padding_are_one_that_does_not(machine_with, name):
     run = cases.run(name)
-    rows(4)
+    machine_with(chunk_padded=4)
     cases.assert_same(run, *cases.by_vmap(run.learner, run.states[0]))

@@ -39,7 +39,7 @@ from cases import (
 
 from jaxpg import ladder, language, parallel, update
 from jaxpg.errors import UserError
-from jaxpg.parallel import collectives, machine
+from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.update import optimizers
 
@@ -157,9 +157,9 @@ def text_learner(num_envs=8, **settings):
 
 
 @pytest.fixture
-def four_texts_at_a_time(monkeypatch):
+def four_texts_at_a_time(machine_with):
     """Gradients are taken in chunks of four rows of texts side by side."""
-    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=4 * cases.text.time_limit))
+    machine_with(chunk_tokens=4 * cases.text.time_limit)
 
 
 @pytest.mark.usefixtures("four_texts_at_a_time")
@@ -195,13 +195,12 @@ def test_devices_that_share_a_batch_put_their_own_texts_side_by_side():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[0], y, rtol=1e-4, atol=1e-5), metrics, expected_metrics)
 
 
-@pytest.mark.usefixtures("four_texts_at_a_time")
-def test_weights_travel_once_per_rollout_and_not_at_every_token(monkeypatch):
+def test_weights_travel_once_per_rollout_and_not_at_every_token(machine_with):
     """Devices that share them gather them before the loop over tokens; a chunk exchanges its gradient and no texts.
 
     On a machine that stores a step as one vector, too.
     """
-    monkeypatch.setitem(machine.MACHINES, "cpu", machine.MACHINES["cpu"]._replace(packs_outputs=True))
+    machine_with(chunk_tokens=4 * cases.text.time_limit, packs_outputs=True)
     learner = text_learner(dtype="bfloat16")
     mesh = parallel.make_mesh(1, 8, jax.devices()[:DEVICES], DEVICES, sharded=True)
     states, keys = jax.eval_shape(jax.vmap(learner.init), KEYS[:1]), KEYS[:1]

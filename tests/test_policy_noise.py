@@ -13,7 +13,6 @@ import tiny
 
 from jaxpg import ladder, networks, update
 from jaxpg.objectives import advantages
-from jaxpg.parallel import machine
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Critic, Env, Params, Policy, Rollout, Transition
 
@@ -43,9 +42,9 @@ def shifted(env: Env, shift: Any, *, as_noise: bool) -> tuple[Policy, Critic]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_update_reads_the_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_update_reads_the_noise(name: str, machine_with: Any) -> None:
     """Noise that is always the same number gives what a policy with that number in it gives, and another than none."""
-    monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_padded=8))
+    machine_with(chunk_padded=8)
 
     @partial(tiny.jit, static_argnums=1)
     def after(shift: Any, as_noise: bool) -> Any:

@@ -15,8 +15,7 @@ import tiny
 
 from jaxpg import ladder, language, update
 from jaxpg.models.generation import completion_rollout
-from jaxpg.parallel import machine
-from jaxpg.policy_gradient import make_batch, make_objective
+from jaxpg.policy_gradient import make_objective
 from jaxpg.types import Params, Prompt, SharedPrompts
 from jaxpg.update import packing, shared_prompts
 
@@ -24,16 +23,6 @@ P, T, END, VOCABULARY, GROUP = 6, 5, 0, 9, 4
 LENGTHS = [5, 1, 3, 5, 2, 2, 5, 1, 4, 1, 3, 3]
 B, N = len(LENGTHS), len(LENGTHS) // GROUP
 ENV = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
-
-
-@pytest.fixture
-def tokens(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many tokens of packed texts are worked through at a time."""
-
-    def choose(tokens: int) -> None:
-        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(chunk_tokens=tokens))
-
-    return choose
 
 
 def completions(padding: str) -> Any:
@@ -56,18 +45,8 @@ def problem(padding: str = "right", network: dict | None = None, **settings: Any
     algorithm = ladder.grpo(num_envs=B, group_size=GROUP, learning_rate=0.1, entropy_coefficient=0.01, **settings)
     policy, _ = language.transformer(ENV, **{"width": 8, "layers": 2, "heads": 2, "kv_heads": 1} | (network or {}))
 
-    def make() -> tuple[Params, update.Batch]:
-        params = Params(jax.tree.map(lambda x: 2 * x, policy.init(jax.random.key(0))), ())
-        rollout = completions(padding)
-        steps = rollout.steps
-        log_prob = policy.evaluate(params.policy, rollout).log_prob(steps.action)
-        log_prob -= 0.1 * jnp.sin(jnp.arange(T))[:, None]
-        reward = jnp.cos(jnp.arange(B))[None] * steps.mask
-        rollout = rollout._replace(steps=steps._replace(log_prob=log_prob, reward=reward))
-        reference = policy.init(jax.random.key(2)) if algorithm.reference_kl else ()
-        return params, make_batch(policy, None, algorithm, params, reference, jnp.zeros(()), rollout)[0]
-
-    return algorithm, make_objective(policy, None, algorithm), *tiny.jit(make)()
+    make = partial(tiny.text_batch, algorithm, policy, None, scale=2)
+    return algorithm, make_objective(policy, None, algorithm), *tiny.jit(make)(completions(padding))
 
 
 @pytest.mark.parametrize(
@@ -80,11 +59,11 @@ def problem(padding: str = "right", network: dict | None = None, **settings: Any
     ],
     ids=str,
 )
-def test_an_update_is_that_of_texts_with_their_own_prompts(tokens, minibatches, limit, settings):
+def test_an_update_is_that_of_texts_with_their_own_prompts(machine_with, minibatches, limit, settings):
     algorithm, goal, params, batch = problem(**settings, epochs=2, num_minibatches=minibatches)
 
     def choose(limit: int, shared: bool) -> None:
-        tokens(limit)
+        machine_with(chunk_tokens=limit)
         found = packing.packing_of(goal, batch, minibatches)
         assert (found is not None and found.own_prompt == 0) == shared
 
@@ -92,9 +71,9 @@ def test_an_update_is_that_of_texts_with_their_own_prompts(tokens, minibatches, 
     tiny.assert_same_update(algorithm, goal, params, batch, ways)
 
 
-def test_part_of_the_gradient_comes_through_the_prompts(tokens):
+def test_part_of_the_gradient_comes_through_the_prompts(machine_with):
     """Else the test above would not see it missing: a fifth of the gradient's norm and more."""
-    tokens(3 * T)
+    machine_with(chunk_tokens=3 * T)
     _, goal, params, batch = problem()
     deaf = goal._replace(read_prompts=lambda *arguments: jax.lax.stop_gradient(goal.read_prompts(*arguments)))
 
@@ -110,9 +89,9 @@ def test_part_of_the_gradient_comes_through_the_prompts(tokens):
     assert norm(whole, without) > 0.2 * norm(whole, params)
 
 
-def test_rows_have_completions_of_one_prompt_and_no_prompts(tokens):
+def test_rows_have_completions_of_one_prompt_and_no_prompts(machine_with):
     """Read back slot by slot: each completion that trains once, in one piece, at the positions after its prompt."""
-    tokens(2 * T)
+    machine_with(chunk_tokens=2 * T)
     _, goal, _, batch = problem("left")
     found = packing.packing_of(goal, batch)
     cut, rows = packing.cut_packed(found, batch), packing.pack_texts(found, batch, jnp.arange(B))
@@ -139,8 +118,8 @@ def test_rows_have_completions_of_one_prompt_and_no_prompts(tokens):
     assert int(cut.num_chunks(rows)) == 3  # 9 tokens of the first group are two rows, and 11 of the third are three
 
 
-def test_prompts_are_shared_where_that_saves_more_than_half_a_row_per_group(tokens):
-    tokens(2 * T)
+def test_prompts_are_shared_where_that_saves_more_than_half_a_row_per_group(machine_with):
+    machine_with(chunk_tokens=2 * T)
     _, goal, _, batch = problem()
     assert packing.packing_of(goal, batch).own_prompt == 0
     assert packing.packing_of(goal, batch, num_minibatches=3).own_prompt == P  # 4 texts of 3 groups save 6 slots of 7.5
@@ -151,8 +130,8 @@ def test_prompts_are_shared_where_that_saves_more_than_half_a_row_per_group(toke
 
 
 @pytest.mark.full
-def test_seeds_by_vmap_share_their_own_prompts(tokens):
-    tokens(2 * T)
+def test_seeds_by_vmap_share_their_own_prompts(machine_with):
+    machine_with(chunk_tokens=2 * T)
     _, goal, params, batch = problem()
     other = batch._replace(weight=batch.weight.at[:, :4].set(0))
     mask = batch.rollout.loss_mask.at[:, :4].set(0)
@@ -166,11 +145,11 @@ def test_seeds_by_vmap_share_their_own_prompts(tokens):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
 
-def test_many_prompts_are_read_in_chunks(tokens):
+def test_many_prompts_are_read_in_chunks(machine_with):
     _, goal, params, batch = problem()
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
     whole = tiny.jit(partial(shared_prompts.read_all, goal))(params, prompts)
-    tokens(P)
+    machine_with(chunk_tokens=P)
     assert shared_prompts.chunks_of_prompts(prompts) == N
     one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal, *x))(params, prompts)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one_by_one, whole)

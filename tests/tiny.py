@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxpg.models.distributions import Categorical
-from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.policy_gradient import PolicyGradient, make_batch, policy_gradient
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 from jaxpg.update.objective import Batch, Objective
@@ -125,6 +125,25 @@ def first_update(
     learner = policy_gradient(env, policy, critic, algorithm._replace(update=spy_update))
     learner.step(learner.init(key), key)
     return seen[0]
+
+
+def text_batch(
+    algorithm: PolicyGradient, policy: Policy, critic: Critic | None, rollout: Rollout, scale: float = 1.0
+) -> tuple[Params, Batch]:
+    """Parameters, those of the policy times `scale`, and what an update gets to see of these completions.
+
+    Their log-probabilities are those of a policy that was another one, their rewards all differ.
+    """
+    params = jax.tree.map(lambda x: scale * x, policy.init(jax.random.key(0)))
+    params = Params(params, critic.init(jax.random.key(1)) if critic else ())
+    steps = rollout.steps
+    length, num_texts = steps.mask.shape
+    log_prob = policy.evaluate(params.policy, rollout).log_prob(steps.action)
+    log_prob -= 0.1 * jnp.sin(jnp.arange(length))[:, None]
+    reward = jnp.cos(jnp.arange(num_texts))[None] * steps.mask
+    rollout = rollout._replace(steps=steps._replace(log_prob=log_prob, reward=reward))
+    reference = policy.init(jax.random.key(2)) if algorithm.reference_kl else ()
+    return params, make_batch(policy, critic, algorithm, params, reference, jnp.zeros(()), rollout)[0]
 
 
 def assert_same_update(
