@@ -32,10 +32,10 @@ from jaxpg.types import (
     Metrics,
     Params,
     Policy,
-    Prompt,
     Rollout,
     Tree,
 )
+from jaxpg.update.forward import forward_pass
 from jaxpg.update.normalization import (
     Moments,
     discounted_reward_sums,
@@ -46,7 +46,7 @@ from jaxpg.update.normalization import (
     standardize_rewards,
     update_moments,
 )
-from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.objective import Batch, Objective, TextReader
 from jaxpg.vectorize import copy_tree, polyak_update
 
 
@@ -325,9 +325,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         needs_trajectories=needs_trajectories(policy, algorithm),
         padded=algorithm.collect.whole_episodes,
         texts=policy.evaluates_from_context,
-        packs_texts=_packs_texts(policy, critic, algorithm),
-        read_prompts=_read_prompts(policy, critic),
-        group_size=algorithm.collect.group_size,
+        text_reader=None if isinstance(algorithm.surrogate, PerEpisode) else _text_reader(policy, critic, algorithm),
         noise=policy.noise,
     )
 
@@ -337,18 +335,20 @@ def needs_trajectories(policy: Policy, algorithm: PolicyGradient) -> bool:
     return policy.needs_trajectories or isinstance(algorithm.surrogate, PerEpisode)
 
 
-def _packs_texts(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> bool:
-    """Whether the losses may be given texts side by side: they read steps one by one, and the networks packed texts."""
+def _text_reader(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> TextReader | None:
+    """How these networks read texts side by side, None if one of them cannot. A critic reads a text with its prompt."""
     networks = policy.evaluates_packed and (critic is None or critic.evaluates_packed)
-    return networks and algorithm.collect.whole_episodes and not isinstance(algorithm.surrogate, PerEpisode)
-
-
-def _read_prompts(policy: Policy, critic: Critic | None) -> Callable[[Params, Prompt], Tree] | None:
-    """How the losses read a prompt for several texts: as the policy does. A critic reads every text as a whole."""
-    read_prompts = policy.read_prompts
-    if read_prompts is None or critic is not None:
+    if not networks or not algorithm.collect.whole_episodes:
         return None
-    return lambda params, prompts: read_prompts(params.policy, prompts)
+    read_prompts = None
+    if policy.read_prompts and critic is None:
+        read_prompts = partial(_of_policy, policy.read_prompts)
+    return TextReader(algorithm.collect.group_size, read_prompts)
+
+
+def _of_policy(function: Callable[..., Any], params: Params, *arguments: Any) -> Any:
+    """A function of the policy's parameters, given all of them."""
+    return function(params.policy, *arguments)
 
 
 def _distribution(policy: Policy, params: Params, batch: Batch) -> Any:
@@ -411,13 +411,15 @@ def make_batch(
     """
     reference_log_prob: Tree = ()
     if algorithm.reference_kl:
-        steps = rollout.steps
-        reference_log_prob = policy.evaluate(reference, rollout).log_prob(steps.action)
+        steps, reader = rollout.steps, _text_reader(policy, None, algorithm)
+        reference_log_prob = forward_pass(partial(_log_prob, policy), reader, Params(reference, ()), rollout)
         if algorithm.reference_kl.in_reward:
             penalty = algorithm.reference_kl.in_reward(steps.log_prob, reference_log_prob)
             rollout = rollout._replace(steps=steps._replace(reward=steps.reward + steps.mask * penalty))
     zeros = jnp.zeros_like(rollout.steps.reward)
-    v_tm1, v_t = critic.values(params, rollout) if critic else (zeros, zeros)
+    v_tm1, v_t = zeros, zeros
+    if critic:
+        v_tm1, v_t = forward_pass(critic.values, _text_reader(policy, critic, algorithm), params, rollout)
     credit = algorithm.credit(rollout.steps, v_tm1, v_t, baseline, gamma=algorithm.gamma)
     batch = Batch(
         rollout=rollout,
@@ -429,6 +431,11 @@ def make_batch(
         reference_log_prob=reference_log_prob,
     )
     return batch, credit
+
+
+def _log_prob(policy: Policy, params: Params, rollout: Rollout) -> Array:
+    """log pi(a_t | s_t) of the actions that were taken, `[T, B]`."""
+    return policy.evaluate(params.policy, rollout).log_prob(rollout.steps.action)
 
 
 def with_normalized_obs(policy: Policy, normalization: NormalizationState) -> Policy:

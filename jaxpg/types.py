@@ -330,7 +330,7 @@ class Critic(NamedTuple):
     values(params, rollout) -> v_tm1, v_t: V(obs) and V of its successor, `[T, B]` each. v_t is used only where the
         discount is not 0 (see `rollout.successor_values`). `params` is the whole of Params, so that a critic can use
         the policy's torso in `params.policy`.
-    evaluates_packed: `values` also takes rollouts whose context is PackedTexts; only v_tm1 is read then.
+    evaluates_packed: `values` also takes rollouts whose context is PackedTexts; v_t is 0 after the last slot of a text.
     """
 
     init: Callable[[Key], Tree]

@@ -18,6 +18,8 @@ from jaxpg.models.generation import completion_rollout
 from jaxpg.policy_gradient import make_objective
 from jaxpg.types import Params, Prompt
 from jaxpg.update import packing
+from jaxpg.update.forward import forward_pass
+from jaxpg.update.objective import TextReader
 
 P, T, B, END, VOCABULARY = 3, 8, 12, 0, 9
 S = P + T
@@ -87,7 +89,7 @@ def test_an_update_is_that_of_one_text_per_row(machine_with, name, settings):
 
     def choose(limit: int, side_by_side: bool) -> None:
         machine_with(chunk_tokens=limit)
-        assert bool(packing.packing_of(goal, batch)) == side_by_side
+        assert bool(packing.packing_of(goal.text_reader, batch)) == side_by_side
 
     ways = [partial(choose, 10_000, False), partial(choose, 2 * S, True)]
     tiny.assert_same_update(algorithm, goal, params, batch, ways)
@@ -142,6 +144,48 @@ def test_an_update_visits_hardly_more_than_what_trains(machine_with):
     assert metrics["rows"] < 0.6 * B
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rlhf", {}),
+        pytest.param("rlhf", {"value_coefficient": 0.25, "padding": "left"}, marks=pytest.mark.full),
+        ("grpo", {"group_size": 4, "kl": "loss_k3"}),
+        pytest.param("grpo", {"group_size": 4, "kl": "loss_k3", "padding": "left"}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_what_is_computed_before_an_update_is_that_of_one_text_per_row(machine_with, name, settings):
+    *_, expected = first_batch(name, **settings)
+    machine_with(chunk_tokens=2 * S)
+    *_, found = first_batch(name, **settings)
+    mask = np.asarray(expected.rollout.steps.mask)
+    read = ["advantage", "target", "reference_log_prob"] + ["old_value"] * (name == "rlhf")
+    for field in read:
+        one, other = (np.asarray(getattr(batch, field)) for batch in (expected, found))
+        assert np.abs(one * mask).max() > 0.1, field
+        np.testing.assert_allclose(other * mask, one * mask, rtol=1e-4, atol=1e-5, err_msg=field)
+    assert (np.asarray(found.reference_log_prob)[mask == 0] == 0).all()  # side by side, there is no padding
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_successors_are_of_the_same_text(machine_with, shared):
+    """No text has the value of its neighbour in the row after its last step."""
+    env = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
+    policy, critic = language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
+    params = Params(policy.init(jax.random.key(0)), critic.init(jax.random.key(1)))
+    rollout = completions()
+    v_tm1, v_t = tiny.jit(critic.values)(params, rollout)
+    machine_with(chunk_tokens=2 * S)
+    reader = TextReader(group_size=1, read_prompts=None)
+    found, successors = tiny.jit(partial(forward_pass, critic.values, reader))(params, rollout)
+    mask = np.asarray(rollout.steps.mask)
+    last = mask - np.concatenate([mask[1:], np.zeros((1, B))])
+    assert (last.sum(0) == 1).all()
+    np.testing.assert_allclose(found, v_tm1 * mask, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(successors, v_t * (mask - last), rtol=1e-4, atol=1e-5)
+    assert (np.abs(found) > 1e-3).sum() > 0.9 * mask.sum()
+
+
 @pytest.mark.full
 def test_seeds_by_vmap_may_differ_in_their_rows(machine_with):
     machine_with(chunk_tokens=2 * S)
@@ -162,10 +206,10 @@ def test_seeds_by_vmap_may_differ_in_their_rows(machine_with):
 def test_what_reads_whole_episodes_is_not_packed(machine_with):
     machine_with(chunk_tokens=2 * S)
     _, goal, _, batch = first_batch("grpo", group_size=4)
-    assert packing.packing_of(goal, batch)
-    assert not packing.packing_of(goal, batch, num_minibatches=6)  # two texts fit one chunk
+    assert packing.packing_of(goal.text_reader, batch)
+    assert not packing.packing_of(goal.text_reader, batch, num_minibatches=6)  # two texts fit one chunk
     _, goal, _, batch = first_batch("gspo", group_size=4)
-    assert not packing.packing_of(goal, batch)
+    assert not packing.packing_of(goal.text_reader, batch)
     algorithm, *_ = first_batch("grpo", group_size=4)
     policy, _ = language.transformer(cases.text, width=8, layers=1, heads=2, kv_heads=1)
-    assert not make_objective(policy._replace(evaluates_packed=False), None, algorithm).packs_texts
+    assert not make_objective(policy._replace(evaluates_packed=False), None, algorithm).text_reader

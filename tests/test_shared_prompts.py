@@ -64,7 +64,7 @@ def test_an_update_is_that_of_texts_with_their_own_prompts(machine_with, minibat
 
     def choose(limit: int, shared: bool) -> None:
         machine_with(chunk_tokens=limit)
-        found = packing.packing_of(goal, batch, minibatches)
+        found = packing.packing_of(goal.text_reader, batch, minibatches)
         assert (found is not None and found.own_prompt == 0) == shared
 
     ways = [partial(choose, 10_000, False), partial(choose, limit, True)]
@@ -75,13 +75,14 @@ def test_part_of_the_gradient_comes_through_the_prompts(machine_with):
     """Else the test above would not see it missing: a fifth of the gradient's norm and more."""
     machine_with(chunk_tokens=3 * T)
     _, goal, params, batch = problem()
-    deaf = goal._replace(read_prompts=lambda *arguments: jax.lax.stop_gradient(goal.read_prompts(*arguments)))
+    reader = goal.text_reader
+    deaf = reader._replace(read_prompts=lambda *x: jax.lax.stop_gradient(reader.read_prompts(*x)))
 
     def of(goal: update.Objective) -> Any:
         step = tiny.jit(partial(update.gradient_step, goal, update.sgd(), 1.0))
         return step(params, (), batch, jax.random.key(0))[0]
 
-    whole, without = of(goal), of(deaf)
+    whole, without = of(goal), of(goal._replace(text_reader=deaf))
 
     def norm(x: Any, y: Any) -> float:
         return float(optax.tree.norm(jax.tree.map(jnp.subtract, x, y)))
@@ -93,7 +94,7 @@ def test_rows_have_completions_of_one_prompt_and_no_prompts(machine_with):
     """Read back slot by slot: each completion that trains once, in one piece, at the positions after its prompt."""
     machine_with(chunk_tokens=2 * T)
     _, goal, _, batch = problem("left")
-    found = packing.packing_of(goal, batch)
+    found = packing.packing_of(goal.text_reader, batch)
     cut, rows = packing.cut_packed(found, batch), packing.pack_texts(found, batch, jnp.arange(B))
     assert (found.rows, found.chunks, rows.shape) == (2, 6, (12, T))
     np.testing.assert_array_equal(cut.prompts.tokens, batch.rollout.episodes.context.tokens[::GROUP])
@@ -121,12 +122,13 @@ def test_rows_have_completions_of_one_prompt_and_no_prompts(machine_with):
 def test_prompts_are_shared_where_that_saves_more_than_half_a_row_per_group(machine_with):
     machine_with(chunk_tokens=2 * T)
     _, goal, _, batch = problem()
-    assert packing.packing_of(goal, batch).own_prompt == 0
-    assert packing.packing_of(goal, batch, num_minibatches=3).own_prompt == P  # 4 texts of 3 groups save 6 slots of 7.5
-    assert packing.packing_of(goal._replace(group_size=1), batch).own_prompt == P
+    assert packing.packing_of(goal.text_reader, batch).own_prompt == 0
+    in_three = packing.packing_of(goal.text_reader, batch, num_minibatches=3)
+    assert in_three.own_prompt == P  # 4 texts of 3 groups save 6 slots of 7.5
+    assert packing.packing_of(goal.text_reader._replace(group_size=1), batch).own_prompt == P
     algorithm = ladder.grpo(num_envs=B, group_size=GROUP)
     policy, critic = language.transformer(ENV, width=8, layers=1, heads=2, kv_heads=1)
-    assert make_objective(policy, critic, algorithm).read_prompts is None
+    assert make_objective(policy, critic, algorithm).text_reader.read_prompts is None
 
 
 @pytest.mark.full
@@ -148,18 +150,18 @@ def test_seeds_by_vmap_share_their_own_prompts(machine_with):
 def test_many_prompts_are_read_in_chunks(machine_with):
     _, goal, params, batch = problem()
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
-    whole = tiny.jit(partial(shared_prompts.read_all, goal))(params, prompts)
+    whole = tiny.jit(partial(shared_prompts.read_all, goal.text_reader))(params, prompts)
     machine_with(chunk_tokens=P)
     assert shared_prompts.chunks_of_prompts(prompts) == N
-    one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal, *x))(params, prompts)
+    one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal.text_reader, *x))(params, prompts)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one_by_one, whole)
 
 
 def test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic():
     _, goal, params, batch = problem(network={"dtype": "bfloat16"})
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
-    as_read = jax.eval_shape(goal.read_prompts, params, prompts)
-    memories = jax.eval_shape(partial(shared_prompts.read_all, goal), params, prompts)
+    as_read = jax.eval_shape(goal.text_reader.read_prompts, params, prompts)
+    memories = jax.eval_shape(partial(shared_prompts.read_all, goal.text_reader), params, prompts)
     assert {x.dtype for x in jax.tree.leaves(as_read)} == {jnp.dtype(jnp.bfloat16)}
     assert {x.dtype for x in jax.tree.leaves(memories)} == {jnp.dtype(jnp.float32)}
     assert jax.tree.map(jnp.shape, memories) == jax.tree.map(jnp.shape, as_read)

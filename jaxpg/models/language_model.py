@@ -193,7 +193,7 @@ def _shared_critic(model: Decoder) -> Critic:
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         features = features_of(model, _gathered(model.config, params.policy), rollout)
-        return _with_successors(apply(head, params.critic, features)[..., 0])
+        return _with_successors(apply(head, params.critic, features)[..., 0], rollout)
 
     return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values, evaluates_packed=True)
 
@@ -203,14 +203,18 @@ def _separate_critic(model: Decoder) -> Critic:
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         of_critic = _gathered(model.config, params.critic)
-        return _with_successors(_value(model, of_critic, features_of(model, of_critic, rollout)))
+        return _with_successors(_value(model, of_critic, features_of(model, of_critic, rollout)), rollout)
 
     return Critic(partial(_init, model), values, evaluates_packed=True)
 
 
-def _with_successors(value: Array) -> tuple[Array, Array]:
+def _with_successors(value: Array, rollout: Rollout) -> tuple[Array, Array]:
     """V(obs) and V of the successors. After the last row it is 0: the completion ended or has used up its tokens."""
-    return value, jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
+    following = jnp.concatenate([value[1:], jnp.zeros_like(value[:1])])
+    if isinstance(rollout.episodes.context, PackedTexts):
+        text = rollout.episodes.context.text.T
+        following = following.at[:-1].multiply(text[1:] == text[:-1])
+    return value, following
 
 
 def features_of(model: Decoder, params: Tree, rollout: Rollout) -> Array:

@@ -50,7 +50,7 @@ def gradient_step(
 
 def _gradient_of_all(objective: Objective, params: Params, batch: Batch) -> tuple[Tree, Metrics]:
     """The gradient of the loss over a whole batch, without working through padding where that is a gain."""
-    packing = packing_of(objective, batch)
+    packing = packing_of(objective.text_reader, batch)
     if skips_padding(objective, batch.weight.size):
         steps = as_single_steps(batch)
         columns, cut = all_at_once(steps), cut_padded(steps, steps_of_chunk(batch.weight.size))
@@ -75,11 +75,11 @@ def minibatch_gradient(
     num_chunks, chunk = cut.num_chunks(columns), partial(cut.chunk, columns)
     if cut.prompts is None:
         return summed_gradient(objective.loss, params, minibatch, num_chunks, chunk, lifted=lifted)
-    memories = collectives.whole(read_all(objective, params, cut.prompts))  # on SHARD, once for all chunks
+    memories = collectives.whole(read_all(objective.text_reader, params, cut.prompts))  # on SHARD, once for all chunks
     loss = partial(loss_with_memories, objective)
     (of_texts, cotangent), metrics = _summed(loss, (params, memories), minibatch, num_chunks, chunk, lifted)
     of_prompts, _ = _summed(
-        partial(product_with_memories, objective),
+        partial(product_with_memories, objective.text_reader),
         params,
         (cut.prompts, cotangent),
         chunks_of_prompts(cut.prompts),

@@ -118,7 +118,7 @@ def _cut(
 ) -> _Cut:
     """The minibatches of an update, without padding where that is a gain and `chunk_rows` does not say otherwise."""
     without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
-    packing = packing_of(objective, batch, num_minibatches) if chunk_rows is None else None
+    packing = packing_of(objective.text_reader, batch, num_minibatches) if chunk_rows is None else None
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
     if without_padding:

@@ -46,6 +46,18 @@ class Batch(NamedTuple):
 Loss = Callable[[Params, Batch], tuple[Array, Metrics]]
 
 
+class TextReader(NamedTuple):
+    """How networks read texts that are packed side by side (types.PackedTexts).
+
+    group_size: so many neighbouring columns of the batch have the same prompt.
+    read_prompts(params, prompts) -> memory of prompts `[N, P]` that several texts share, see `Policy.read_prompts`;
+        None where each text has to contain its own.
+    """
+
+    group_size: int
+    read_prompts: Callable[[Params, Prompt], Tree] | None
+
+
 class Objective(NamedTuple):
     """What an update minimises. A loss returns its sum over the steps of this device, and additive metrics.
 
@@ -56,10 +68,7 @@ class Objective(NamedTuple):
     needs_trajectories: the policy or its loss reads whole columns, which minibatches must not cut.
     padded: each column is one whole episode, with padding after its end.
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
-    packs_texts: the losses also take texts that are packed side by side (types.PackedTexts).
-    read_prompts(params, prompts) -> memory of prompts `[N, P]` that several texts share, see `Policy.read_prompts`;
-        None where the losses need each text as a whole.
-    group_size: so many neighbouring columns of the batch have the same prompt.
+    text_reader: how the losses read texts side by side; None where they take one text per column alone.
     noise: that of the policy, see `Policy.noise`.
     """
 
@@ -70,9 +79,7 @@ class Objective(NamedTuple):
     needs_trajectories: bool
     padded: bool = False
     texts: bool = False
-    packs_texts: bool = False
-    read_prompts: Callable[[Params, Prompt], Tree] | None = None
-    group_size: int = 1
+    text_reader: TextReader | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:

@@ -22,7 +22,7 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, PackedTexts, Prompt, SharedPrompts
 from jaxpg.update.batching import Minibatches
-from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.objective import Batch, TextReader
 from jaxpg.update.padding import NOTHING, as_single_steps, cut_padded
 from jaxpg.vectorize import largest_in_batch
 
@@ -44,16 +44,16 @@ class Packing(NamedTuple):
     chunks: int
 
 
-def packing_of(objective: Objective, batch: Batch, num_minibatches: int = 1) -> Packing | None:
-    """How an update of this batch packs its texts; None where it does not, being one chunk of rows or not of texts."""
-    if not objective.packs_texts:
+def packing_of(reader: TextReader | None, batch: Batch, num_minibatches: int = 1) -> Packing | None:
+    """How the texts of this batch are packed; None where they are not: nothing reads them so, or they are one chunk."""
+    if reader is None:
         return None
     columns, steps = batch.weight.shape[1], len(batch.weight)
     prompt, texts = batch.rollout.episodes.context.tokens.shape[-1], columns // num_minibatches
     if texts * (prompt + steps) <= machine().chunk_tokens:
         return None
-    shares = objective.read_prompts is not None and _gains(prompt, steps, texts, columns // objective.group_size)
-    own_prompt, group_size = (0, objective.group_size) if shares else (prompt, columns)
+    shares = reader.read_prompts is not None and _gains(prompt, steps, texts, columns // reader.group_size)
+    own_prompt, group_size = (0, reader.group_size) if shares else (prompt, columns)
     chunks = -(-texts * (own_prompt + steps) // machine().chunk_tokens)
     return Packing(own_prompt, own_prompt + steps, group_size, -(-texts // chunks), chunks)
 
@@ -132,10 +132,10 @@ def cut_packed(packing: Packing, batch: Batch) -> Minibatches:
     steps = cut_padded(as_single_steps(batch), size * num_slots)
 
     def take(rows: Array) -> Batch:
-        return steps.take(_step_numbers(packing, batch, rows).ravel())
+        return steps.take(step_numbers(packing, batch, rows).ravel())
 
     def chunk(rows: Array, minibatch: Batch, i: Array | int, num_chunks: Array | int) -> Batch:
-        part: Any = steps.chunk(_step_numbers(packing, batch, rows).ravel(), minibatch, i, num_chunks)
+        part: Any = steps.chunk(step_numbers(packing, batch, rows).ravel(), minibatch, i, num_chunks)
         part = jax.tree.map(lambda x: _as_rows(x, size), part)
         of_chunk = collectives.shard_columns(lax.dynamic_slice_in_dim(rows, i * size, size))
         context = _packed_texts(packing, prompt, part.rollout.steps.obs.T, of_chunk)
@@ -173,7 +173,7 @@ def _packed_texts(packing: Packing, prompt: Prompt, obs: Array, rows: Array) -> 
     return PackedTexts(obs, text, position + real.sum(-1, keepdims=True), SharedPrompts(number, real))
 
 
-def _step_numbers(packing: Packing, batch: Batch, rows: Array) -> Array:
+def step_numbers(packing: Packing, batch: Batch, rows: Array) -> Array:
     """Of slots of `pack_texts` the column among the single steps of the batch, NOTHING in prompts and empty slots."""
     step = rows % packing.num_slots - packing.own_prompt
     number = step * batch.weight.shape[1] + rows // packing.num_slots

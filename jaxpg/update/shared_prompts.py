@@ -22,17 +22,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Metrics, Params, Prompt, SharedPrompts, Tree
+from jaxpg.types import Array, Metrics, Params, Prompt, Rollout, SharedPrompts, Tree
 from jaxpg.update.batching import count_chunks, slice_columns
-from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.objective import Batch, Objective, TextReader
 
 
-def read_all(objective: Objective, params: Params, prompts: Prompt) -> Tree:
+def read_all(reader: TextReader | None, params: Params, prompts: Prompt) -> Tree:
     """The memories of prompts `[N, P]`, leaves `[N, ...]`, in float32, since gradients by them are added up."""
+    assert reader is not None
+    assert reader.read_prompts is not None
+    read_prompts = partial(reader.read_prompts, params)
 
     def of_chunk(prompts: Prompt) -> Tree:
-        assert objective.read_prompts is not None
-        return jax.tree.map(lambda x: x.astype(jnp.float32), objective.read_prompts(params, prompts))
+        return jax.tree.map(lambda x: x.astype(jnp.float32), read_prompts(prompts))
 
     num_chunks = chunks_of_prompts(prompts)
     if num_chunks == 1:
@@ -41,23 +43,27 @@ def read_all(objective: Objective, params: Params, prompts: Prompt) -> Tree:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), lax.map(of_chunk, cut))
 
 
-def loss_with_memories(objective: Objective, inputs: tuple[Params, Tree], batch: Batch) -> tuple[Array, Metrics]:
-    """The loss of a chunk as a function of the parameters and of the memories of all prompts."""
-    params, memories = inputs
-    episodes = batch.rollout.episodes
+def with_memories(rollout: Rollout, memories: Tree) -> Rollout:
+    """The texts of a chunk with what they attend to of their prompts, given the memories of all prompts."""
+    episodes = rollout.episodes
     shared: SharedPrompts = episodes.context.prompts
     memory = jax.tree.map(lambda x: jnp.take(x, shared.number, 0, mode="clip"), memories)
     context = episodes.context._replace(prompts=shared._replace(memory=memory))
-    rollout = batch.rollout._replace(episodes=episodes._replace(context=context))
-    return objective.loss(params, batch._replace(rollout=rollout))
+    return rollout._replace(episodes=episodes._replace(context=context))
+
+
+def loss_with_memories(objective: Objective, inputs: tuple[Params, Tree], batch: Batch) -> tuple[Array, Metrics]:
+    """The loss of a chunk as a function of the parameters and of the memories of all prompts."""
+    params, memories = inputs
+    return objective.loss(params, batch._replace(rollout=with_memories(batch.rollout, memories)))
 
 
 def product_with_memories(
-    objective: Objective, params: Params, inputs: tuple[Prompt, Tree]
+    reader: TextReader | None, params: Params, inputs: tuple[Prompt, Tree]
 ) -> tuple[Array, dict[str, Array]]:
     """<memory(params), dL/dmemory> of prompts `[N, P]`, whose gradient is what the loss owes to them; no metrics."""
     prompts, cotangent = inputs
-    products = jax.tree.map(jnp.vdot, read_all(objective, params, prompts), cotangent)
+    products = jax.tree.map(jnp.vdot, read_all(reader, params, prompts), cotangent)
     return sum(jax.tree.leaves(products), start=jnp.zeros(())), {}
 
 

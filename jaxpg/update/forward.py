@@ -1,0 +1,64 @@
+"""One forward pass over a whole rollout, before its updates: a critic's values, log-probabilities under a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpg.parallel import collectives
+from jaxpg.types import Array, Params, Rollout, Tree
+from jaxpg.update.objective import Batch, TextReader
+from jaxpg.update.packing import cut_packed, pack_texts, packing_of, step_numbers
+from jaxpg.update.padding import NOTHING
+from jaxpg.update.shared_prompts import read_all, with_memories
+
+
+def forward_pass(
+    output: Callable[[Params, Rollout], Tree], reader: TextReader | None, params: Params, rollout: Rollout
+) -> Tree:
+    """`output(params, rollout)`, leaves `[T, B]`: numbers of every step, of which nothing is differentiated.
+
+    Texts are put side by side, and prompts read once per group, where an update of so many would do so (packing.py).
+    It replaces one row per completion, on every platform: slots behind the end of a completion cost nothing, and there
+    are no more activations at a time than those of a chunk. The numbers are then 0 on padding. What that gains:
+    benchmarks/LOG.md, "reference log-probabilities side by side".
+    """
+    nothing: Tree = ()
+    mask = rollout.steps.mask
+    batch = Batch(rollout._replace(loss_mask=mask), nothing, nothing, nothing, mask, nothing, nothing)
+    packing = packing_of(reader, batch)
+    if packing is None:
+        return output(params, rollout)
+    rows = pack_texts(packing, batch, jnp.arange(mask.shape[1]))
+    texts = cut_packed(packing, batch)
+    taken = texts.take(rows)
+    memories = None if texts.prompts is None else collectives.whole(read_all(reader, params, texts.prompts))
+
+    @jax.jit  # traced once for both `eval_shape` and the loop
+    def of_chunk(i: Array) -> Tree:
+        chunk = texts.chunk(rows, taken, i, packing.chunks).rollout
+        chunk = chunk if memories is None else with_memories(chunk, memories)
+        return jax.tree.map(jnp.transpose, output(params, chunk))
+
+    def write(i: Array, found: Tree) -> Tree:
+        def put(x: Array, new: Array) -> Array:
+            return lax.dynamic_update_slice_in_dim(x, new, i * packing.rows, 0)
+
+        return jax.tree.map(put, found, of_chunk(i))
+
+    of_one = jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32))
+    found = jax.tree.map(lambda x: jnp.zeros(rows.shape, x.dtype), of_one)
+    found = lax.fori_loop(0, texts.num_chunks(rows), write, found)
+    places = step_numbers(packing, batch, rows)
+    return jax.tree.map(lambda x: _as_steps(x, places, mask.shape), found)
+
+
+def _as_steps(x: Array, places: Array, shape: tuple[int, ...]) -> Array:
+    """Numbers of the slots of rows, `[R, S]`, as `[T, B]`, 0 where no slot belongs."""
+    size = shape[0] * shape[1]
+    places = jnp.where(places == NOTHING, size, places)
+    steps = jnp.zeros(size, x.dtype).at[places.ravel()].set(x.ravel(), mode="drop").reshape(shape)
+    return collectives.shard_columns(steps, axis=1)
