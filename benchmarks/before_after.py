@@ -33,6 +33,10 @@ CASES = (
     ("CartPole-v1", 64, 2**19, Row("jaxpg_a2c")),
     ("CartPole-v1", 256, 2**17, Row("jaxpg_grpo")),
     ("0.1M", 64, 2**15, Row("jaxpg_language")),
+    ("0.1M", 64, 2**15, Row("jaxpg_language_reference")),
+    ("0.1M", 64, 2**15, Row("jaxpg_language_rlhf")),
+    ("1M", 64, 2**13, Row("jaxpg_language_reference")),
+    ("1M", 64, 2**13, Row("jaxpg_language_rlhf")),
 )
 
 

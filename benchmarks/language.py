@@ -162,6 +162,7 @@ ALGORITHMS: dict[str, Callable[..., PolicyGradient]] = {
     "grpo": partial(ladder.grpo, kl=None, group_size=GROUP),
     "grpo, reference": partial(ladder.grpo, group_size=GROUP),
     "ppo": partial(ladder.ppo, num_steps=None),
+    "rlhf": ladder.rlhf,
 }
 
 

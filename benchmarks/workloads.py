@@ -177,8 +177,28 @@ def jaxpg_language(size: str, num_envs: int, agents: int, devices: int, steps: i
     """GRPO on a transformer, a size of language.py in place of an environment; the work is the tokens written."""
     import language
 
-    env = language.endless()
-    learner = language.learner_of(*language.transformer_of(env, size), env, num_envs)
+    return _completions(language.endless(), "grpo", size, num_envs, steps)
+
+
+def jaxpg_language_reference(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same with a reference policy, and completions of any length."""
+    import language
+
+    return _completions(language.of_any_length(), "grpo, reference", size, num_envs, steps)
+
+
+def jaxpg_language_rlhf(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """RLHF in its place: with a critic as large as the policy, too."""
+    import language
+
+    return _completions(language.of_any_length(), "rlhf", size, num_envs, steps)
+
+
+def _completions(env: Any, algorithm: str, size: str, num_envs: int, steps: int) -> Workload:
+    """Steps of an algorithm of language.py on a transformer; completions count as if all had full length."""
+    import language
+
+    learner = language.learner_of(*language.transformer_of(env, size), env, num_envs, algorithm)
     iterations = max(1, steps // (num_envs * language.TOKENS))
 
     def iteration(state: Any, _: None) -> tuple[Any, Any]:
@@ -311,7 +331,7 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
 OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, reference, collect, collect_random)
-LANGUAGE = (jaxpg_language, language_writing, language_learning)
+LANGUAGE = (jaxpg_language, jaxpg_language_reference, jaxpg_language_rlhf, language_writing, language_learning)
 LIMITS = (limits.bare, limits.matmul, limits.copy)
 WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LANGUAGE, *LIMITS)}
 

@@ -16,14 +16,14 @@ import tiny
 from jaxpg import ladder, language, update
 from jaxpg.models.generation import completion_rollout
 from jaxpg.policy_gradient import make_objective
-from jaxpg.types import Params, Prompt
+from jaxpg.types import Critic, Params, Policy, Prompt
 from jaxpg.update import packing
 from jaxpg.update.forward import forward_pass
 from jaxpg.update.objective import TextReader
 
 P, T, B, END, VOCABULARY = 3, 8, 12, 0, 9
 S = P + T
-LENGTHS = [8, 1, 3, 8, 2, 2, 5, 1, 4, 1, 8, 3]
+LENGTHS = [8, 1, 3, 8, 2, 2, 5, 1, 4, 1, 3, 8]
 NOT_TRAINED = (3, 5)  # columns
 
 
@@ -58,12 +58,16 @@ def completions(padding: str = "right", group_size: int = 1) -> Any:
     return rollout._replace(loss_mask=rollout.loss_mask.at[:, jnp.asarray(NOT_TRAINED)].set(0))
 
 
+def networks(*, shared: bool = False) -> tuple[Policy, Critic]:
+    """A small transformer and its critic."""
+    env = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
+    return language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
+
+
 def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any, Any, Params, update.Batch]:
     """An algorithm, its losses, parameters and a batch of completions with advantages of all sizes."""
     algorithm = getattr(ladder, name)(num_envs=B, learning_rate=0.1, entropy_coefficient=0.01, **settings)
-    env = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
-    shared = settings.get("value_coefficient") == 0.25
-    policy, critic = language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
+    policy, critic = networks(shared=settings.get("value_coefficient") == 0.25)
     critic_or_none = critic if algorithm.value_loss else None
 
     make = partial(tiny.text_batch, algorithm, policy, critic_or_none)
@@ -165,13 +169,17 @@ def test_what_is_computed_before_an_update_is_that_of_one_text_per_row(machine_w
         assert np.abs(one * mask).max() > 0.1, field
         np.testing.assert_allclose(other * mask, one * mask, rtol=1e-4, atol=1e-5, err_msg=field)
     assert (np.asarray(found.reference_log_prob)[mask == 0] == 0).all()  # side by side, there is no padding
+    policy, rollout = networks()[0], found.rollout
+    reference = tiny.jit(
+        lambda: policy.evaluate(policy.init(jax.random.key(2)), rollout).log_prob(rollout.steps.action)
+    )
+    np.testing.assert_allclose(found.reference_log_prob, reference() * mask, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_successors_are_of_the_same_text(machine_with, shared):
     """No text has the value of its neighbour in the row after its last step."""
-    env = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
-    policy, critic = language.transformer(env, width=8, layers=1, heads=2, kv_heads=1, shared=shared)
+    policy, critic = networks(shared=shared)
     params = Params(policy.init(jax.random.key(0)), critic.init(jax.random.key(1)))
     rollout = completions()
     v_tm1, v_t = tiny.jit(critic.values)(params, rollout)
