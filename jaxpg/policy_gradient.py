@@ -47,7 +47,7 @@ from jaxpg.update.normalization import (
     update_moments,
 )
 from jaxpg.update.objective import Batch, Objective, TextReader
-from jaxpg.vectorize import copy_tree, polyak_update
+from jaxpg.vectorize import copy_tree, polyak_update, sums
 
 
 class PolicyGradient(NamedTuple):
@@ -374,8 +374,8 @@ def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batc
     }
     if kl:
         means["reference_kl"] = k3(log_prob, batch.reference_log_prob)
-    metrics = {name: (batch.minibatch_weight * x).sum() for name, x in means.items()}
-    metrics["policy_loss"] = (batch.weight * loss).sum()
+    terms = {name: batch.minibatch_weight * x for name, x in means.items()}
+    metrics = sums(terms | {"policy_loss": batch.weight * loss})
     total = (batch.weight * (loss - algorithm.entropy_coefficient * entropy)).sum()
     return total, lax.stop_gradient(metrics)
 

@@ -23,6 +23,12 @@ def float64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=[0, 8], ids=["reductions", "one by one"])
+def categories(request: pytest.FixtureRequest, machine_with: Callable[..., None]) -> None:
+    """Categories as a CPU takes them, and as an accelerator does, see models/few_categories.py."""
+    machine_with(few_categories=request.param)
+
+
 def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
@@ -45,6 +51,7 @@ KINDS: dict[str, Callable] = {"categorical": categorical, "diagonal": diagonal, 
 # --- all of them
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("kind", KINDS)
 def test_shapes_and_types(kind: str) -> None:
     for dtype in (jnp.float32, jnp.float64):
@@ -58,6 +65,7 @@ def test_shapes_and_types(kind: str) -> None:
         assert all((x.shape, x.dtype) == ((4,), dtype) for x in numbers)
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_events_equal_a_batch(kind: str) -> None:
     p, q = KINDS[kind](0), KINDS[kind](2)
@@ -69,6 +77,7 @@ def test_single_events_equal_a_batch(kind: str) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), single, batched)
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kl_is_the_mean_log_ratio_and_zero_to_itself(kind: str) -> None:
     p, q = KINDS[kind](0), KINDS[kind](2)
@@ -80,6 +89,7 @@ def test_kl_is_the_mean_log_ratio_and_zero_to_itself(kind: str) -> None:
     np.testing.assert_allclose(p.kl(p), 0, atol=1e-14)
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_is_the_mean_surprise(kind: str) -> None:
     p = KINDS[kind](0)
@@ -87,6 +97,7 @@ def test_entropy_is_the_mean_surprise(kind: str) -> None:
     assert (abs(surprise.mean(0) - p.entropy()) < 4 * surprise.std(0) / np.sqrt(len(surprise))).all()
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(kind: str) -> None:
     p, q = KINDS[kind](0), KINDS[kind](2)
@@ -103,6 +114,7 @@ def test_gradients(kind: str) -> None:
 # --- categorical
 
 
+@pytest.mark.usefixtures("categories")
 def test_categorical_against_scipy() -> None:
     p, q = categorical(0), categorical(1)
     p_probs, q_probs = (np.asarray(jax.nn.softmax(d.logits)) for d in (p, q))
@@ -114,6 +126,7 @@ def test_categorical_against_scipy() -> None:
 
 
 @pytest.mark.device
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_categorical_frequencies(dtype: type) -> None:
     logits = jnp.array([-jnp.inf, 1.0, -2.0, -jnp.inf, 0.5, 3.0, -jnp.inf], dtype)
@@ -126,6 +139,7 @@ def test_categorical_frequencies(dtype: type) -> None:
     assert stats.chisquare(counts[possible], num_samples * probs[possible] / probs.sum()).pvalue > 1e-3
 
 
+@pytest.mark.usefixtures("categories")
 def test_samples_of_a_batch_are_independent() -> None:
     action = np.asarray(Categorical(jnp.zeros((50_000, 2, 2))).sample(KEY))
     table = np.histogram2d(*action.T, bins=2)[0]
@@ -143,6 +157,14 @@ def test_the_ends_of_the_uniform_find_a_possible_category(u: float, monkeypatch:
     action = Categorical(jnp.asarray(logits)).sample(KEY)
     assert np.isin(action, possible).all()
     assert (action == possible[0]).all() if u == 0 else (action > possible[-20]).all()
+
+
+@pytest.mark.usefixtures("categories")
+@pytest.mark.parametrize(("u", "category"), [(0.0, 1), (0.24, 1), (0.26, 3), (1 - 2.0**-23, 3)])
+def test_samples_by_hand(u: float, category: int) -> None:
+    """Probabilities 0, 1/4, 0, 3/4 and 0; the last is not the answer to any number."""
+    logits = jnp.log(jnp.array([0.0, 0.25, 0.0, 0.75, 0.0], jnp.float32))
+    assert Categorical(logits).at(jnp.float32(u)) == category
 
 
 def test_a_rise_of_the_rounded_sum_finds_no_impossible_category(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +221,7 @@ def test_ties_at_the_threshold_are_all_kept(settings: dict, kept: list[float]) -
     np.testing.assert_allclose(jax.nn.softmax(p.logits), kept, rtol=1e-12)
 
 
+@pytest.mark.usefixtures("categories")
 def test_impossible_categories_are_harmless() -> None:
     forbidding = jnp.array([0.0, -jnp.inf, 1.0])
     p, q = Categorical(forbidding), Categorical(jnp.array([0.5, 0.0, 0.0]))
@@ -300,6 +323,7 @@ def test_squashed_density_integrates_to_one(mean: float, log_std: float, low: fl
 
 
 @pytest.mark.device
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("mean", [-30.0, 0.0, 30.0])
 def test_squashed_at_and_near_the_bounds(mean: float, dtype: type) -> None:
@@ -349,6 +373,7 @@ def test_rounding_leaves_no_sample_outside_the_bounds() -> None:
     assert (sample <= high).all()
 
 
+@pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("allowed", [[True, False, True, True, False], [False, False, False, True, False]])
 def test_a_mask_leaves_the_distribution_over_what_is_allowed(allowed: list[bool]) -> None:
     """And no derivative reaches what is not, by whichever way."""
@@ -376,6 +401,7 @@ def test_a_mask_leaves_the_distribution_over_what_is_allowed(allowed: list[bool]
     np.testing.assert_allclose(jax.grad(everything)(logits), gradient, atol=1e-12)
 
 
+@pytest.mark.usefixtures("categories")
 def test_where_nothing_is_allowed_all_is() -> None:
     p = Categorical(normal(0, 5).astype(jnp.float32)).masked(jnp.zeros(5, bool))
     np.testing.assert_allclose(p.entropy(), np.log(5), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import tiny
 from jax.sharding import PartitionSpec
 
 from jaxpg import envs, ladder, networks, parallel
+from jaxpg.models import layers
 from jaxpg.objectives import returns
 from jaxpg.parallel.machine import CPU, MACHINES, machine, platform, program_for
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Learner
-from jaxpg.vectorize import scan_packed
+from jaxpg.vectorize import scan_packed, sums
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 OTHERS = [name for name in MACHINES if name != "cpu"]
@@ -68,6 +70,35 @@ def test_an_unrolled_recursion_is_the_same() -> None:
     expected = tiny.jit(lambda: returns.gae(*arguments))()
     with program_for("gpu"):
         np.testing.assert_allclose(tiny.jit(lambda: returns.gae(*arguments))(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("few", [3, 4])
+def test_a_product_with_few_inputs_is_a_product(few: int, machine_with: Callable[..., None]) -> None:
+    """Layers of 4 inputs, with and without their sum of products; value and derivatives."""
+    x, weights = jax.random.normal(jax.random.key(0), (5, 3, 4)), jax.random.normal(jax.random.key(1), (4, 6))
+    bias = jnp.arange(6.0)
+    machine_with(few_inputs=few)
+
+    def loss(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
+        params = {"params": {"kernel": weights, "bias": bias}}
+        return jnp.tanh(layers.apply(layers.dense(6, None), params, x)).sum()
+
+    def expected(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("abk,kn->abn", x, weights) + bias[None, None]).sum()
+
+    got, wanted = (jax.value_and_grad(f, argnums=(0, 1, 2))(x, weights, bias) for f in (loss, expected))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
+    products = str(jax.make_jaxpr(loss)(x, weights, bias)).count("dot_general")
+    assert products == (0 if few == 4 else 1)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_sums_at_once_are_the_sums(at_once: bool, machine_with: Callable[..., None]) -> None:
+    machine_with(sums_at_once=at_once)
+    terms = {"b": jnp.arange(6.0).reshape(2, 3), "a": jnp.full((2, 3), 0.5)}
+    assert sums(terms) == {"b": 15.0, "a": 3.0}
+    reductions = str(jax.make_jaxpr(lambda terms: sums(terms))(terms)).count("reduce_sum")  # traced anew
+    assert reductions == (1 if at_once else 2)
 
 
 def learner(algorithm: str) -> Learner:

@@ -172,18 +172,29 @@ def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
         assert np.asarray(ours).tobytes() == expected.tobytes()
 
 
-def test_packed_parameters_come_back_as_they_were():
+@pytest.mark.parametrize(
+    ("carries_vector", "others", "size"), [(False, [(2, 3), (4, 1, 2)], 5), (True, [], 3 + 6 + 1 + 8 + 1)]
+)
+def test_packed_parameters_come_back_as_they_were(carries_vector, others, size, machine_with):
+    machine_with(carries_vector=carries_vector)
     params = Params(
         {"bias": jnp.arange(3.0), "kernel": jnp.ones((2, 3)), "scale": jnp.array(0.1, jnp.bfloat16)},
         [jnp.full((4, 1, 2), 7.0), jnp.full(1, 1e-30)],
     )
-    pack, unpack = batching.pack_vectors(params)
+    pack, unpack = batching.pack_parameters(params)
     matrices, vector = pack(params)
-    assert [x.shape for x in jax.tree.leaves(matrices)] == [(2, 3), (4, 1, 2)]
-    assert vector.shape == (3 + 1 + 1,)
+    assert [x.shape for x in jax.tree.leaves(matrices)] == others
+    assert vector.shape == (size,)
     back = unpack((matrices, vector))
     jax.tree.map(np.testing.assert_array_equal, back, params)
     assert jax.tree.map(lambda x: x.dtype, back) == jax.tree.map(lambda x: x.dtype, params)
+
+
+def test_the_matrices_of_a_large_network_are_carried_as_they_are(machine_with):
+    machine_with(carries_vector=True)
+    params = {"kernel": jnp.zeros((2**10, 2**10)), "bias": jnp.zeros(3)}
+    matrices, vector = batching.pack_parameters(params)[0](params)
+    assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2**10, 2**10)], (3,))
 
 
 def slide(params, batch):

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpg.models import few_categories
 from jaxpg.types import Array, Key
 
 MASKED = -1e9
@@ -49,6 +50,8 @@ class Categorical(NamedTuple):
         A category of probability 0 is never returned, whatever the rounding of the cumulative sum. Probabilities are
         exact up to the resolution of the uniform number, 2⁻²³ in float32.
         """
+        if few_categories.are_few(self.logits):
+            return few_categories.at(self.logits, noise)
         weight = jnp.exp(self.logits - self.logits.max(-1, keepdims=True))
         # In floating point the cumulative sum need not be monotone. The result is the first category of positive
         # probability above the threshold. There always is one: u <= 1 - 2⁻²³ keeps the product below the largest sum.
@@ -61,21 +64,21 @@ class Categorical(NamedTuple):
         return self.at(self.noise(key))
 
     def log_prob(self, action: Array) -> Array:
-        return _pick(jax.nn.log_softmax(self.logits), action)
+        return _pick(_log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
         """-Σ p log p, in nats, with 0 log 0 = 0."""
-        return _entropy(jax.nn.log_softmax(self.logits))
+        return _entropy(_log_softmax(self.logits))
 
     def log_prob_and_entropy(self, action: Array) -> tuple[Array, Array]:
-        log_p = jax.nn.log_softmax(self.logits)
+        log_p = _log_softmax(self.logits)
         return _pick(log_p, action), _entropy(log_p)
 
     def kl(self, other: Categorical) -> Array:
         """Σ p (log p - log q), infinite if q = 0 in a category with p > 0."""
-        log_p, log_q = jax.nn.log_softmax(self.logits), jax.nn.log_softmax(other.logits)
+        log_p, log_q = _log_softmax(self.logits), _log_softmax(other.logits)
         p = jnp.exp(log_p)
-        return (p * jnp.where(p > 0, log_p - log_q, 0)).sum(-1)
+        return _total(p * jnp.where(p > 0, log_p - log_q, 0))
 
     def truncated(self, *, top_k: int = 0, top_p: Array | float = 1.0) -> Categorical:
         """Restricted to the `top_k` most likely categories (0 for all), then to the most likely with mass `top_p`.
@@ -114,13 +117,24 @@ def _pick(log_p: Array, action: Array) -> Array:
     It replaces `take_along_axis`, whose derivative is a scatter, on every platform. Gain: XLA compiles PPO on a CPU in
     3.66 instead of 4.31 s (benchmarks/LOG.md, "compile time of PPO").
     """
+    if few_categories.are_few(log_p):
+        return few_categories.pick(log_p, action)
     category = lax.broadcasted_iota(action.dtype, log_p.shape, log_p.ndim - 1)
     return jnp.where(category == action[..., None], log_p, 0).sum(-1)
 
 
 def _entropy(log_p: Array) -> Array:
     p = jnp.exp(log_p)
-    return -(p * jnp.where(p > 0, log_p, 0)).sum(-1)
+    return -_total(p * jnp.where(p > 0, log_p, 0))
+
+
+def _log_softmax(logits: Array) -> Array:
+    return few_categories.log_softmax(logits) if few_categories.are_few(logits) else jax.nn.log_softmax(logits)
+
+
+def _total(x: Array) -> Array:
+    """The sum over categories, `[..., n] -> [...]`."""
+    return few_categories.total(x) if few_categories.are_few(x) else x.sum(-1)
 
 
 class DiagonalGaussian(NamedTuple):

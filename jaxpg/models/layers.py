@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -73,7 +73,15 @@ def kernel(gain: float | None) -> Callable[..., Array]:
 
 def dense(features: int, gain: float | None) -> nn.Dense:
     """A dense layer with weights of `kernel(gain)` and no initial bias."""
-    return nn.Dense(features, kernel_init=kernel(gain))
+    return nn.Dense(features, kernel_init=kernel(gain), dot_general=_dot_few)
+
+
+def _dot_few(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
+    """`[..., K]` times `[K, N]`, as a sum of K products of numbers with rows where K is small: `Machine.few_inputs`."""
+    if x.shape[-1] > machine().few_inputs:
+        return lax.dot_general(x, kernel, dimension_numbers, **options)
+    rows = kernel.reshape(len(kernel), *(1,) * (x.ndim - 1), -1)
+    return reduce(jnp.add, (x[..., k, None] * row for k, row in enumerate(rows)))
 
 
 def dot_rows(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:

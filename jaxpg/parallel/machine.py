@@ -32,8 +32,8 @@ class Machine(NamedTuple):
         each array is a copy of its own that breaks up the graph which the host launches: GAE's loop, the single seed
         and this together are 181 launches instead of 1,717; a token of `sort` is 50 kernels in one launch instead of
         57 in 8. On a TPU the vector costs a dozen operations a step.
-    recursion_unroll: steps of a backward recursion such as GAE that one round of its loop takes. On a GPU 32 launches
-        instead of 384, of 4 kernels each instead of 3.
+    recursion_unroll: steps of a backward recursion such as GAE that one round of its loop takes. On a GPU 16 launches
+        instead of 384, of one kernel each.
     steps_per_question: an episodic rollout asks after so many steps whether all its episodes are over. A CPU asks at
         every step. Elsewhere the host must have the answer before it can launch the next step.
     gathers_words: one gather for all arrays of a minibatch that have a word per step, stacked before. XLA on a CPU
@@ -55,6 +55,18 @@ class Machine(NamedTuple):
     sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
         entries of a row one by one on a CPU: the gradient of two normalised layers of 64 takes 280 instead of 586 us
         for 128 rows ("layer normalisation").
+    sums_at_once: sums over the same steps are one reduction of their stack, four kernels of a minibatch fewer on a
+        GPU; on a TPU the stack costs six operations more ("few categories").
+    carries_vector: the parameters of a small network are carried from minibatch to minibatch as one vector, where
+        otherwise only its vectors are one (`batching.pack_parameters`): of 49 kernels of a minibatch 4 fewer on a GPU,
+        of 109 operations 4 on a TPU.
+    few_inputs: a product with a matrix of at most so many rows is a sum of as many multiples of these (`layers.dense`).
+        On a GPU it is computed together with the activation, one kernel of a step fewer. On a TPU it takes a half more
+        cycles than the product at 2,048 environments.
+    few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
+        category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
+        27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
+        ("few categories"). A CPU gains nothing by it and compiles 4 to 8 % longer.
     calls_in_place: a callback reads and writes the buffers of the program. On a CPU, where that is possible, 6 to 9 us
         instead of 140 to 190 a call ("an environment on the host").
     """
@@ -71,6 +83,10 @@ class Machine(NamedTuple):
     chunk_texts: int | None
     chunk_tokens: int
     sums_rows_by_product: bool
+    sums_at_once: bool
+    carries_vector: bool
+    few_inputs: int
+    few_categories: int
     calls_in_place: bool
 
 
@@ -87,13 +103,17 @@ CPU = Machine(
     chunk_texts=32,
     chunk_tokens=1_024,
     sums_rows_by_product=True,
+    sums_at_once=False,
+    carries_vector=False,
+    few_inputs=0,
+    few_categories=0,
     calls_in_place=True,
 )
 GPU = Machine(
     seeds_at_once=True,
     resets_where_any=False,
     packs_outputs=True,
-    recursion_unroll=16,
+    recursion_unroll=32,
     steps_per_question=16,
     gathers_words=False,
     prepares_minibatches=True,
@@ -102,9 +122,13 @@ GPU = Machine(
     chunk_texts=None,
     chunk_tokens=16_384,
     sums_rows_by_product=False,
+    sums_at_once=True,
+    carries_vector=True,
+    few_inputs=4,
+    few_categories=8,
     calls_in_place=False,
 )
-TPU = GPU._replace(packs_outputs=False)
+TPU = GPU._replace(packs_outputs=False, sums_at_once=False, few_inputs=0)
 MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)

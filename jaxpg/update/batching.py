@@ -20,6 +20,7 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Prompt, Tree
 from jaxpg.update.objective import Batch
+from jaxpg.update.optimizers import FLAT_BELOW
 
 WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
 
@@ -97,23 +98,26 @@ def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
     return gather
 
 
-def pack_vectors(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
+def pack_parameters(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
     """`pack, unpack`: parameters as they are carried through a loop, and the way back.
 
     Replaces carrying every array: matrices stay, all scalars and vectors become one vector. Every array that is carried
     is a separate operation at the end of a step, and XLA on a CPU wakes another thread if more than eight can start at
-    once, which for a small network costs more than the step. For the gain see `stacked_gather`.
+    once, which for a small network costs more than the step. For the gain see `stacked_gather`. Where the machine gains
+    by it, the matrices of a small network are part of the vector (`Machine.carries_vector`).
     """
-    is_vector = jax.tree.map(lambda x: x.ndim <= 1, params)
-    unravel = ravel_pytree(partition(params, is_vector)[0])[1]
+    few = sum(x.size for x in jax.tree.leaves(params)) < FLAT_BELOW and collectives.auto_mesh.get() is None
+    largest = math.inf if few and machine().carries_vector else 1
+    packed = jax.tree.map(lambda x: x.ndim <= largest, params)
+    unravel = ravel_pytree(partition(params, packed)[0])[1]
 
     def pack(params: Tree) -> Tree:
-        vectors, matrices = partition(params, is_vector)
-        return matrices, ravel_pytree(vectors)[0]
+        vectors, others = partition(params, packed)
+        return others, ravel_pytree(vectors)[0]
 
-    def unpack(packed: Tree) -> Any:
-        matrices, vector = packed
-        return merge(unravel(vector), matrices)
+    def unpack(carried: Tree) -> Any:
+        others, vector = carried
+        return merge(unravel(vector), others)
 
     return pack, unpack
 

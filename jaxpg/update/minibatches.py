@@ -13,7 +13,7 @@ import optax
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_vectors
+from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_parameters
 from jaxpg.update.gradients import apply_gradient, minibatch_gradient
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
@@ -25,7 +25,7 @@ from jaxpg.vectorize import scan_packed, tree_where
 class _Progress(NamedTuple):
     """What is carried from minibatch to minibatch.
 
-    params: as `pack_vectors` packs them.
+    params: as `pack_parameters` packs them.
     running: [] bool, false once the KL was too large.
     """
 
@@ -88,7 +88,7 @@ def minibatch_epochs(
         key, noise_key = jax.random.split(key)
         noise_keys = jax.random.split(noise_key, epochs * num_minibatches)
     cut = _cut(objective, batch, key, epochs, num_minibatches, chunk_rows)
-    pack, unpack = pack_vectors(params)
+    pack, unpack = pack_parameters(params)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree, Tree]) -> tuple[_Progress, Metrics]:
         columns, prepared, noise_key = inputs

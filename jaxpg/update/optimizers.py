@@ -51,10 +51,12 @@ def gradient_norms(gradient: Tree, opt_state: Tree) -> dict[str, Array]:
     """
     if not isinstance(gradient, Params) or not jax.tree.leaves(gradient.critic):
         return {"gradient_norm": _norm(gradient, opt_state)}
-    if _is_flat(opt_state):  # slices of the vector that the optimizer has made: the policy's numbers come first
+    if _is_flat(opt_state):
+        # Of the vector that the optimizer has made, with zeros for the other network, and not of slices: sums over one
+        # vector, with that of the clipping, are one kernel on a GPU. The policy's numbers come first.
         vector = ravel_pytree(gradient)[0]
-        size = sum(x.size for x in jax.tree.leaves(gradient.policy))
-        policy, value = jnp.linalg.norm(vector[:size]), jnp.linalg.norm(vector[size:])
+        of_policy = jnp.arange(vector.size) < sum(x.size for x in jax.tree.leaves(gradient.policy))
+        policy, value = (jnp.linalg.norm(jnp.where(chosen, vector, 0)) for chosen in (of_policy, ~of_policy))
     else:
         policy, value = optax.tree.norm(gradient.policy), optax.tree.norm(gradient.critic)
     return {
