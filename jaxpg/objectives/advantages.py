@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.objectives import returns
-from jaxpg.parallel import collectives
+from jaxpg.objectives.moments import sample_moments
 from jaxpg.types import Array, Scalar, Transition
 
 BASELINE_KINDS = ("batch", "running")
@@ -78,7 +78,7 @@ def mean_baseline(
     """
     check_baseline_kind(baseline_kind)
     g = _returns(steps, v_t, gamma)
-    mean = _mean(g, steps.mask)
+    mean = sample_moments(g, steps.mask).mean
     if baseline_kind == "batch":
         return _credit(steps, g - mean, g, baseline)
     updated = jnp.where(baseline == 0, mean, baseline + rate * (mean - baseline))
@@ -201,10 +201,9 @@ def standardize(advantage: Array, loss_mask: Array, *, ddof: int = 1, eps: Scala
 
     The variance divides by steps - ddof. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
     """
-    centred = advantage - _mean(advantage, loss_mask)
-    squares, count = collectives.psum((_sum(centred**2, loss_mask), loss_mask.sum()))
+    count, mean, squares = sample_moments(advantage, loss_mask)
     std = jnp.sqrt(squares / jnp.maximum(count - ddof, 1))
-    return jnp.where(loss_mask, centred / (std + eps), 0)
+    return jnp.where(loss_mask, (advantage - mean) / (std + eps), 0)
 
 
 def unchanged(advantage: Array, loss_mask: Array) -> Array:
@@ -266,13 +265,3 @@ def _centred_by_group(r: Array, group_size: int) -> Array:
     r = r.reshape(-1, group_size)
     r = r - r[:, :1]  # equal returns become exact zeros, which r - mean need not be in floating point
     return r - r.mean(1, keepdims=True)
-
-
-def _sum(x: Array, mask: Array) -> Array:
-    return jnp.where(mask, x, 0).sum()
-
-
-def _mean(x: Array, mask: Array) -> Array:
-    """The mean over the steps of `mask` on all devices; 0 if there are none."""
-    total, count = collectives.psum((_sum(x, mask), mask.sum()))
-    return total / jnp.maximum(count, 1)

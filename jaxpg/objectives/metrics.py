@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 
+from jaxpg.objectives.moments import SampleMoments, sample_moments
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Metrics
 
@@ -15,7 +14,7 @@ def explained_variance(value: Array, target: Array, mask: Array) -> Array:
 
     All `[T, B]`. 1 for a critic that predicts every target, 0 or less for one that is no better than a constant.
     """
-    spread, unexplained = _variances((target, target - value), mask)[1]
+    spread, unexplained = _variances(sample_moments((target, target - value), mask))
     return jnp.where(spread > 0, 1 - unexplained / jnp.where(spread > 0, spread, 1.0), 0.0)
 
 
@@ -31,10 +30,10 @@ def credit_metrics(advantage: Array, target: Array, mask: Array) -> Metrics:
     return_variation: std / |mean| of the returns or targets that they are made of, the coefficient of variation; at
         most LARGEST_VARIATION, where their mean is nearly 0, and 0 where all of them are 0.
     """
-    (mean, target_mean), (variance, target_variance) = _variances((advantage, target), mask)
-    (positive,) = _means((advantage > 0,), mask)
+    found = sample_moments((advantage, target, (advantage > 0).astype(advantage.dtype)), mask)
+    (mean, target_mean, positive), (variance, target_variance, _) = found.mean, _variances(found)
     real = mask > 0
-    highest, lowest = (collectives.maximum(jnp.where(real, x, -jnp.inf)) for x in (advantage, -advantage))
+    highest, lowest = collectives.maximum([jnp.where(real, x, -jnp.inf) for x in (advantage, -advantage)])
     any_real = highest > -jnp.inf
     spread = jnp.sqrt(target_variance)
     least = jnp.maximum(spread / LARGEST_VARIATION, jnp.finfo(target.dtype).tiny)
@@ -48,13 +47,6 @@ def credit_metrics(advantage: Array, target: Array, mask: Array) -> Metrics:
     }
 
 
-def _variances(arrays: Sequence[Array], mask: Array) -> tuple[list[Array], list[Array]]:
-    """The means of several arrays over the steps of `mask` on all devices, and their variances."""
-    means = _means(arrays, mask)
-    return means, _means([(x - mean) ** 2 for x, mean in zip(arrays, means, strict=True)], mask)
-
-
-def _means(arrays: Sequence[Array], mask: Array) -> list[Array]:
-    """The means of several arrays over the steps of `mask`, summed over the devices together; 0 without a step."""
-    *sums, count = collectives.psum([*((mask * x).sum() for x in arrays), mask.sum()])
-    return [x / jnp.maximum(count, 1) for x in sums]
+def _variances(found: SampleMoments) -> list[Array]:
+    """squares / samples of each array, 0 without a step."""
+    return [x / jnp.maximum(found.samples, 1) for x in found.squares]

@@ -68,9 +68,16 @@ def gather(tree: Tree) -> Tree:
     return lax.all_gather(tree, DATA, tiled=True) if num_shards() > 1 else tree
 
 
-def maximum(x: jax.Array) -> jax.Array:
-    """Maximum of the entries of `x` on all devices of the axis DATA."""
-    return lax.pmax(x.max(), DATA) if num_shards() > 1 else x.max()
+def of_each_device(tree: Tree) -> Tree:
+    """What each device of the axis DATA has, `[devices, ...]` of every small array of 32-bit words, by one exchange."""
+    vector, unravel = ravel_pytree(tree)
+    return jax.vmap(unravel)(lax.all_gather(vector, DATA) if num_shards() > 1 else vector[None])
+
+
+def maximum(tree: Tree) -> Tree:
+    """Maximum of the entries of each array on all devices of the axis DATA."""
+    largest = jax.tree.map(jnp.max, tree)
+    return jax.tree.map(jnp.max, of_each_device(largest)) if num_shards() > 1 else largest
 
 
 def device_key(key: Key) -> Key:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.objectives.moments import sample_moments
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Metrics, RewardTerm, Rollout
@@ -37,21 +38,16 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     Two sets of n and m samples combine to mean + d m/(n+m) and, for the sums of squares, M_n + M_m + d^2 nm/(n+m),
     with d the difference of their means (Chan, Golub and LeVeque 1979, equation 2.1).
     """
-    weight = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-    new = collectives.psum(mask.sum())
-    mean = collectives.psum((weight * x).sum((0, 1))) / jnp.maximum(new, 1)
-    squares = collectives.psum((weight * (x - mean[None, None]) ** 2).sum((0, 1)))
-    count = moments.samples + new
-    delta = mean - moments.mean
-    fraction = new / jnp.maximum(count, 1)
+    new = sample_moments(x, mask)
+    count = moments.samples + new.samples
+    delta = new.mean - moments.mean
+    fraction = new.samples / jnp.maximum(count, 1)
+    between = delta**2 * fraction * (1 - fraction)
+    variance = moments.variance * (1 - fraction) + new.squares / jnp.maximum(count, 1) + between
     return Moments(
         samples=count,
         mean=moments.mean + delta * fraction,
-        variance=jnp.where(
-            count > 0,
-            moments.variance * (1 - fraction) + squares / jnp.maximum(count, 1) + delta**2 * fraction * (1 - fraction),
-            moments.variance,
-        ),
+        variance=jnp.where(count > 0, variance, moments.variance),
     )
 
 

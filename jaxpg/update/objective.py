@@ -95,7 +95,9 @@ class Objective(NamedTuple):
 
         To be called before a minibatch is cut into chunks.
         """
-        total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
+        # Gathered, although the sum alone is needed: so it travels with the moments of the advantages.
+        total = collectives.of_each_device(batch.weight.sum()).sum()
+        total = jnp.maximum(total, jnp.finfo(batch.weight.dtype).tiny)
         return batch._replace(
             advantage=self.normalize(batch.advantage, batch.rollout.loss_mask), minibatch_weight=batch.weight / total
         )
