@@ -279,3 +279,19 @@ def test_a_gif_is_never_large(tmp_path, monkeypatch):
                 animation.seek(index)
                 duration[i] += animation.info["duration"]
         assert duration[0] >= duration[1]
+
+
+@pytest.mark.parametrize(("channels", "shown"), [(3, [51, 102, 153]), (4, [204] * 3), (1, [51] * 3)])
+def test_observations_that_are_images_are_shown(channels, shown):
+    """In colour, or the newest of a stack of frames; not the bars of thousands of numbers."""
+    env, episode = of_one_number()
+    length = len(episode.rewards) + 1
+    images = np.tile(np.float32([0.2, 0.4, 0.6, 0.8][:channels]), (length, 20, 30, 1))
+    images[:, :10] = 0
+    scene = observations(env, episode._replace(observations=images))
+    canvas = Canvas(scene.view, scene.width, scene.background)
+    scene.draw(canvas, 0, None, None)
+    pixels = np.asarray(canvas.image())
+    assert pixels.shape == (160, 240, 3)
+    np.testing.assert_array_equal(pixels[120, 100], shown)
+    np.testing.assert_array_equal(pixels[30, 100], 0)

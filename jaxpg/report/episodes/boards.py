@@ -12,12 +12,27 @@ import numpy as np
 
 from jaxpg.envs.tabular import TabularState
 from jaxpg.envs.wrappers import Wrapped, unwrap
-from jaxpg.report.episodes.canvas import BLUE, FAINT, GREEN, INK, PAPER, PINK, QUIET, RED, SKY, YELLOW, Canvas, Scene
+from jaxpg.report.episodes.canvas import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    PAPER,
+    PINK,
+    QUIET,
+    RED,
+    SKY,
+    YELLOW,
+    Canvas,
+    Scene,
+    pictures_scene,
+)
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Array, Discrete, Env, Tree
 
 NIGHT = "#14171c"
 MOST_VALUES = 12  # that are shown with their names
+SMALLEST_IMAGE = 16  # rows and columns; what is smaller is a board
 MINATAR = {  # colours by channel of the observation, later channels over earlier ones; names of actions
     "Breakout-MinAtar": ((SKY, PAPER, "#59626e", RED), ("stay", "left", "right")),
     "Asterix-MinAtar": ((SKY, RED, "#6b3a1d", YELLOW), ("stay", "left", "up", "right", "down")),
@@ -168,9 +183,11 @@ def _move_agent(state: Tree, cell: Array) -> Tree:
 
 
 def observations(env: Env, episode: RecordedEpisode) -> Scene:
-    """Binary observations with rows and columns as a board; else a few numbers with their names, or many as bars.
+    """Binary observations with rows and columns as a board; images; a few numbers with their names, or many as bars.
 
-    The numbers are those of the state, where it is a record of MOST_VALUES scalars at most, else the observation's.
+    An image has at least SMALLEST_IMAGE rows and columns and numbers between 0 and 1: in colour where it has three
+    channels, else its last channel in grey, which of stacked frames is the newest. The numbers are those of the state,
+    where it is a record of MOST_VALUES scalars at most, else the observation's.
     """
     frames = np.concatenate([x.reshape(len(x), -1) for x in jax.tree.leaves(episode.observations)], axis=1)
     shape = np.shape(jax.tree.leaves(episode.observations)[0])[1:]
@@ -178,6 +195,8 @@ def observations(env: Env, episode: RecordedEpisode) -> Scene:
         boards = frames.reshape(len(frames), *shape[:2], -1)
         colors = (SKY, YELLOW, RED, GREEN, PINK, PAPER, BLUE, QUIET)
         return _board(boards, tuple(colors[c % len(colors)] for c in range(boards.shape[-1])), fps=10)
+    if len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE and frames.min() >= 0 and frames.max() <= 1:
+        return _images(frames.reshape(len(frames), *shape))
     fields = jax.tree_util.tree_leaves_with_path(unwrap(episode.states))
     if 0 < len(fields) <= MOST_VALUES and all(np.ndim(x) == 1 for _, x in fields):
         names = [jax.tree_util.keystr(path, simple=True, separator=".") or "state" for path, _ in fields]
@@ -185,6 +204,12 @@ def observations(env: Env, episode: RecordedEpisode) -> Scene:
     if frames.shape[1] <= MOST_VALUES:
         return _values([f"observation {i}" for i in range(frames.shape[1])], frames)
     return _bars(frames)
+
+
+def _images(frames: np.ndarray) -> Scene:
+    """Images `[T, H, W, C]` of numbers between 0 and 1."""
+    colors = frames if frames.shape[-1] == 3 else np.repeat(frames[..., -1:], 3, axis=-1)
+    return pictures_scene(frames.shape[1:3], lambda t, state: np.round(255 * colors[t]).astype(np.uint8))
 
 
 def _values(names: Sequence[str], numbers: np.ndarray) -> Scene:

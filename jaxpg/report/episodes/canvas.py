@@ -111,3 +111,14 @@ class Scene(NamedTuple):
     actions: tuple[str, ...] = ()
     width: int = 480
     background: str = PAPER
+
+
+def pictures_scene(size: tuple[int, ...], picture: Callable[[int, Any], np.ndarray]) -> Scene:
+    """A scene of pictures of a size (height, width); `picture(t, state)` is `[H, W, 3]` bytes."""
+    height, width = size
+    return Scene(
+        (0.0, float(width), 0.0, float(height)),
+        lambda canvas, t, state, action: canvas.picture_of(picture(t, state)),
+        fps=30,
+        width=max(240, min(width, 480)),
+    )

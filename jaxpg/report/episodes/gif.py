@@ -16,7 +16,7 @@ from jaxpg.envs.wrappers import unwrap
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
 from jaxpg.report.episodes import boards, control, lander
-from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font
+from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font, pictures_scene
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Discrete, Env
 from jaxpg.user_code import explain_failure
@@ -43,9 +43,10 @@ MOST_BYTES = 500_000
 def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: float | None = None) -> None:
     """Draw an episode, each step with its action and the return so far, as an animated GIF that repeats.
 
-    Environments on the host and those with a `render` draw themselves. Others without a scene are drawn by the numbers
-    of their states, or by their observations. Of an episode of more than MOST_FRAMES steps only every second, third,
-    ... step is drawn, and shown for as long as they all last; fewer where the file would have more than MOST_BYTES.
+    Environments on the host and those with a `render` draw themselves. Others without a scene are drawn by their
+    observations, or by the numbers of their states (`boards.observations`). Of an episode of more than MOST_FRAMES
+    steps only every second, third, ... step is drawn, and shown for as long as they all last; fewer where the file
+    would have more than MOST_BYTES.
 
     Raises:
         UserError: `render` fails, or returns something else than a picture.
@@ -97,24 +98,13 @@ def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
     if env.render is not None:
         states = unwrap(episode.states)
         first = _rendered(env, jax.tree.map(lambda x: x[0], states))
-        return _pictures(first.shape[:2], lambda t, state: _rendered(env, state))
+        return pictures_scene(first.shape[:2], lambda t, state: _rendered(env, state))
     if env.host is None or env.host.frames is None:
         return None
     pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
     if not np.allclose(rewards, episode.rewards, atol=1e-4):
         return None
-    return _pictures(pictures[0].shape[:2], lambda t, state: np.asarray(pictures[t], np.uint8))
-
-
-def _pictures(size: tuple[int, ...], picture: Callable[[int, Any], np.ndarray]) -> Scene:
-    """A scene of pictures of a size (height, width); `picture(t, state)` is `[H, W, 3]` bytes."""
-    height, width = size
-    return Scene(
-        (0.0, float(width), 0.0, float(height)),
-        lambda canvas, t, state, action: canvas.picture_of(picture(t, state)),
-        fps=30,
-        width=max(240, min(width, 480)),
-    )
+    return pictures_scene(pictures[0].shape[:2], lambda t, state: np.asarray(pictures[t], np.uint8))
 
 
 def _rendered(env: Env, state: Any) -> np.ndarray:
