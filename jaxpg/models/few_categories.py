@@ -23,13 +23,14 @@ def are_few(logits: Array) -> bool:
 
 
 def at(logits: Array, noise: Array) -> Array:
-    """`Categorical.at`, `[..., n]` and `[...]` -> `[...]`: the first category possible above the noise."""
-    weights = [jnp.exp(x) for x in _below_zero(logits)]
-    cumulative = [jnp.where(w > 0, c, 0) for w, c in zip(weights, accumulate(weights), strict=True)]
-    threshold = noise * reduce(jnp.maximum, cumulative)
-    category = jnp.full(noise.shape, len(weights) - 1, jnp.int32)
-    for i in range(len(weights) - 2, -1, -1):
-        category = jnp.where(cumulative[i] > threshold, i, category)
+    """`Categorical.at`, `[..., n]` and `[...]` -> `[...]`: the first category with a cumulative weight above the noise.
+
+    Added up one by one, the sums never fall, so a category of weight 0 is never the first.
+    """
+    *cumulative, total = accumulate(jnp.exp(x) for x in _below_zero(logits))
+    category = jnp.full(noise.shape, len(cumulative), jnp.int32)
+    for i, weight in reversed([*enumerate(cumulative)]):
+        category = jnp.where(weight > noise * total, i, category)
     return category
 
 
