@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -240,6 +241,19 @@ def test_ladder_table_is_the_ladder() -> None:
     names = [*ladder.ALGORITHMS, *values.TABULAR_ALGORITHMS, *values.ALGORITHMS]
     assert [name for name, _ in rows] == names
     assert {name: parent or None for name, parent in rows} == {name: PARENTS.get(name) for name in names}
+
+
+def test_counts_of_programs_are_those_of_the_results() -> None:
+    """The table of README.md about accelerators, and benchmarks/results/aot.json."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "aot.json").read_text(encoding="utf-8"))["programs"]
+    found = {(x["target"], x["library"], x["case"]): x for x in results}
+    rows = README.split("TPU v5e, M cycles", 1)[1].splitlines()[2:5]
+    for row, library in zip(rows, ("rejax", "purejaxrl", "jaxpg"), strict=True):
+        gpu = found["cuda H100", library, "PPO, CartPole, 64"]
+        cycles = [found["tpu v5e", library, f"PPO, CartPole, {n}"]["update"]["cycles"] for n in ("64", "2,048")]
+        counts = [gpu["step"], gpu["minibatch"], gpu["update"]["kernels"], gpu["update"]["launches"]]
+        expected = [f"{x:,}" for x in counts] + [f"{x / 1e6:.1f}" for x in cycles]
+        assert [x.strip() for x in row.split("|")[2:-1]] == expected, library
 
 
 def tree() -> list[str]:
