@@ -256,6 +256,26 @@ def test_counts_of_programs_are_those_of_the_results() -> None:
         assert [x.strip() for x in row.split("|")[2:-1]] == expected, library
 
 
+def test_all_counts_of_programs_are_those_of_the_results() -> None:
+    """The tables of benchmarks/README.md about accelerators, a row per program of benchmarks/results/aot.json."""
+    results = json.loads((ROOT / "benchmarks" / "results" / "aot.json").read_text(encoding="utf-8"))["programs"]
+    libraries = {"jaxpg": "jaxpg", "rejax": "rejax 0.1.3", "purejaxrl": "PureJaxRL"}
+    expected = []
+    for x in results:
+        update, gpu = x["update"], x["unit"] == "kernels"
+        counts = [x["step"], x["minibatch"], update[x["unit"]], *([update["launches"]] if gpu else [])]
+        waits = [str(update["waits"]) if x["library"] == "jaxpg" else ""] if gpu else []
+        cycles = [] if gpu else [f"{update['cycles'] / 1e6:,.1f}"]
+        row = [f"{x['target'].split()[1]}, {x['case']}: {libraries[x['library']]}"]
+        row += ["" if n is None else f"{n:,}" for n in counts] + waits + [str(update.get("exchanges", 0)), *cycles]
+        expected.append([*row, f"{x['temporary_bytes'] / 1e6:,.1f}"])
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = [
+        [x.strip() for x in line.split("|")[1:-1]] for line in re.findall(r"^\| (?:H100|V100|v5e|v6e), .*", page, re.M)
+    ]
+    assert sorted(rows) == sorted(expected)
+
+
 def tree() -> list[str]:
     """The paths of the tree in docs/files.md, in its order; a folder is the last line above that is indented less."""
     paths: list[str] = []

@@ -295,3 +295,15 @@ def test_observations_that_are_images_are_shown(channels, shown):
     assert pixels.shape == (160, 240, 3)
     np.testing.assert_array_equal(pixels[120, 100], shown)
     np.testing.assert_array_equal(pixels[30, 100], 0)
+
+
+@pytest.mark.parametrize(("shape", "least", "most"), [((20, 30, 4), 0, 2), ((20, 30, 4), -1, 1), ((15, 30, 4), 0, 1)])
+def test_observations_that_are_no_images_stay_bars(shape, least, most, monkeypatch):
+    """Numbers beyond what a pixel can be, and boards that are smaller than images."""
+    drawn = []
+    monkeypatch.setattr(boards, "_bars", lambda frames: drawn.append(frames.shape))
+    env, episode = of_one_number()
+    length = len(episode.rewards) + 1
+    numbers = np.linspace(least, most, length * np.prod(shape)).reshape(length, *shape)
+    observations(env, episode._replace(states=np.zeros((length, 3)), observations=numbers))
+    assert drawn == [(length, np.prod(shape))]

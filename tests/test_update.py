@@ -10,10 +10,12 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from jax.sharding import Mesh
 
 from jaxpg import envs, ladder, networks, update
 from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
+from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Episodes, Params, Rollout, Transition
 from jaxpg.update import batching
@@ -195,6 +197,18 @@ def test_the_matrices_of_a_large_network_are_carried_as_they_are(machine_with):
     params = {"kernel": jnp.zeros((2**10, 2**10)), "bias": jnp.zeros(3)}
     matrices, vector = batching.pack_parameters(params)[0](params)
     assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2**10, 2**10)], (3,))
+
+
+def test_the_matrices_that_devices_share_are_carried_as_they_are(machine_with):
+    """One vector of all would have to be gathered and cut again at every step."""
+    machine_with(carries_vector=True)
+    params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}
+    token = collectives.auto_mesh.set(Mesh(np.array(jax.devices()[:1]), (collectives.SHARD,)))
+    try:
+        matrices, vector = batching.pack_parameters(params)[0](params)
+    finally:
+        collectives.auto_mesh.reset(token)
+    assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2, 3)], (3,))
 
 
 def slide(params, batch):

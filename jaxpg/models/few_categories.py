@@ -43,8 +43,10 @@ def log_softmax(logits: Array) -> Array:
 
 def pick(log_p: Array, action: Array) -> Array:
     """The entry at each action, `[..., n]` and `[...]` -> `[...]`."""
-    first, *others = _entries(log_p)
-    return reduce(lambda found, i: jnp.where(action == i + 1, others[i], found), range(len(others)), first)
+    picked, *others = _entries(log_p)
+    for i, entry in enumerate(others, start=1):
+        picked = jnp.where(action == i, entry, picked)
+    return picked
 
 
 def total(x: Array) -> Array:

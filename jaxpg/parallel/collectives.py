@@ -69,15 +69,14 @@ def gather(tree: Tree) -> Tree:
 
 
 def of_each_device(tree: Tree) -> Tree:
-    """What each device of the axis DATA has, `[devices, ...]` of every small array of 32-bit words, by one exchange."""
+    """What each device of the axis DATA has, `[devices, ...]` of each array, by one exchange; for a few numbers."""
     vector, unravel = ravel_pytree(tree)
     return jax.vmap(unravel)(lax.all_gather(vector, DATA) if num_shards() > 1 else vector[None])
 
 
 def maximum(tree: Tree) -> Tree:
     """Maximum of the entries of each array on all devices of the axis DATA."""
-    largest = jax.tree.map(jnp.max, tree)
-    return jax.tree.map(jnp.max, of_each_device(largest)) if num_shards() > 1 else largest
+    return jax.tree.map(jnp.max, of_each_device(jax.tree.map(jnp.max, tree)))
 
 
 def device_key(key: Key) -> Key:

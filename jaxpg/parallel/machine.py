@@ -59,10 +59,10 @@ class Machine(NamedTuple):
         GPU; on a TPU the stack costs six operations more ("few categories").
     carries_vector: the parameters of a small network are carried from minibatch to minibatch as one vector, where
         otherwise only its vectors are one (`batching.pack_parameters`): of 49 kernels of a minibatch 4 fewer on a GPU,
-        of 109 operations 4 on a TPU.
+        of 109 operations 5 on a TPU.
     few_inputs: a product with a matrix of at most so many rows is a sum of as many multiples of these (`layers.dense`).
-        On a GPU it is computed together with the activation, one kernel of a step fewer. On a TPU it takes a half more
-        cycles than the product at 2,048 environments.
+        On a GPU it is computed together with the activation, one kernel of a step fewer. On a TPU an update takes 1.4
+        times the cycles with 2,048 environments.
     few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles

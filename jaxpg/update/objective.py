@@ -95,7 +95,8 @@ class Objective(NamedTuple):
 
         To be called before a minibatch is cut into chunks.
         """
-        # Gathered, although the sum alone is needed: so it travels with the moments of the advantages.
+        # Gathered, although the sum alone is needed: where the batch is one minibatch, it travels with the moments of
+        # the advantages, an exchange of GRPO's update fewer.
         total = collectives.of_each_device(batch.weight.sum()).sum()
         total = jnp.maximum(total, jnp.finfo(batch.weight.dtype).tiny)
         return batch._replace(
