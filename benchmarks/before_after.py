@@ -83,13 +83,14 @@ def main() -> None:
     parser.add_argument("--compiles", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the seconds of every round as JSON")
     arguments = parser.parse_args()
+    titles = {f"{case[3].workload} {case[0]} {case[1]}": case for case in CASES}
+    chosen = {title: case for title, case in titles.items() if arguments.only in title}
+    if not chosen:
+        raise SystemExit(f"No case's title contains {arguments.only!r}. There are: {', '.join(titles)}.")
     names = ("run_cpu", "run_wall", "compile_cpu", "compile_wall")
     table = Table("case", *(name.replace("_", ", ") for name in names), title="after / before, medians within rounds")
     results = []
-    for case in CASES:
-        title = f"{case[3].workload} {case[0]} {case[1]}"
-        if arguments.only not in title:
-            continue
+    for title, case in chosen.items():
         result = measure(arguments.before.resolve(), case, arguments.rounds, arguments.compiles)
         results.append(result)
         table.add_row(title, *(f"{result['ratios'][name]:.3f}" for name in names))

@@ -65,6 +65,20 @@ def _(axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on
     return chosen, jax.tree.map(lambda _: True, chosen)
 
 
+def set_slot(x: Array, slot: Array, value: Any, *, axis: int = -1) -> Array:
+    """`x` with `value` at index `slot`, `[]` int32, of an axis; `value` has 1 or nothing there.
+
+    Where the axis is short (`Machine.few_slots`) it is rewritten whole. An index beyond the axis changes nothing.
+    """
+    slots, shape = x.shape[axis], [1] * x.ndim
+    shape[axis] = slots
+    if slots <= machine().few_slots:
+        return jnp.where(jnp.arange(slots).reshape(shape) == slot, value, x)
+    index: list[Any] = [slice(None)] * x.ndim
+    index[axis] = slot[None]
+    return x.at[tuple(index)].set(value)
+
+
 def scan_packed(step: Callable[[Any, Any], tuple[Any, Tree]], init: Any, xs: Tree) -> tuple[Any, Tree]:
     """`lax.scan`, whose outputs of a step are stored as `RowStorage` says."""
     found: list[RowStorage] = []

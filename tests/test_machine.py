@@ -14,13 +14,15 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec
 
-from jaxpg import envs, ladder, networks, parallel
+from jaxpg import envs, ladder, language, networks, parallel
+from jaxpg.envs.text.token_arrays import pack
+from jaxpg.envs.text.vocabulary import END
 from jaxpg.models import layers
 from jaxpg.objectives import returns
 from jaxpg.parallel.machine import CPU, MACHINES, machine, platform, program_for
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Learner
-from jaxpg.vectorize import scan_packed, sums
+from jaxpg.types import Learner, Outcome
+from jaxpg.vectorize import scan_packed, set_slot, sums
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 OTHERS = [name for name in MACHINES if name != "cpu"]
@@ -101,8 +103,42 @@ def test_sums_at_once_are_the_sums(at_once: bool, machine_with: Callable[..., No
     assert reductions == (1 if at_once else 2)
 
 
+@pytest.mark.device
+@pytest.mark.parametrize("few", [0, 5])
+def test_a_value_is_set_in_its_slot_of_each_text(few: int, machine_with: Callable[..., None]) -> None:
+    """Of caches `[texts, 2, 5, 3]` along both of their last axes, and not at all where a text is full."""
+    machine_with(few_slots=few)
+    x, values = jnp.arange(90.0).reshape(3, 2, 5, 3), -jnp.arange(18.0).reshape(3, 2, 1, 3) - 1
+    slots = jnp.asarray([4, 0, 5])
+    found = jax.vmap(partial(set_slot, axis=-2))(x, slots, values)
+    turned = jax.vmap(partial(set_slot, axis=-1))(x.swapaxes(-1, -2), slots, values.swapaxes(-1, -2))
+    expected = np.array(x)
+    for text, slot in enumerate([4, 0]):
+        expected[text, :, slot] = values[text, :, 0]
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(turned.swapaxes(-1, -2), expected)
+    assert ("scatter" in str(jax.make_jaxpr(lambda: set_slot(x[0], slots[0], values[0], axis=-2))())) == (few == 0)
+
+
+@pytest.mark.parametrize("size", [3, 4, 9])
+def test_short_texts_are_packed_as_long_ones_are(size: int, machine_with: Callable[..., None]) -> None:
+    pieces = (jnp.asarray([0, 7, 0, 8]), "<eos>", jnp.asarray([9, 0]))
+    packed = []
+    for few in (0, 8, 64):
+        machine_with(few_slots=few)
+        packed.append(pack(*pieces, size=size))
+    np.testing.assert_array_equal(packed[0], [7, 8, END, 9, *[0] * 5][:size])
+    for other in packed[1:]:
+        np.testing.assert_array_equal(other, packed[0])
+
+
 def learner(algorithm: str) -> Learner:
-    """CartPole, for GRPO no more than 21 steps, which is no multiple of a machine's steps per question."""
+    """CartPole, for GRPO no more than 21 steps, which is no multiple of a machine's steps per question; or texts."""
+    if algorithm == "texts":
+        env = envs.make("sort", length=3, min_length=2)
+        env = env._replace(outcome=lambda state: Outcome(jnp.sin(state.tokens).sum(), {}), measure=None)
+        model = language.transformer(env, width=16, layers=2, heads=4, kv_heads=2)
+        return policy_gradient(env, *model, ladder.grpo(num_envs=8, group_size=4, learning_rate=1e-2, kl=None))
     env = envs.make("CartPole-v1")
     env = env._replace(time_limit=21) if algorithm == "grpo" else env
     network = networks.mlp(env, hidden=(8,))
@@ -112,7 +148,7 @@ def learner(algorithm: str) -> Learner:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "texts"])
 def test_every_machine_learns_the_same(algorithm: str) -> None:
     """Its choices, compiled for a CPU: the numbers of three updates are those of the CPU's own program."""
 

@@ -16,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import parts
 from jaxpg.experiments.build import build
-from jaxpg.models.layers import LayerNorm
+from jaxpg.models.layers import LayerNorm, RMSNorm
 from jaxpg.types import Params
 from jaxpg.values import replay_learning, targets
 from jaxpg.values.deep_q import Parts
@@ -108,9 +108,11 @@ def test_values_learned_from_a_buffer_are_those_of_the_environment(loss):
     assert action == 2
 
 
-def test_layer_normalisation_is_flax_s():
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(LayerNorm(), nn.LayerNorm()), (RMSNorm(jnp.float32), nn.RMSNorm())], ids=["layer", "rms"]
+)
+def test_normalisation_is_flax_s(ours, theirs):
     x = 3 + 2 * jax.random.normal(jax.random.key(0), (5, 16))
-    ours, theirs = LayerNorm(), nn.LayerNorm()
     params = tiny.jit(theirs.init)(jax.random.key(1), x)
     params = jax.tree.map(lambda p: p + 0.1 * jnp.arange(16.0), params)
     assert jax.tree.map(jnp.shape, tiny.jit(ours.init)(jax.random.key(1), x)) == jax.tree.map(jnp.shape, params)
@@ -119,6 +121,15 @@ def test_layer_normalisation_is_flax_s():
         return tiny.jit(jax.value_and_grad(lambda p, x: (module.apply(p, x) ** 3).sum(), argnums=(0, 1)))(params, x)
 
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), both(ours), both(theirs))
+
+
+def test_the_root_mean_square_is_float32_in_every_arithmetic():
+    """A mean of 4,096 squares in bfloat16 would be wrong by percents; the result has one rounding."""
+    x = jnp.full((1, 4096), 3.0, jnp.bfloat16).at[0, 0].set(100)
+    found = RMSNorm(jnp.bfloat16).apply({"params": {"scale": jnp.full(4096, 1.5)}}, x)
+    assert found.dtype == jnp.bfloat16
+    expected = 1.5 * np.asarray(x, np.float64) / np.sqrt((np.asarray(x, np.float64) ** 2).mean() + 1e-6)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-8)
 
 
 @pytest.mark.parametrize("network", [networks.mlp, networks.recurrent, networks.cnn])

@@ -128,13 +128,18 @@ def first_update(
 
 
 def text_batch(
-    algorithm: PolicyGradient, policy: Policy, critic: Critic | None, rollout: Rollout, scale: float = 1.0
+    algorithm: PolicyGradient,
+    policy: Policy,
+    critic: Critic | None,
+    rollout: Rollout,
+    scale: float = 1.0,
+    seed: int = 0,
 ) -> tuple[Params, Batch]:
     """Parameters, those of the policy times `scale`, and what an update gets to see of these completions.
 
     Their log-probabilities are those of a policy that was another one, their rewards all differ.
     """
-    params = jax.tree.map(lambda x: scale * x, policy.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: scale * x, policy.init(jax.random.key(seed)))
     params = Params(params, critic.init(jax.random.key(1)) if critic else ())
     steps = rollout.steps
     length, num_texts = steps.mask.shape

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
-from jaxpg.models.layers import apply, dot_rows
+from jaxpg.models.layers import RMSNorm, apply, dot_rows
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, PackedTexts, SharedPrompts, Tree
+from jaxpg.vectorize import set_slot
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -120,18 +121,22 @@ class Block(nn.Module):
         dense = partial(nn.Dense, use_bias=False, dtype=dtype, dot_general=dot_rows)
         initial = nn.initializers.normal(width**-0.5)
         initial_out = nn.initializers.normal(outward_std)
-        self.query = dense(self.config.heads * head_width, kernel_init=initial)
-        self.key_value = dense(2 * self.config.kv_heads * head_width, kernel_init=initial)
+        self.qkv = dense((self.config.heads + 2 * self.config.kv_heads) * head_width, kernel_init=initial)
         self.out = dense(width, kernel_init=initial_out)
         self.gate_up = dense(2 * hidden, kernel_init=initial)
         self.down = dense(width, kernel_init=initial_out)
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(dtype=dtype), nn.RMSNorm(dtype=dtype)
+        self.attention_norm, self.mlp_norm = RMSNorm(dtype), RMSNorm(dtype)
 
     def query_key_value(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of tokens `[..., S, width]` as `attention` takes them, the first two rotated."""
-        x = self.attention_norm(x)
-        query = self.query(x).reshape(*x.shape[:-1], self.config.heads, -1)
-        key, value = jnp.split(self.key_value(x).reshape(*x.shape[:-1], 2 * self.config.kv_heads, -1), 2, -2)
+        """Queries, keys and values of tokens `[..., S, width]` as `attention` takes them, the first two rotated.
+
+        They are one product. Its columns are, for each of the kv_heads, the queries that share a key, the key and the
+        value, so that devices can share them by heads (Shoeybi et al. 2019, section 3).
+        """
+        heads, kv_heads = self.config.heads, self.config.kv_heads
+        of_heads = self.qkv(self.attention_norm(x)).reshape(*x.shape[:-1], kv_heads, heads // kv_heads + 2, -1)
+        query = of_heads[..., :-2, :].reshape(*x.shape[:-1], heads, -1)
+        key, value = of_heads[..., -2, :], of_heads[..., -1, :]
         return (
             rotary_embedding(query, position),
             jnp.moveaxis(rotary_embedding(key, position), -3, -1),
@@ -170,7 +175,7 @@ class Decoder(nn.Module):
         initial = nn.initializers.normal(width**-0.5)
         self.embedding = nn.Embed(self.vocabulary, width, embedding_init=initial, dtype=dtype)
         self.blocks = [Block(self.config) for _ in range(self.config.layers)]
-        self.norm = nn.RMSNorm(dtype=dtype)
+        self.norm = RMSNorm(dtype)
         if not self.tied:
             initial_head = nn.initializers.normal(0.1 * width**-0.5)
             self.head = nn.Dense(
@@ -240,13 +245,13 @@ class Decoder(nn.Module):
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
         """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""
-        real = cache.real.at[cache.slot].set(True)
+        real = set_slot(cache.real, cache.slot, True)
         position = (real.sum() - 1)[None]
         x, keys, values = self.embed(token)[None], list(cache.keys), list(cache.values)
         for i, block in enumerate(self.blocks):
             query, key, value = block.query_key_value(x, position)
-            keys[i] = keys[i].at[..., cache.slot].set(key[..., 0])
-            values[i] = values[i].at[:, cache.slot].set(value[:, 0])
+            keys[i] = set_slot(keys[i], cache.slot, key, axis=-1)
+            values[i] = set_slot(values[i], cache.slot, value, axis=-2)
             x = block.output(x, attention(query, keys[i], values[i], real[None]))
         return self.norm(x)[0], KVCache(tuple(keys), tuple(values), real, cache.slot + 1)
 

@@ -30,8 +30,8 @@ class Machine(NamedTuple):
         for the decision than it saves.
     packs_outputs: what a step or a minibatch leaves behind is stored as one vector (`vectorize.RowStorage`). On a GPU
         each array is a copy of its own that breaks up the graph which the host launches: GAE's loop, the single seed
-        and this together are 181 launches instead of 1,717; a token of `sort` is 50 kernels in one launch instead of
-        57 in 8. On a TPU the vector costs a dozen operations a step.
+        and this together are 181 launches instead of 1,717; a token of `sort` was 50 kernels in one launch instead
+        of 57 in 8. On a TPU the vector costs a dozen operations a step.
     recursion_unroll: steps of a backward recursion such as GAE that one round of its loop takes. On a GPU 16 launches
         instead of 384, of one kernel each.
     steps_per_question: an episodic rollout asks after so many steps whether all its episodes are over. A CPU asks at
@@ -67,6 +67,10 @@ class Machine(NamedTuple):
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
         ("few categories"). A CPU gains nothing by it and compiles 4 to 8 % longer.
+    few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
+        scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
+        `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). A longer cache costs more to
+        write than a kernel to launch.
     calls_in_place: a callback reads and writes the buffers of the program. On a CPU, where that is possible, 6 to 9 us
         instead of 140 to 190 a call ("an environment on the host").
     """
@@ -87,6 +91,7 @@ class Machine(NamedTuple):
     carries_vector: bool
     few_inputs: int
     few_categories: int
+    few_slots: int
     calls_in_place: bool
 
 
@@ -107,6 +112,7 @@ CPU = Machine(
     carries_vector=False,
     few_inputs=0,
     few_categories=0,
+    few_slots=0,
     calls_in_place=True,
 )
 GPU = Machine(
@@ -126,9 +132,10 @@ GPU = Machine(
     carries_vector=True,
     few_inputs=4,
     few_categories=8,
+    few_slots=64,
     calls_in_place=False,
 )
-TPU = GPU._replace(packs_outputs=False, sums_at_once=False, few_inputs=0)
+TPU = GPU._replace(packs_outputs=False, sums_at_once=False, few_inputs=0, few_slots=0)
 MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)

@@ -142,6 +142,7 @@ def _run_episodes(
     one_step = jax.vmap(partial(_step_or_stay, env, policy, params))
     questions = -(-env.time_limit // machine().steps_per_question)
     steps_per_question = -(-env.time_limit // questions)  # as even as can be: at most questions - 1 steps too many
+    num_rows = questions * steps_per_question
 
     def unfinished(state: _EpisodesState) -> Array:
         return (state.t < env.time_limit) & any_in_batch(~state.over)
@@ -149,11 +150,12 @@ def _run_episodes(
     def step(state: _EpisodesState) -> _EpisodesState:
         inputs = jax.tree.map(lambda x: x[state.t], (noise, keys))
         runner, over, transition = one_step(state.runner, state.over, *inputs)
-        steps = jax.tree.map(lambda rows, row: rows.at[state.t].set(row), state.steps, storage.pack(transition))
+        stored = partial(lax.dynamic_update_index_in_dim, index=state.t, axis=0)
+        steps = jax.tree.map(stored, state.steps, storage.pack(transition))
         return _EpisodesState(state.t + 1, runner, over, steps)
 
     def step_within_limit(_: Array, state: _EpisodesState) -> _EpisodesState:
-        if questions * steps_per_question == env.time_limit:
+        if num_rows == env.time_limit:
             return step(state)
         after = step(state._replace(over=state.over | (state.t >= env.time_limit)))
         return after._replace(over=jnp.where(state.t < env.time_limit, after.over, state.over))
@@ -164,13 +166,13 @@ def _run_episodes(
     over = jnp.zeros(keys.shape[1], bool)
     *_, row = jax.eval_shape(one_step, start, over, *jax.tree.map(lambda x: x[0], (noise, keys)))
     storage = row_storage(row)
-    blank = _padding(jax.tree.map(lambda x: jnp.zeros((env.time_limit, *x.shape), x.dtype), row))
+    blank = _padding(jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), row))
     first = _EpisodesState(jnp.zeros((), jnp.int32), start, over, jax.vmap(storage.pack)(blank))
     if questions == 1:
         end = several_steps(first)
     else:
         end = lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, first)
-    return end._replace(steps=storage.unpack(end.steps))
+    return end._replace(steps=jax.tree.map(lambda x: x[: env.time_limit], storage.unpack(end.steps)))
 
 
 def _step_or_stay(

@@ -13,6 +13,7 @@ from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Discrete, Env, Key, Outcome, StepRewards, TimeStep, Tree
+from jaxpg.vectorize import set_slot
 
 PROCESS = "process"
 """The name under which the rewards of steps are logged, beside those of the list."""
@@ -76,7 +77,7 @@ def text_env(
 
     def step(key: Key, state: TextState, action: Array) -> tuple[TextState, TimeStep]:
         token = action.astype(jnp.int32)
-        tokens, length = state.tokens.at[state.length].set(token), state.length + 1
+        tokens, length = set_slot(state.tokens, state.length, token), state.length + 1
         ended = token == vocabulary.end
         return TextState(state.problem, tokens, length), TimeStep(
             obs=token,

@@ -6,17 +6,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.envs.text.vocabulary import CHARACTERS, PAD
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array
 
 ZERO, A = CHARACTERS.id("0"), CHARACTERS.id("a")
 
 
 def pack(*pieces: Array | str, size: int | None = None) -> Array:
-    """The pieces concatenated, with all padding moved to the end; `[size]`, by default the sum of their sizes."""
+    """The pieces concatenated, with all padding moved to the end; `[size]`, by default the sum of their sizes.
+
+    Short texts compare all places with all slots, in place of a scatter: `Machine.few_slots`.
+    """
     tokens = jnp.concatenate([tokens_of(piece) if isinstance(piece, str) else piece for piece in pieces])
     real = tokens != PAD
     size = len(tokens) if size is None else size
     place = jnp.where(real, jnp.cumsum(real) - 1, size)
+    if max(len(tokens), size) <= machine().few_slots:
+        return jnp.where(place[None] == jnp.arange(size)[:, None], tokens[None], PAD).max(-1)
     return jnp.full(size, PAD, jnp.int32).at[place].set(tokens, mode="drop")
 
 
