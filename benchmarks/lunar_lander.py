@@ -7,8 +7,8 @@ of Gymnasium's 180 and 60 (benchmarks/lunar_lander_speed.py measures what that c
 episodes per seed, sampled and greedy. `claims` are runs with one change each. What is finished is not trained again,
 and what was interrupted goes on. `--report` trains nothing and makes tables and figures from what there is.
 
-Writes results/lunar_lander.json, and for docs/lunar_lander.md the tables, learning curves, diagnostics and a GIF of the
-final policy of each algorithm.
+Writes results/lunar_lander.json and lunar_lander_curves.json, and for docs/lunar_lander.md the tables, learning curves,
+diagnostics and a GIF of the final policy of each algorithm.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # each run has one core; several runs go side by side
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -38,6 +39,7 @@ import jaxpg
 from jaxpg import report, rollout
 from jaxpg.experiments.build import build, networks
 from jaxpg.experiments.config import Config
+from jaxpg.files import replace_file
 from jaxpg.objectives import advantages
 from jaxpg.parallel import machine
 from jaxpg.policy_gradient import normalize_rollout
@@ -50,6 +52,7 @@ from jaxpg.training.run_directory import load_metrics
 from jaxpg.types import Actor
 
 RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
+CURVES = RESULTS.with_name("lunar_lander_curves.json")
 PAGE = Path(__file__).parent.parent / "docs" / "lunar_lander.md"
 FIGURES = PAGE.with_suffix("")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
@@ -272,26 +275,41 @@ def tables(results: Mapping[str, Any]) -> str:
     return text
 
 
+def learning_curves(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Steps and returns over training of these cells, by name: those of runs on this machine, and those kept before."""
+    kept = read(CURVES)
+    for cell in cells:
+        if (run := run_folder(cell)).exists():
+            metrics = load_metrics(run)
+            returns = metrics["return"].astype(float).round(1)
+            kept[cell.name] = to_jsonable({"steps": metrics["steps"].astype(int), "return": returns})
+    lines = (f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept))
+    replace_file(CURVES, "{\n" + ",\n".join(lines) + "\n}\n")
+    return kept
+
+
 def draw(results: Mapping[str, Any]) -> None:
     """Learning curves and diagnostics of each space, and a GIF of each final policy, into docs/lunar_lander/.
 
-    A policy whose run is not on this machine keeps its GIF, and a figure that needs such a run stays as it is.
+    A policy whose run is not on this machine keeps its GIF, and the diagnostics, which need all runs, stay as they are.
     """
     FIGURES.mkdir(exist_ok=True)
+    kept = learning_curves(cell for cell in line() if cell.name in results)
     for space, task in SPACES.items():
+        title = f"LunarLander-v3, {space} actions"
         done = [cell for cell in line() if cell.task == task and cell.name in results]
         here = [cell for cell in done if run_folder(cell).exists()]
         for cell in here:
             play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
-        if not here or len(here) < len(done):
-            continue
-        metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in here}
-        curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
-        title = f"LunarLander-v3, {space} actions"
-        report.learning_curve(curves, FIGURES / f"{space}.png", title=title, threshold=200.0)
-        shown = diagnostics_figure({name: (m["steps"], m) for name, m in metrics.items()})
-        assert shown is not None
-        save(shown, FIGURES / f"{space}_diagnostics.png")
+        curves = {c.algorithm: (kept[c.name]["steps"], kept[c.name]["return"]) for c in done if c.name in kept}
+        if len(curves) == len(done):
+            as_arrays = jax.tree.map(lambda x: np.asarray(x, float), curves, is_leaf=lambda x: isinstance(x, list))
+            report.learning_curve(as_arrays, FIGURES / f"{space}.png", title=title, threshold=200.0)
+        if len(here) == len(done):
+            metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in here}
+            shown = diagnostics_figure({name: (m["steps"], m) for name, m in metrics.items()})
+            assert shown is not None
+            save(shown, FIGURES / f"{space}_diagnostics.png")
 
 
 def play(cell: Cell, path: Path) -> None:
