@@ -95,12 +95,10 @@ class Objective(NamedTuple):
 
         To be called before a minibatch is cut into chunks.
         """
-        # Gathered, although the sum alone is needed: where the batch is one minibatch, it travels with the moments of
-        # the advantages, an exchange of GRPO's update fewer.
-        total = collectives.of_each_device(batch.weight.sum()).sum()
-        total = jnp.maximum(total, jnp.finfo(batch.weight.dtype).tiny)
+        total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
         return batch._replace(
-            advantage=self.normalize(batch.advantage, batch.rollout.loss_mask), minibatch_weight=batch.weight / total
+            advantage=self.normalize(batch.advantage, batch.rollout.loss_mask),
+            minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 
     def draw_noise(self, key: Key, batch: Batch) -> Batch:
