@@ -198,13 +198,43 @@ def test_the_decoder_against_loops(model):
         np.testing.assert_allclose(log_prob[:, b], slow, rtol=1e-4, atol=1e-4)
 
 
-def test_attention_beside_the_one_of_jax():
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-    mask = jax.random.bernoulli(jax.random.key(3), 0.6, (2, 6, 6)) | jnp.eye(6, dtype=bool)[None]
-    theirs = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-    k, v = jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2)
-    np.testing.assert_allclose(decoder.attention(q, k, v, mask), theirs.reshape(2, 6, -1), atol=1e-5)
-    assert np.isfinite(decoder.attention(q, k, v, jnp.zeros_like(mask))).all()
+@pytest.mark.parametrize("at_once", [7, 6, 3, 1])
+def test_attention_beside_the_one_of_jax(at_once, machine_with):
+    """All queries at once, and in 2, 3 and 7 blocks, of which the last is filled up; its result and its derivatives."""
+    machine_with(queries_at_once=at_once)
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 7, heads, 8)) for i, heads in enumerate((4, 2, 2)))
+    mask = jax.random.bernoulli(jax.random.key(3), 0.6, (2, 7, 7)) | jnp.eye(7, dtype=bool)[None]
+
+    def ours(q, k, v):
+        return decoder.attention(q, jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2), mask)
+
+    def theirs(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None]).reshape(2, 7, -1)
+
+    def with_gradient(function):
+        weighed = lambda *x: (function(*x) * jnp.arange(32.0)[None, None]).sum()  # noqa: E731
+        return function(q, k, v), tiny.jit(jax.grad(weighed, argnums=(0, 1, 2)))(q, k, v)
+
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-3, rtol=1e-4), with_gradient(ours), with_gradient(theirs))
+    np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), atol=1e-5)
+    nowhere = decoder.attention(q, jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2), jnp.zeros_like(mask))
+    assert np.isfinite(nowhere).all()
+
+
+@pytest.mark.full
+def test_the_scores_of_a_long_text_are_never_whole(machine_with):
+    """The gradient by 2,048 queries of two heads, whose scores are 34 MB."""
+    shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((2048, 2, 8), (2, 8, 2048), (2, 2048, 8))]
+    mask = jax.ShapeDtypeStruct((2048, 2048), bool)
+
+    def temporary_bytes(at_once):
+        machine_with(queries_at_once=at_once)
+        gradient = jax.grad(lambda *x: (decoder.attention(*x) ** 2).sum(), argnums=(0, 1, 2))  # traced anew
+        return jax.jit(gradient).lower(*shapes, mask).compile().memory_analysis().temp_size_in_bytes
+
+    whole, in_blocks = temporary_bytes(2048), temporary_bytes(256)
+    assert whole > 2 * 2048**2 * 4
+    assert in_blocks < 0.2 * whole
 
 
 def test_rotation_sees_distances_only():

@@ -19,6 +19,7 @@ from jax import lax
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import RMSNorm, apply, dot_rows
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, PackedTexts, SharedPrompts, Tree
 from jaxpg.vectorize import set_slot
 
@@ -94,8 +95,38 @@ def attention(query: Array, keys: Array, values: Array, mask: Array) -> Array:
     """softmax(q k / sqrt(width)) v over the slots that `mask` allows, with the softmax in float32.
 
     Shapes: `query` `[..., S, heads, width]`, `keys` `[..., kv_heads, width, L]`, `values` `[..., kv_heads, L, width]`,
-    `mask` `[..., S, L]`, result `[..., S, heads * width]`. The heads / kv_heads queries that share a key are the rows
-    of one matrix product with it. A row whose mask is all false gives the mean of all values, never NaN.
+    `mask` `[..., S, L]`, result `[..., S, heads * width]`. A row whose mask is all false gives the mean of all values,
+    never NaN.
+
+    More than `Machine.queries_at_once` are worked through in blocks, whose scores are computed again for the gradient,
+    so that the scores of a long text are never stored whole (Rabe and Staats 2021, Self-attention Does Not Need O(n^2)
+    Memory). The result is the same.
+    """
+    length, at_once = query.shape[-3], machine().queries_at_once
+    if length <= at_once:
+        return _attention_at_once(query, keys, values, mask)
+    blocks = -(-length // at_once)
+    size = -(-length // blocks)
+
+    def split(x: Array, axis: int) -> Array:
+        """The blocks of an axis, counted from the end, in front; with zeros behind the last."""
+        axis += x.ndim
+        padded = jnp.pad(x, [(0, blocks * size - length if i == axis else 0) for i in range(x.ndim)])
+        return jnp.moveaxis(padded.reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :]), axis, 0)
+
+    def of_block(queries: tuple[Array, Array]) -> Array:
+        query, mask = queries
+        return _attention_at_once(query, keys, values, mask)
+
+    out = lax.map(jax.checkpoint(of_block, prevent_cse=False), (split(query, -3), split(mask, -2)))
+    out = jnp.moveaxis(out, 0, -3)
+    return out.reshape(*out.shape[:-3], blocks * size, -1)[..., :length, :]
+
+
+def _attention_at_once(query: Array, keys: Array, values: Array, mask: Array) -> Array:
+    """`attention` with all scores in memory.
+
+    The heads / kv_heads queries that share a key are the rows of one matrix product with it.
     """
     length, heads, width = query.shape[-3:]
     kv_heads, slots = keys.shape[-3], keys.shape[-1]
