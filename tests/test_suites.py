@@ -431,11 +431,24 @@ def test_a_suites_name_is_no_code_of_a_run() -> None:
 REAL = {
     "brax:inverted_pendulum": {"backend": "spring", "episode_length": 3},
     "craftax:Craftax-Classic-Symbolic-v1": {"max_timesteps": 3},
+    "jaxtari:pong": {"max_steps": 3},
     "jumanji:Snake-v1": {"time_limit": 3},
     "navix:Navix-Empty-5x5-v0": {"max_steps": 3},
     "pgx:tic_tac_toe": {"max_steps": 2},
     "playground:CartpoleBalance": {"episode_length": 3},
 }
+
+
+def draw_sprites(folder: Path) -> None:
+    """Pong in plain colours, as JAXtari's alternative sprites: its own are Atari's and are downloaded."""
+    pong = folder / "jaxtari" / "sprites" / "pong"
+    pong.mkdir(parents=True)
+    (folder / "jaxtari" / ".alternative_sprites_installed").touch()
+    (pong.parent / ".version").write_text("1")
+    pictures = {"background": (210, 160, 90), "player": (16, 4, 180), "enemy": (16, 4, 210), "ball": (4, 2, 240)}
+    pictures |= {f"{side}_score_{i}": (20, 12, i + 1) for side in ("player", "enemy") for i in range(10)}
+    for name, (height, width, grey) in pictures.items():
+        np.save(pong / f"{name}.npy", np.tile(np.uint8([grey, grey, grey, 255]), (height, width, 1)))
 
 
 @pytest.mark.full
@@ -447,6 +460,9 @@ def test_a_real_environment_trains_and_its_limit_is_a_time_out(
     prefix, limit = name.partition(":")[0], list(REAL[name].values())[-1]
     if not suites.is_installed(prefix):
         pytest.skip(f"needs {suites.install_command(prefix)}")
+    if prefix == "jaxtari":
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+        draw_sprites(tmp_path / "data")
     short, long = (envs.make(name, **{**REAL[name], list(REAL[name])[-1]: steps}) for steps in (limit, 100))
     (_, cut), (_, whole) = play(short, limit), play(long, limit + 1)
     for a, b in zip(cut, whole[:limit], strict=True):

@@ -143,9 +143,9 @@ def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
     takes 2.43 instead of 3.44 CPU seconds per million steps, 29% less (benchmarks/LOG.md, "the weight gradient's
     layout"). With layer normalisation it is a loss: 184 instead of 96 us for a gradient of 128 rows ("layer
     normalisation" there), and with a transformer XLA for GPUs leaves ten transpositions of weight gradients as kernels
-    of their own ("a token in fewer kernels"). Chips that share a model, though, exchange 13.1 instead of 10.8 GB for a
-    chunk without. With other networks it neither adds nor saves an operation worth the name
-    on accelerators ("compiled for machines not here").
+    of their own ("a token in fewer kernels"); chips that share a model, though, exchange 13.1 instead of 10.8 GB for a
+    chunk without. With other networks it neither adds nor saves an operation worth the name on accelerators ("compiled
+    for machines not here").
     """
 
     def lifted(*arguments: Any) -> Any:
