@@ -69,8 +69,8 @@ class Machine(NamedTuple):
         ("few categories"). A CPU gains nothing by it and compiles 4 to 8 % longer.
     few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
         scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
-        `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256 caches
-        of 64 tokens, 2 heads of 32, are written in the time of two launches.
+        `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
+        caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
     queries_at_once: of a text, whose scores are in memory at the same time (decoder.attention). The gradient of two
         layers by 2,048 tokens takes 123 instead of 911 MB on a CPU and 0.57 of the time, by 128 tokens 0.88, since the
         scores of a block stay in its cache ("attention in blocks"). On accelerators this bounds the memory of texts of
