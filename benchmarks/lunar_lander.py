@@ -48,7 +48,7 @@ from jaxpg.report.diagnostics import diagnostics_figure
 from jaxpg.report.figures import save
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training.loop import restore
-from jaxpg.training.run_directory import load_metrics
+from jaxpg.training.run_directory import load_metrics, load_rows
 from jaxpg.types import Actor
 
 RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
@@ -275,12 +275,18 @@ def tables(results: Mapping[str, Any]) -> str:
     return text
 
 
+def is_here(cell: Cell) -> bool:
+    """Whether the run of a cell is on this machine, and finished."""
+    rows = load_rows(run_folder(cell))
+    return bool(rows) and np.min(rows[-1]["steps"]) >= resolve(cell).total_steps
+
+
 def learning_curves(cells: Iterable[Cell]) -> dict[str, Any]:
     """Steps and returns over training of these cells, by name: those of runs on this machine, and those kept before."""
     kept = read(CURVES)
     for cell in cells:
-        if (run := run_folder(cell)).exists():
-            metrics = load_metrics(run)
+        if is_here(cell):
+            metrics = load_metrics(run_folder(cell))
             returns = metrics["return"].astype(float).round(1)
             kept[cell.name] = to_jsonable({"steps": metrics["steps"].astype(int), "return": returns})
     lines = (f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept))
@@ -298,7 +304,7 @@ def draw(results: Mapping[str, Any]) -> None:
     for space, task in SPACES.items():
         title = f"LunarLander-v3, {space} actions"
         done = [cell for cell in line() if cell.task == task and cell.name in results]
-        here = [cell for cell in done if run_folder(cell).exists()]
+        here = [cell for cell in done if is_here(cell)]
         for cell in here:
             play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
         curves = {c.algorithm: (kept[c.name]["steps"], kept[c.name]["return"]) for c in done if c.name in kept}
