@@ -215,7 +215,7 @@ def test_attention_beside_the_one_of_jax(at_once, machine_with):
         weighed = lambda *x: (function(*x) * jnp.arange(32.0)[None, None]).sum()  # noqa: E731
         return function(q, k, v), tiny.jit(jax.grad(weighed, argnums=(0, 1, 2)))(q, k, v)
 
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-3, rtol=1e-4), with_gradient(ours), with_gradient(theirs))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), with_gradient(ours), with_gradient(theirs))
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), atol=1e-5)
     nowhere = decoder.attention(q, jnp.moveaxis(k, -3, -1), v.swapaxes(-3, -2), jnp.zeros_like(mask))
     assert np.isfinite(nowhere).all()

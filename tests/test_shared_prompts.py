@@ -40,12 +40,14 @@ def completions(padding: str) -> Any:
     return rollout._replace(loss_mask=rollout.loss_mask.at[:, untrained].set(0))
 
 
-def problem(padding: str = "right", network: dict | None = None, **settings: Any) -> tuple[Any, Any, Params, Any]:
+def problem(
+    padding: str = "right", network: dict | None = None, seed: int = 200, **settings: Any
+) -> tuple[Any, Any, Params, Any]:
     """GRPO, its losses, parameters of two layers that attend to prompts sharply, by this seed, and a batch."""
     algorithm = ladder.grpo(num_envs=B, group_size=GROUP, learning_rate=0.1, entropy_coefficient=0.01, **settings)
     policy, _ = language.transformer(ENV, **{"width": 8, "layers": 2, "heads": 2, "kv_heads": 1} | (network or {}))
 
-    make = partial(tiny.text_batch, algorithm, policy, None, scale=2, seed=200)
+    make = partial(tiny.text_batch, algorithm, policy, None, scale=2, seed=seed)
     return algorithm, make_objective(policy, None, algorithm), *tiny.jit(make)(completions(padding))
 
 
@@ -148,13 +150,13 @@ def test_seeds_by_vmap_share_their_own_prompts(machine_with):
 
 
 def test_many_prompts_are_read_in_chunks(machine_with):
-    _, goal, params, batch = problem()
+    _, goal, params, batch = problem(seed=0)
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
     whole = tiny.jit(partial(shared_prompts.read_all, goal.text_reader))(params, prompts)
     machine_with(chunk_tokens=P)
     assert shared_prompts.chunks_of_prompts(prompts) == N
     one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal.text_reader, *x))(params, prompts)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one_by_one, whole)  # they reach 7
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one_by_one, whole)
 
 
 def test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic():
