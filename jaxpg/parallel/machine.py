@@ -72,7 +72,7 @@ class Machine(NamedTuple):
         `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
         caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
     queries_at_once: of a text, whose scores are in memory at the same time (decoder.attention). The gradient of two
-        layers by 2,048 tokens takes 123 instead of 911 MB on a CPU and 0.57 of the time, by 128 tokens 0.88, since the
+        layers by 2,048 tokens takes 122 instead of 911 MB on a CPU and 0.38 of the time, by 128 tokens 1.00, since the
         scores of a block stay in its cache ("attention in blocks"). On accelerators this bounds the memory of texts of
         more than a few hundred tokens; shorter ones are one block.
     calls_in_place: a callback reads and writes the buffers of the program. On a CPU, where that is possible, 6 to 9 us
