@@ -28,7 +28,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
-from jaxpg.vectorize import any_in_batch, scan_packed, tree_where
+from jaxpg.vectorize import any_in_batch, as_row, scan_packed, tree_where
 
 NextStarts = Callable[[Tree, Array, Array, CollectorState], CollectorState]
 """(reset keys, episodes that each column has ended in this segment, where one ends now, the states it ends in),
@@ -40,7 +40,7 @@ class _SegmentState(NamedTuple):
 
     runner: the environments, without return and length of their episodes.
     episodes: [B] int32, episodes that have ended in this segment.
-    final_obs: [K, B, ...], the final observations so far (see `Rollout.final_obs`).
+    final_obs: [K, B] or [K, B, n], the final observations so far (see `Rollout.final_obs`), each as a row.
     num_final: [B] int32, how many of them are filled.
     """
 
@@ -113,8 +113,9 @@ def _collect_segment(
 
     after, steps = scan_packed(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
     steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
+    final_obs = jax.tree.map(lambda rows, x: rows.reshape(-1, *x.shape), after.final_obs, before.obs)
     runner, stats = episode_stats(before, after.runner, steps)
-    return runner, Rollout(steps, steps.mask, after.final_obs, Episodes(memory=before.memory)), total_stats(stats)
+    return runner, Rollout(steps, steps.mask, final_obs, Episodes(memory=before.memory)), total_stats(stats)
 
 
 def final_obs_slots(env: Env, num_steps: int) -> int:
@@ -158,7 +159,7 @@ def _initial_state(before: CollectorState, slots: int) -> _SegmentState:
     (benchmarks/LOG.md, "four environments again": a gain only together with `action_noise`).
     """
     none = jnp.zeros(before.episode_length.shape[0], jnp.int32)
-    final_obs = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), before.obs)
+    final_obs = jax.tree.map(lambda x: jnp.zeros((slots, *as_row(x).shape), x.dtype), before.obs)
     return _SegmentState(before._replace(episode_return=(), episode_length=()), none, final_obs, none)
 
 
@@ -189,7 +190,7 @@ def _store_final_obs(final_obs: Tree, obs: Tree, bootstraps: Array, num_final: A
     """Write `obs`, `[B, ...]`, into the next free slot of the columns that break off."""
     slot = jnp.where(bootstraps, num_final, jax.tree.leaves(final_obs)[0].shape[0])  # past the last slot: dropped
     columns = jnp.arange(bootstraps.shape[0])
-    return jax.tree.map(lambda slots, x: slots.at[slot, columns].set(x, mode="drop"), final_obs, obs)
+    return jax.tree.map(lambda slots, x: slots.at[slot, columns].set(as_row(x), mode="drop"), final_obs, obs)
 
 
 def _update_where_any(condition: Array, update: Callable[[Tree], Tree], tree: Tree) -> Tree:
