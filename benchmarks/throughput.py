@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 from limits import ppo_flops_per_step
 from rich.console import Console
 from rich.progress import track
@@ -27,6 +28,7 @@ from rich.table import Table
 from turns import Peers, Row, interleave, workers
 from work import EPISODES, PPO
 
+from jaxpg.report.statistics import bootstrap
 from jaxpg.training.provenance import describe_machine
 
 HERE = Path(__file__).resolve().parent
@@ -106,16 +108,16 @@ def ratio(base: dict[str, Any], record: dict[str, Any], key: str) -> float:
     return median(b / r for b, r in zip(base[key], record[key], strict=True))
 
 
-RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 2_000_000, 5
-LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), *ALONE))
+RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 4_000_000, 20
+LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), Row("jaxpg"), Row("jaxpg_unclipped")))
 """Without stable-baselines3 and sbx, which take minutes for each seed."""
 
 
 def time_to_return(peers: Peers) -> list[dict[str, Any]]:
     """What every program takes until its policy is worth RETURN, scored off the clock every EVERY steps.
 
-    One record per program: of each seed the environment steps, the seconds of running and of making the program; NaN
-    where PATIENCE steps were not enough.
+    One record per program: of each seed the environment steps, PATIENCE where those were not enough, the seconds of
+    running and of making the program.
     """
     records = []
     with workers(LEARNING.programs, peers, *LEARNING[:3]) as running:
@@ -127,21 +129,22 @@ def time_to_return(peers: Peers) -> list[dict[str, Any]]:
                     spent += worker.ask("run")["wall"]
                     steps += worker.work
                     reached = steps % EVERY == 0 and worker.ask("score")["return"] >= RETURN
-                nothing = 1.0 if reached else float("nan")
-                seeds.append({"steps": steps * nothing, "wall": spent * nothing, "compile_wall": made})
+                seeds.append({"steps": steps, "wall": spent, "compile_wall": made})
             records.append({"label": program.label, "seeds": seeds})
     return records
 
 
 def return_table(records: list[dict[str, Any]]) -> Table:
-    """Medians over the seeds, and the range of the seconds."""
+    """Medians over the seeds, that of the steps with an interval, and the range of the seconds."""
     title = f"PPO, CartPole-v1, 64 environments: until {EPISODES} episodes are worth {RETURN:.0f}"
-    found = Table("program", "steps", "wall s", "range", "with compiling", title=title, title_justify="left")
+    found = Table("program", "steps [95%]", "wall s", "range", "with compiling", title=title, title_justify="left")
     for record in records:
         steps, wall, made = ([seed[key] for seed in record["seeds"]] for key in ("steps", "wall", "compile_wall"))
         whole = median(w + m for w, m in zip(wall, made, strict=True))
         spread = f"{min(wall):.1f} to {max(wall):.1f}"
-        found.add_row(record["label"], f"{median(steps):,.0f}", f"{median(wall):.1f}", spread, f"{whole:.1f}")
+        found_steps = bootstrap(steps, statistic=np.median)
+        of_steps = "{:,.0f} [{:,.0f}, {:,.0f}]".format(*found_steps)
+        found.add_row(record["label"], of_steps, f"{median(wall):.1f}", spread, f"{whole:.1f}")
     return found
 
 

@@ -33,7 +33,13 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     return whole_loop(ppo(num_envs), env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
 
-def ppo(num_envs: int) -> Any:
+def jaxpg_unclipped(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same, with gradients as they are: what rejax does in effect, which clips single numbers above 0.5."""
+    algorithm = ppo(num_envs, max_grad_norm=None)
+    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
+
+
+def ppo(num_envs: int, max_grad_norm: float | None = PPO.max_grad_norm) -> Any:
     """jaxpg's PPO. The settings are those of the peers; all others stay at their defaults."""
     from jaxpg import ladder
 
@@ -49,7 +55,7 @@ def ppo(num_envs: int) -> Any:
         value_clip=PPO.clip,
         entropy_coefficient=PPO.entropy,
         value_coefficient=PPO.value,
-        max_grad_norm=PPO.max_grad_norm,
+        max_grad_norm=max_grad_norm,
     )
 
 
@@ -330,7 +336,7 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
-OURS = (jaxpg, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, reference, collect, collect_random)
+OURS = (jaxpg, jaxpg_unclipped, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, reference, collect, collect_random)
 LANGUAGE = (jaxpg_language, jaxpg_language_reference, jaxpg_language_rlhf, language_writing, language_learning)
 LIMITS = (limits.bare, limits.matmul, limits.copy)
 WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LANGUAGE, *LIMITS)}
