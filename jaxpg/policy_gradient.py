@@ -317,6 +317,7 @@ def make_actor(policy: Policy, params: Tree) -> Actor:
 
 def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> Objective:
     """The losses of an algorithm as functions of parameters and a batch."""
+    both = _evaluated_together(policy, critic)
     return Objective(
         policy_loss=partial(_policy_loss, policy, algorithm),
         value_loss=partial(_value_loss, critic, algorithm) if critic else None,
@@ -327,6 +328,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         texts=policy.evaluates_from_context,
         text_reader=None if isinstance(algorithm.surrogate, PerEpisode) else _text_reader(policy, critic, algorithm),
         noise=policy.noise,
+        joint_loss=partial(_joint_loss, both, algorithm) if both else None,
     )
 
 
@@ -357,10 +359,31 @@ def _distribution(policy: Policy, params: Params, batch: Batch) -> Any:
     return policy.evaluate(params.policy, batch.rollout, *noise)
 
 
+def _evaluated_together(policy: Policy, critic: Critic | None) -> Callable[..., tuple[Any, Array]] | None:
+    """`WithPolicy.both` of this policy and this critic; None for two that do not belong together, and with noise."""
+    found = critic.with_policy if critic else None
+    if found is None or critic is None or policy.noise:
+        return None
+    return found.both if found.evaluate is policy.evaluate and found.values is critic.values else None
+
+
+def _joint_loss(
+    both: Callable[..., tuple[Any, Array]], algorithm: PolicyGradient, params: Params, batch: Batch
+) -> tuple[Array, Metrics]:
+    """`_policy_loss` plus `_value_loss`, of networks that are evaluated together."""
+    distribution, value = both(params, batch.rollout)
+    policy_loss, metrics = _loss_of_distribution(algorithm, batch, distribution)
+    value_loss, value_metrics = _loss_of_value(algorithm, batch, value)
+    return policy_loss + value_loss, {**metrics, **value_metrics}
+
+
 def _policy_loss(policy: Policy, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    return _loss_of_distribution(algorithm, batch, _distribution(policy, params, batch))
+
+
+def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution: Any) -> tuple[Array, Metrics]:
     """sum_t weight_t (surrogate_t + KL_t - entropy_coefficient H_t), and metrics of it."""
     steps, kl = batch.rollout.steps, algorithm.reference_kl
-    distribution = _distribution(policy, params, batch)
     log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
     loss = surrogate.loss
@@ -389,9 +412,12 @@ def _surrogate_loss(algorithm: PolicyGradient, batch: Batch, log_prob: Array) ->
 
 
 def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
+    return _loss_of_value(algorithm, batch, critic.values(params, batch.rollout)[0])
+
+
+def _loss_of_value(algorithm: PolicyGradient, batch: Batch, value: Array) -> tuple[Array, Metrics]:
     """value_coefficient sum_t weight_t value_loss_t, and that sum as a metric."""
     assert algorithm.value_loss is not None
-    value, _ = critic.values(params, batch.rollout)
     loss = (batch.weight * algorithm.value_loss(value, batch.old_value, batch.target)).sum()
     return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
 

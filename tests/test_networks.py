@@ -14,8 +14,9 @@ import tiny
 from jaxpg import envs, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
-from jaxpg.policy_gradient import policy_gradient
+from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
+from jaxpg.update.objective import Batch
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
 SHAPE = (6, 5, 3)
@@ -355,3 +356,59 @@ def test_a_mask_inside_of_observations_cannot_be_normalised():
     env = masked_counter()
     with pytest.raises(UserError, match="hold the mask of allowed actions"):
         policy_gradient(env, *networks.mlp(env), ladder.ppo(), normalize_observations=True)
+
+
+def together(network, env, **settings):
+    """`make`, and the losses of PPO evaluated together and each by itself."""
+    policy, critic, params = make(network, env, **settings)
+    joint = make_objective(policy, critic, ladder.ppo())
+    assert joint.joint_loss is not None
+    return params, joint, joint._replace(joint_loss=None)
+
+
+def losses_of(params, batch, objective):
+    return tiny.jit(jax.value_and_grad(objective.loss, has_aux=True)).lower(params, batch).compile()
+
+
+@pytest.mark.parametrize(
+    ("network", "env", "settings"),
+    [
+        pytest.param(networks.mlp, COUNTER, {"hidden": (8, 4)}, id="side by side"),
+        pytest.param(networks.mlp, TARGET, {"hidden": (8,), "activation": "relu"}, id="side by side, real actions"),
+        pytest.param(networks.mlp, COUNTER, {"hidden": (8, 4), "shared": True}, id="mlp"),
+        pytest.param(networks.mlp, COUNTER, {"hidden": (8, 4), "layer_norm": True}, id="layer norm"),
+        pytest.param(networks.cnn, IMAGES, {"hidden": (8,), "shared": False}, id="cnn side by side"),
+        pytest.param(networks.cnn, IMAGES, {"hidden": (8,), "shared": True}, id="cnn"),
+        pytest.param(networks.recurrent, COUNTER, {"hidden": (8,), "width": 6}, id="gru"),
+        pytest.param(networks.recurrent, COUNTER, {"hidden": (8,), "width": 6, "cell": "min_gru"}, id="min_gru"),
+    ],
+)
+def test_policy_and_critic_evaluated_together_are_what_they_are_apart(machine_with, network, env, settings):
+    """Loss, metrics and gradient; a torso or a memory that both read is computed, and differentiated, once."""
+    machine_with(torsos_at_once=True)
+    params, joint, apart = together(network, env, **settings)
+    memory = jnp.ones((4, settings["width"])) if "width" in settings else ()
+    rollout = random_rollout(env, memory=memory)
+    steps = rollout.steps
+    if env is TARGET:
+        rollout = rollout._replace(steps=steps._replace(action=steps.obs[..., :2]))
+    per_step = jnp.cos(jnp.arange(steps.reward.size)).reshape(steps.reward.shape)
+    batch = Batch(rollout, per_step, per_step + 1, per_step - 1, per_step**2, per_step**2, ())
+    one, several = losses_of(params, batch, joint), losses_of(params, batch, apart)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one(params, batch), several(params, batch))
+    shares = settings.get("shared") or network is networks.recurrent
+    assert (one.cost_analysis()["flops"] < 0.85 * several.cost_analysis()["flops"]) == bool(shares)
+
+
+def test_networks_that_do_not_belong_together_are_evaluated_apart():
+    """A policy or a critic that has been replaced in part is not the one that the other knows."""
+    policy, critic = networks.mlp(COUNTER, hidden=(4,))
+    others = [
+        (policy._replace(evaluate=lambda params, rollout: policy.evaluate(params, rollout)), critic),
+        (policy, critic._replace(values=lambda params, rollout: critic.values(params, rollout))),
+        (networks.mlp(COUNTER, hidden=(4,))[0], critic),
+        (policy._replace(noise=lambda key, shape: jnp.zeros(shape)), critic),
+    ]
+    for pair in others:
+        assert make_objective(*pair, ladder.ppo()).joint_loss is None
+    assert make_objective(policy, critic, ladder.ppo()).joint_loss is not None

@@ -20,7 +20,20 @@ from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KeysValues, KVC
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.layers import apply
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Critic, Discrete, Env, Key, PackedTexts, Params, Policy, Prompt, Rollout, Tree
+from jaxpg.types import (
+    Array,
+    Critic,
+    Discrete,
+    Env,
+    Key,
+    PackedTexts,
+    Params,
+    Policy,
+    Prompt,
+    Rollout,
+    Tree,
+    WithPolicy,
+)
 
 
 class RewardModel(NamedTuple):
@@ -137,11 +150,12 @@ def transformer(
         features, cache = apply(model, params, cache, token, method="step")
         return distribution(params, features), cache
 
+    def of_features(params: Tree, features: Array) -> ChunkedCategorical:
+        return ChunkedCategorical(lambda x: distribution(params, x).logits, features, logit_chunks)
+
     def evaluate(params: Tree, rollout: Rollout) -> ChunkedCategorical:
         params = _gathered(config, params)
-        return ChunkedCategorical(
-            lambda x: distribution(params, x).logits, features_of(model, params, rollout), logit_chunks
-        )
+        return of_features(params, features_of(model, params, rollout))
 
     policy = Policy(
         init=partial(_init, model),
@@ -154,7 +168,9 @@ def transformer(
         read_prompts=partial(_read_prompts, model),
         acting_params=partial(_in_arithmetic, config),
     )
-    return policy, _shared_critic(model) if shared else _separate_critic(_decoder(env, config, outputs=1))
+    if not shared:
+        return policy, _separate_critic(_decoder(env, config, outputs=1))
+    return policy, _shared_critic(model, evaluate, of_features)
 
 
 def transformer_reward_model(
@@ -187,15 +203,26 @@ def transformer_reward_model(
     return RewardModel(partial(_init, model), score, token_scores)
 
 
-def _shared_critic(model: Decoder) -> Critic:
-    """A linear layer on the policy's features."""
+def _shared_critic(model: Decoder, evaluate: Callable[..., Any], of_features: Callable[[Tree, Array], Any]) -> Critic:
+    """A linear layer on the policy's features; `of_features(params, features)` is what `evaluate` makes of them."""
     head = nn.Dense(1)
+
+    def init(key: Key) -> Tree:
+        return head.init(key, jnp.zeros(model.config.width))
+
+    def value(params: Params, features: Array) -> Array:
+        return apply(head, params.critic, features)[..., 0]
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         features = features_of(model, _gathered(model.config, params.policy), rollout)
-        return _with_successors(apply(head, params.critic, features)[..., 0], rollout)
+        return _with_successors(value(params, features), rollout)
 
-    return Critic(lambda key: head.init(key, jnp.zeros(model.config.width)), values, evaluates_packed=True)
+    def both(params: Params, rollout: Rollout) -> tuple[Any, Array]:
+        of_policy = _gathered(model.config, params.policy)
+        features = features_of(model, of_policy, rollout)
+        return of_features(of_policy, features), value(params, features)
+
+    return Critic(init, values, evaluates_packed=True, with_policy=WithPolicy(evaluate, values, both))
 
 
 def _separate_critic(model: Decoder) -> Critic:

@@ -30,8 +30,9 @@ from jaxpg.models.layers import (
     ValueHead,
     apply,
 )
+from jaxpg.parallel.machine import machine
 from jaxpg.rollout.successors import bootstrap_steps, successor_values
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree
+from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree, WithPolicy
 
 
 def mlp(
@@ -225,8 +226,14 @@ def _feedforward(
 ) -> tuple[Policy, Critic]:
     """Policy and critic without a memory; with `shared`, the critic's parameters are those of its head alone."""
 
+    def head_of_policy(params: Tree, features: Array, obs: Array) -> Any:
+        return _masked(env, apply(policy_head, params["head"], features), obs)
+
     def distribution(params: Tree, obs: Array) -> Any:
-        return _masked(env, apply(policy_head, params["head"], apply(torso, params["torso"], obs)), obs)
+        return head_of_policy(params, apply(torso, params["torso"], obs), obs)
+
+    def evaluate(params: Tree, rollout: Rollout) -> Any:
+        return distribution(params, rollout.steps.obs)
 
     def critic_init(key: Key) -> Tree:
         params = _init_torso_and_head(torso, value_head, env, key)
@@ -241,13 +248,30 @@ def _feedforward(
         v_tm1 = value(rollout.steps.obs)
         return v_tm1, successor_values(rollout, v_tm1, value)
 
+    def both(params: Params, rollout: Rollout) -> tuple[Any, Array]:
+        obs = rollout.steps.obs
+        torsos = (params.policy["torso"], *(() if shared else (params.critic["torso"],)))
+        features = _features_of_each(torso, torsos, obs)
+        return head_of_policy(params.policy, features[0], obs), apply(value_head, params.critic["head"], features[-1])
+
     policy = Policy(
         init=partial(_init_torso_and_head, torso, policy_head, env),
         start=lambda params, obs: (),
         act=lambda params, memory, obs: (distribution(params, obs), memory),
-        evaluate=lambda params, rollout: distribution(params, rollout.steps.obs),
+        evaluate=evaluate,
     )
-    return policy, Critic(critic_init, values)
+    return policy, Critic(critic_init, values, with_policy=WithPolicy(evaluate, values, both))
+
+
+def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Array) -> Sequence[Array]:
+    """The features of a torso with each of these parameters, by one product per layer where the machine gains by it.
+
+    That is `Machine.torsos_at_once`.
+    """
+    if len(torsos) == 1 or not machine().torsos_at_once:
+        return [apply(torso, params, obs) for params in torsos]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *torsos)
+    return jax.vmap(partial(apply, torso), (0, None))(stacked, obs)
 
 
 def _recurrent(
@@ -269,7 +293,7 @@ def _recurrent(
 
     def act(params: Tree, memory: Array, obs: Array) -> tuple[Any, Array]:
         memory = apply(cell, params["cell"], memory, apply(encoder, params["encoder"], obs))
-        return _masked(env, apply(policy_head, params["head"], memory), obs), memory
+        return of_memory(params, memory, obs), memory
 
     def memories(params: Tree, rollout: Rollout) -> Array:
         """The memory after each step's observation, `[T, B, width]`."""
@@ -290,8 +314,15 @@ def _recurrent(
         v_tm1 = value(memory)
         return v_tm1, successor_values(rollout, v_tm1, value_after_last_memory)
 
+    def of_memory(params: Tree, memory: Array, obs: Array) -> Any:
+        return _masked(env, apply(policy_head, params["head"], memory), obs)
+
     def evaluate(params: Tree, rollout: Rollout) -> Any:
-        return _masked(env, apply(policy_head, params["head"], memories(params, rollout)), rollout.steps.obs)
+        return of_memory(params, memories(params, rollout), rollout.steps.obs)
+
+    def both(params: Params, rollout: Rollout) -> tuple[Any, Array]:
+        memory = memories(params.policy, rollout)  # once, and differentiated once
+        return of_memory(params.policy, memory, rollout.steps.obs), apply(value_head, params.critic["head"], memory)
 
     policy = Policy(
         init=policy_init,
@@ -300,4 +331,8 @@ def _recurrent(
         evaluate=evaluate,
         needs_trajectories=True,
     )
-    return policy, Critic(lambda key: {"head": value_head.init(key, initial_memory())}, values)
+    return policy, Critic(
+        lambda key: {"head": value_head.init(key, initial_memory())},
+        values,
+        with_policy=WithPolicy(evaluate, values, both),
+    )

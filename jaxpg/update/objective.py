@@ -70,6 +70,8 @@ class Objective(NamedTuple):
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
     text_reader: how the losses read texts side by side; None where they take one text per column alone.
     noise: that of the policy, see `Policy.noise`.
+    joint_loss(params, batch) -> loss, metrics: the sum of the two, for networks that are evaluated together; None
+        where they are not.
     """
 
     policy_loss: Loss
@@ -81,9 +83,12 @@ class Objective(NamedTuple):
     texts: bool = False
     text_reader: TextReader | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
+    joint_loss: Loss | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
         """The policy's loss plus the critic's."""
+        if self.joint_loss:
+            return self.joint_loss(params, batch)
         policy_loss, metrics = self.policy_loss(params, batch)
         if self.value_loss is None:
             return policy_loss, metrics
