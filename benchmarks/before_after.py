@@ -30,6 +30,8 @@ CASES = (
     ("CartPole-v1", 2048, 2**19, Row("jaxpg")),
     ("Breakout-MinAtar", 64, 2**17, Row("jaxpg")),
     ("Breakout-MinAtar", 1024, 2**17, Row("jaxpg")),
+    ("Breakout-MinAtar", 64, 2**16, Row("jaxpg_cnn")),
+    ("CartPole-v1", 64, 2**17, Row("jaxpg_recurrent")),
     ("CartPole-v1", 64, 2**19, Row("jaxpg_a2c")),
     ("CartPole-v1", 256, 2**17, Row("jaxpg_grpo")),
     ("0.1M", 64, 2**15, Row("jaxpg_language")),

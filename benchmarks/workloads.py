@@ -39,6 +39,22 @@ def jaxpg_unclipped(env_name: str, num_envs: int, agents: int, devices: int, ste
     return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
 
+def jaxpg_cnn(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """jaxpg's PPO with convolutions that policy and critic share."""
+    from jaxpg import networks
+
+    per_agent = whole_iterations(steps, num_envs, agents)
+    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, networks.cnn)
+
+
+def jaxpg_recurrent(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """jaxpg's PPO with a GRU that policy and critic share."""
+    from jaxpg import networks
+
+    per_agent = whole_iterations(steps, num_envs, agents)
+    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, networks.recurrent)
+
+
 def ppo(num_envs: int, max_grad_norm: float | None = PPO.max_grad_norm) -> Any:
     """jaxpg's PPO. The settings are those of the peers; all others stay at their defaults."""
     from jaxpg import ladder
@@ -139,12 +155,14 @@ def value_settings(num_envs: int) -> dict[str, Any]:
     }
 
 
-def whole_loop(algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int) -> Workload:
-    """`learner_loop` of a policy-gradient algorithm."""
+def whole_loop(
+    algorithm: Any, env_name: str, num_envs: int, agents: int, per_agent: int, network: Callable[..., Any] | None = None
+) -> Workload:
+    """`learner_loop` of a policy-gradient algorithm, with an mlp or with this network."""
     from jaxpg import envs, networks, policy_gradient
 
     env = envs.make(env_name)
-    policy, critic = networks.mlp(env, hidden=PPO.hidden, activation="tanh")
+    policy, critic = network(env) if network else networks.mlp(env, hidden=PPO.hidden, activation="tanh")
     learner = policy_gradient.policy_gradient(env, policy, critic, algorithm)
     return learner_loop(env, learner, num_envs, agents, per_agent)
 
@@ -336,7 +354,19 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
-OURS = (jaxpg, jaxpg_unclipped, jaxpg_a2c, jaxpg_grpo, jaxpg_dqn, jaxpg_pqn, reference, collect, collect_random)
+OURS = (
+    jaxpg,
+    jaxpg_unclipped,
+    jaxpg_cnn,
+    jaxpg_recurrent,
+    jaxpg_a2c,
+    jaxpg_grpo,
+    jaxpg_dqn,
+    jaxpg_pqn,
+    reference,
+    collect,
+    collect_random,
+)
 LANGUAGE = (jaxpg_language, jaxpg_language_reference, jaxpg_language_rlhf, language_writing, language_learning)
 LIMITS = (limits.bare, limits.matmul, limits.copy)
 WORKLOADS = {workload.__name__: workload for workload in (*PEERS, *OURS, *LANGUAGE, *LIMITS)}
