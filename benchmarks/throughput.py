@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return f"{algorithm}, {self.environment}, {self.num_envs} environments"
 
 
-TRAIN_PPO = ("jaxpg", "rejax", "purejaxrl", "sb3", "sbx", "brax", "reference")
+TRAIN_PPO = ("jaxpg", "jaxpg_plain", "rejax", "purejaxrl", "sb3", "sbx", "brax", "reference")
 AGENTS = 64
 COMPILED = (Row("rejax"), Row("purejaxrl"))
 BASELINES = (Row("sb3"), Row("sbx"))
@@ -65,7 +65,7 @@ SEVERAL = (Row("rejax", agents=CORES), Row("jaxpg", agents=CORES, devices=CORES)
 MANY = (Row("rejax", agents=AGENTS), Row("jaxpg", agents=AGENTS), Row("jaxpg", AGENTS, CORES))
 VALUES_ALONE = (Row("jaxpg_dqn"), Row("jaxpg_dqn", threads=1))  # stable-baselines3 has one thread
 VALUES_SEVERAL = (Row("rejax_dqn", agents=CORES), Row("jaxpg_dqn", agents=CORES, devices=CORES))
-ALL = (*COMPILED, *ALONE, *SINGLE, *SEVERAL)
+ALL = (*COMPILED, Row("jaxpg_plain"), *ALONE, *SINGLE, *SEVERAL)
 CASES = [
     Case("CartPole-v1", 4, 2**18, ALL),
     Case("CartPole-v1", 64, 2**19, (*ALL, *BASELINES, *MANY)),

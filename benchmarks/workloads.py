@@ -33,6 +33,23 @@ def jaxpg(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
     return whole_loop(ppo(num_envs), env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
 
+def jaxpg_plain(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same as a person writes it who imports jaxpg (docs/python.md): `init` and a scan over `step` in one `jit`."""
+    from jaxpg import compiler_options, envs, networks, policy_gradient
+
+    env, per_agent = envs.make(env_name), whole_iterations(steps, num_envs, agents)
+    learner = policy_gradient.policy_gradient(
+        env, *networks.mlp(env, hidden=PPO.hidden, activation="tanh"), ppo(num_envs)
+    )
+
+    def run(key: jax.Array) -> tuple[jax.Array, Any]:
+        next_key, init_key, run_key = jax.random.split(key, 3)
+        keys = jax.random.split(run_key, per_agent // (num_envs * PPO.num_steps))
+        return next_key, jax.lax.scan(learner.step, learner.init(init_key), keys)
+
+    return compiled(lambda key: key, run, per_agent, compiler_options=compiler_options())
+
+
 def jaxpg_unclipped(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """The same, with gradients as they are: what rejax does in effect, which clips single numbers above 0.5."""
     algorithm = ppo(num_envs, max_grad_norm=None)

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from jaxpg import envs, ladder, policy_gradient, preferences, values
     from jaxpg.models import language_model as language
     from jaxpg.models import networks
+    from jaxpg.parallel.machine import compiler_options
     from jaxpg.runs import Callback, fit, load
 
 __all__ = [
     "Callback",
+    "compiler_options",
     "envs",
     "fit",
     "ladder",
@@ -40,6 +42,8 @@ def __getattr__(name: str) -> Any:
     if name in _OF_RUNS:
         importlib.import_module("jaxpg.parallel").one_device_per_core()
         return getattr(importlib.import_module("jaxpg.runs"), name)
+    if name == "compiler_options":
+        return importlib.import_module("jaxpg.parallel.machine").compiler_options
     return importlib.import_module(_MODULES.get(name, f"{__name__}.{name}"))
 
 

@@ -46,7 +46,7 @@ from jaxpg.update.normalization import (
     standardize_rewards,
     update_moments,
 )
-from jaxpg.update.objective import Batch, Objective, TextReader
+from jaxpg.update.objective import Batch, JointLoss, Objective, TextReader
 from jaxpg.vectorize import copy_tree, polyak_update, sums
 
 
@@ -317,10 +317,14 @@ def make_actor(policy: Policy, params: Tree) -> Actor:
 
 def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> Objective:
     """The losses of an algorithm as functions of parameters and a batch."""
-    both = _evaluated_together(policy, critic)
+    policy_loss = partial(_policy_loss, policy, algorithm)
+    value_loss = partial(_value_loss, critic, algorithm) if critic else None
+    both, joint_loss = _evaluated_together(policy, critic), None
+    if both and value_loss:
+        joint_loss = JointLoss((policy_loss, value_loss), partial(_joint_loss, both, algorithm))
     return Objective(
-        policy_loss=partial(_policy_loss, policy, algorithm),
-        value_loss=partial(_value_loss, critic, algorithm) if critic else None,
+        policy_loss=policy_loss,
+        value_loss=value_loss,
         distribution=partial(_distribution, policy),
         normalize=algorithm.normalize,
         needs_trajectories=needs_trajectories(policy, algorithm),
@@ -328,7 +332,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         texts=policy.evaluates_from_context,
         text_reader=None if isinstance(algorithm.surrogate, PerEpisode) else _text_reader(policy, critic, algorithm),
         noise=policy.noise,
-        joint_loss=partial(_joint_loss, both, algorithm) if both else None,
+        joint_loss=joint_loss,
     )
 
 

@@ -411,4 +411,7 @@ def test_networks_that_do_not_belong_together_are_evaluated_apart():
     ]
     for pair in others:
         assert make_objective(*pair, ladder.ppo()).joint_loss is None
-    assert make_objective(policy, critic, ladder.ppo()).joint_loss is not None
+    joint = make_objective(policy, critic, ladder.ppo())
+    assert joint.joint_loss is not None
+    nothing = lambda params, batch: (jnp.zeros(()), {})  # noqa: E731
+    assert joint._replace(policy_loss=nothing, value_loss=nothing).loss((), ()) == (0.0, {})

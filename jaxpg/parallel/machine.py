@@ -181,6 +181,9 @@ def machine() -> Machine:
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:
     """XLA's options for a program, to save compile time on CPUs; none on other platforms.
 
+    What the command line and `fit` compile has them. A `jax.jit` of one's own is given them,
+    `jax.jit(train, compiler_options=jaxpg.compiler_options())`: jax takes them for whole programs alone.
+
     Measured in benchmarks/LOG.md (2026-11-20, compile time of PPO; 2026-11-21, the suite). They replace XLA's default,
     LLVM's optimisation level 3. Level 1 compiles in a fifth less time to equally fast programs. Level 0 compiles
     fastest, to slow programs that run once. jax 0.10 can also compile without fused kernels.

@@ -58,6 +58,17 @@ class TextReader(NamedTuple):
     read_prompts: Callable[[Params, Prompt], Tree] | None
 
 
+class JointLoss(NamedTuple):
+    """The sum of two losses by one evaluation of both networks, for speed alone: see `types.WithPolicy`.
+
+    of: the losses of policy and critic that it is the sum of. An objective in which one has been replaced sums its own.
+    loss(params, batch) -> loss, metrics
+    """
+
+    of: tuple[Loss, Loss]
+    loss: Loss
+
+
 class Objective(NamedTuple):
     """What an update minimises. A loss returns its sum over the steps of this device, and additive metrics.
 
@@ -70,8 +81,7 @@ class Objective(NamedTuple):
     texts: each column is a text that a transformer reads at once, rather than the steps of one environment.
     text_reader: how the losses read texts side by side; None where they take one text per column alone.
     noise: that of the policy, see `Policy.noise`.
-    joint_loss(params, batch) -> loss, metrics: the sum of the two, for networks that are evaluated together; None
-        where they are not.
+    joint_loss: the sum of these two losses, of networks that are evaluated together; None where they are not.
     """
 
     policy_loss: Loss
@@ -83,12 +93,12 @@ class Objective(NamedTuple):
     texts: bool = False
     text_reader: TextReader | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
-    joint_loss: Loss | None = None
+    joint_loss: JointLoss | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
         """The policy's loss plus the critic's."""
-        if self.joint_loss:
-            return self.joint_loss(params, batch)
+        if self.joint_loss and self.joint_loss.of == (self.policy_loss, self.value_loss):
+            return self.joint_loss.loss(params, batch)
         policy_loss, metrics = self.policy_loss(params, batch)
         if self.value_loss is None:
             return policy_loss, metrics
