@@ -373,6 +373,7 @@ VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
 OURS = (
     jaxpg,
+    jaxpg_plain,
     jaxpg_unclipped,
     jaxpg_cnn,
     jaxpg_recurrent,
