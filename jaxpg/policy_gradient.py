@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from jaxpg.errors import UserError
+from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k1, k3
@@ -208,7 +209,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     """New parameters, optimizer state and environments."""
     policy, critic, algorithm = parts.policy, parts.critic, parts.algorithm
     policy_key, critic_key, runner_key = jax.random.split(key, 3)
-    params = Params(policy.init(policy_key), critic.init(critic_key) if critic else ())
+    params = in_one_loop(lambda: Params(policy.init(policy_key), critic.init(critic_key) if critic else ()))
     normalization = NormalizationState(
         obs=initial_moments(parts.env.observation_space.shape) if normalize_observations else (),
         reward_sums=initial_moments() if scale_rewards else (),

@@ -16,7 +16,8 @@ parallel.collectives parallel.machine
 objectives
 domains files user_code vectorize parallel
 rollout update
-policy_gradient models
+models
+policy_gradient
 ladder_settings
 ladder
 envs.text

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
-from jaxpg.models.layers import orthogonal
+from jaxpg import envs, ladder
+from jaxpg.models import initial_weights, mlp
+from jaxpg.models.initial_weights import in_one_loop, orthogonal
+from jaxpg.policy_gradient import policy_gradient
 
 
 @pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (3, 3, 10, 16), (9, 1)])
@@ -27,3 +34,40 @@ def test_orthogonal_under_vmap_equals_a_loop() -> None:
     together = jax.jit(jax.vmap(lambda key: orthogonal(1.0)(key, (6, 3))))(keys)
     alone = np.stack([orthogonal(1.0)(key, (6, 3)) for key in keys])
     np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def of_both_networks(key: jax.Array, wrap: Callable[..., Any] = lambda init: init) -> Any:
+    """The weights of two networks, one of them through `wrap`."""
+    shapes = ((4, 64), (64, 64), (64, 2)), ((3, 3, 10, 16), (16, 1), (160, 70))
+
+    def network(key: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+        return [orthogonal(0.5 + i)(jax.random.fold_in(key, i), shape) for i, shape in enumerate(shapes)]
+
+    first, second = jax.random.split(key)
+    return network(first, shapes[0]), wrap(partial(network, shapes=shapes[1]))(second)
+
+
+@pytest.mark.parametrize("large", [2**10, 2**30])
+@pytest.mark.parametrize("wrap", [lambda init: init, jax.jit], ids=["plain", "a network that jits"])
+def test_in_one_loop_the_weights_are_those_of_a_loop_each(
+    wrap: Callable[..., Any], large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_weights, "LARGE", large)
+    key = jax.random.key(1)
+    alone = of_both_networks(key)
+    together = jax.jit(lambda key: in_one_loop(lambda: of_both_networks(key, wrap)))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), alone, together(key))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), alone, in_one_loop(lambda: of_both_networks(key)))
+
+
+def test_all_weights_of_a_learner_take_one_loop() -> None:
+    env = envs.make("CartPole-v1")
+    learner = policy_gradient(env, *mlp(env), ladder.ppo(num_envs=2, num_steps=2, num_minibatches=1))
+    program = jax.jit(learner.init).lower(jax.random.key(0)).as_text()
+    assert program.count("call @_gram_schmidt") == 1
+
+
+def test_a_failing_init_leaves_nothing_behind() -> None:
+    with pytest.raises(ZeroDivisionError):
+        in_one_loop(lambda: (orthogonal(1.0)(jax.random.key(0), (3, 2)), 1 / 0))
+    assert np.asarray(orthogonal(1.0)(jax.random.key(0), (3, 2))).any()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.models.initial_weights import kernel, orthogonal
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Discrete, Key, Space, Tree
+from jaxpg.types import Array, Discrete, Space, Tree
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": nn.tanh, "relu": nn.relu, "silu": nn.silu, "gelu": nn.gelu}
 
@@ -39,36 +38,6 @@ FLAX_GAINS = Gains(None, None, None, None)
 def apply(module: nn.Module, params: Tree, *inputs: Any, **options: Any) -> Any:
     """`module.apply`, for modules without mutable collections: it returns their output alone."""
     return module.apply(params, *inputs, **options)
-
-
-def orthogonal(gain: float) -> Callable[..., Array]:
-    """Initial weights `[..., out]`: as a matrix, `gain` times one with orthonormal columns (or rows), uniformly drawn.
-
-    Gram-Schmidt on a normal matrix, with every projection applied twice to limit rounding errors (Saxe et al. 2014,
-    section 3). It replaces `jnp.linalg.qr`, which gives the same weights but can deadlock on a CPU: several of jaxlib's
-    decompositions at once, as under `vmap` over seeds, each hold a thread of the pool that they wait for.
-    """
-    return lambda key, shape, dtype=jnp.float32: gain * _orthonormal(key, tuple(shape), dtype)
-
-
-@partial(jax.jit, static_argnums=(1, 2))  # traced once per shape: flax asks for the shape at every call of a layer
-def _orthonormal(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
-    rows, columns = math.prod(shape[:-1]), shape[-1]
-    normal = jax.random.normal(key, (max(rows, columns), min(rows, columns)), dtype)
-
-    def add_column(i: Array, q: Array) -> Array:
-        column = normal[:, i]
-        for _ in range(2):
-            column -= q @ (q.T @ column)
-        return q.at[:, i].set(column / jnp.linalg.norm(column))
-
-    q = lax.fori_loop(0, normal.shape[1], add_column, jnp.zeros_like(normal))
-    return (q if rows >= columns else q.T).reshape(shape)
-
-
-def kernel(gain: float | None) -> Callable[..., Array]:
-    """Initial weights of a layer: orthogonal with that gain, or flax's default if it is None."""
-    return nn.initializers.lecun_normal() if gain is None else orthogonal(gain)
 
 
 def dense(features: int, gain: float | None) -> nn.Dense:
@@ -186,8 +155,8 @@ class CNNTorso(nn.Module):
     def __call__(self, obs: Array) -> Array:
         x, layers = obs, len(self.channels)
         sizes = (each * layers if len(each) == 1 else each for each in map(tuple, (self.kernels, self.strides)))
-        for channels, kernel, stride in zip(self.channels, *sizes, strict=True):
-            x = dense(channels, self.gain)(patches(x, kernel, stride))
+        for channels, size, stride in zip(self.channels, *sizes, strict=True):
+            x = dense(channels, self.gain)(patches(x, size, stride))
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)
         return MLPTorso(3, self.hidden, self.activation, self.gain, self.layer_norm)(x)
 
