@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-import before_after  # noqa: E402
-import throughput  # noqa: E402
-from workloads import WORKLOADS  # noqa: E402
+import before_after
+import throughput
+from workloads import WORKLOADS
 
 
 def test_every_row_of_a_table_is_a_program_that_there_is() -> None:
