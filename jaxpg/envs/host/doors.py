@@ -7,6 +7,7 @@ asked for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -124,6 +125,7 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         refuse_unknown("vectorization", str(vectorization), VECTORIZATIONS, f" of {name}")
     if type(limit) is not int or limit < 1:
         raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
+    spec = dataclasses.replace(spec, order_enforce=False)  # a wrapper that costs time: nothing here is stepped first
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
     try:
         with _deprecations_ignored():

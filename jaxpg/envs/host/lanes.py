@@ -29,8 +29,9 @@ class Lane(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, name: str) -> None:
         super().__init__(env)
-        self._name, self._resting, self._steps, self._obs = name, False, 0, None
-        self._check = _checker(env.observation_space)
+        self._name, self._resting, self._steps = name, False, 0
+        self._obs: Any = None
+        self._shape, self._step_env = env.observation_space.shape, env.step  # looked up once: this runs at every step
         if multiprocessing.parent_process() is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
 
@@ -41,7 +42,7 @@ class Lane(gymnasium.Wrapper):
         self._resting, self._steps = False, 0
         try:
             self._obs = self.env.reset(seed=seed)[0]
-            self._check(self._obs)
+            self._check_shape()
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
         return self._obs, {}
@@ -55,11 +56,17 @@ class Lane(gymnasium.Wrapper):
             return self._obs, 0.0, False, False, {}
         self._steps += 1
         try:
-            self._obs, reward, terminated, truncated, _ = self.env.step(action)
-            self._check(self._obs)
+            self._obs, reward, terminated, truncated, _ = self._step_env(action)
+            if getattr(self._obs, "shape", None) != self._shape:
+                self._check_shape()
             return self._obs, float(reward), bool(terminated), bool(truncated), {}
         except (Exception, SystemExit) as error:
             raise self._failure(error) from error
+
+    def _check_shape(self) -> None:
+        """Raise `_WrongShape` for an observation of another shape than the space's, which may be a plain number."""
+        if np.shape(self._obs) != self._shape:
+            raise _WrongShape(f"returned an observation of shape {np.shape(self._obs)} instead of {self._shape}")
 
     def _failure(self, error: BaseException) -> UserError:
         when = f"at step {self._steps} of an episode" if self._steps else "at the reset of an episode"
@@ -69,14 +76,3 @@ class Lane(gymnasium.Wrapper):
 
 class _WrongShape(Exception):
     """An observation that does not fit the space."""
-
-
-def _checker(space: gymnasium.Space) -> Any:
-    """A function that raises `_WrongShape` for an observation of another shape than the space's."""
-    shape = space.shape
-
-    def check(obs: Any) -> None:
-        if np.shape(obs) != shape:
-            raise _WrongShape(f"returned an observation of shape {np.shape(obs)} instead of {shape}")
-
-    return check
