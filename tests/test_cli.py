@@ -21,6 +21,7 @@ import pytest
 from PIL import Image
 
 from jaxpg import envs, files, report
+from jaxpg.cli import devices
 from jaxpg.cli.main import main
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
@@ -64,11 +65,34 @@ def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
         assert picture.width > 300
 
 
+@pytest.mark.parametrize(
+    ("options", "seeds", "num_envs", "shared_by"),
+    [
+        ({}, 1, 8, 4),
+        ({}, 2, 8, 2),
+        ({}, 4, 8, 0),
+        ({}, 1, 6, 0),
+        ({"devices": "1"}, 1, 8, 0),
+        ({"mesh": "data=2"}, 1, 8, 0),
+    ],
+)
+def test_devices_that_would_stay_idle_are_named_where_the_default_leaves_them(
+    options: dict[str, str], seeds: int, num_envs: int, shared_by: int
+) -> None:
+    asked = devices.DeviceOptions(**options)
+    told = devices.describe_unused(asked, devices.make_run_mesh(asked, seeds, num_envs), num_envs)
+    assert (f"with --devices all, {shared_by} share" in told) if shared_by else told == ""
+    if shared_by:
+        mesh = devices.make_run_mesh(devices.DeviceOptions(devices="all"), seeds, num_envs)
+        assert mesh.shape["data"] == shared_by
+
+
 def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And one for the policy before training, and one when it is compiled."""
     assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
     out = capsys.readouterr().out
     assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
+    assert "\n2 of 4 devices; with --devices all, 2 share the environments of a seed" in out
     lines = re.findall(r"^[\d,]+ / 3,000 steps each, .*$", out, re.MULTILINE)
     assert len(run_directory.load_metrics(tmp_path / "run")["steps"]) > 40
     assert len(lines) == 12

@@ -151,6 +151,17 @@ def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh
     return parallel.make_mesh(num_seeds, num_envs, _devices_of_all_processes(number), devices_per_seed, sharded)
 
 
+def describe_unused(options: DeviceOptions, mesh: Mesh, num_envs: int) -> str:
+    """A sentence on the devices that the default leaves unused and `--devices all` would use; "" without any."""
+    number, per_seed = len(jax.devices()), len(jax.devices()) // mesh.shape[parallel.SEED]
+    if (options.devices, options.mesh) != (None, None) or mesh.size == number or num_envs % per_seed:
+        return ""
+    return (
+        f"{mesh.size} of {number} devices; with --devices all, {per_seed} share the environments of a seed, which is "
+        "faster if there are many, and shuffles them otherwise"
+    )
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """`data=4,seed=2`, or `shard=4`, as sizes by axis.
 
