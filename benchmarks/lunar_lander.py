@@ -297,7 +297,8 @@ def learning_curves(cells: Iterable[Cell]) -> dict[str, Any]:
 def draw(results: Mapping[str, Any]) -> None:
     """Learning curves and diagnostics of each space, and a GIF of each final policy, into docs/lunar_lander/.
 
-    A policy whose run is not on this machine keeps its GIF, and the diagnostics, which need all runs, stay as they are.
+    Curves are those that are kept. A policy whose run is not on this machine keeps its GIF, and the diagnostics, which
+    need all runs, stay as they are.
     """
     FIGURES.mkdir(exist_ok=True)
     kept = learning_curves(cell for cell in line() if cell.name in results)
@@ -308,7 +309,7 @@ def draw(results: Mapping[str, Any]) -> None:
         for cell in here:
             play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
         curves = {c.algorithm: (kept[c.name]["steps"], kept[c.name]["return"]) for c in done if c.name in kept}
-        if len(curves) == len(done):
+        if curves:
             as_arrays = jax.tree.map(lambda x: np.asarray(x, float), curves, is_leaf=lambda x: isinstance(x, list))
             report.learning_curve(as_arrays, FIGURES / f"{space}.png", title=title, threshold=200.0)
         if len(here) == len(done):
