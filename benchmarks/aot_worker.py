@@ -153,12 +153,7 @@ CASES = {
     "GRPO, sort": Case("sort/grpo", tokens=5),
     "PPO, CartPole, 64, 8 chips": Case("ppo", "CartPole-v1", 64, chips=8),
 }
-LARGE: dict[str, dict[str, Any]] = {
-    "1.5B": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "expansion": 8960 / 1536, "tied": True},
-    "8B": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "expansion": 3.5},
-}
-"""The shapes of Qwen2.5-1.5B and of Llama 3 8B (Qwen team 2024, table 1; Dubey et al. 2024, table 3)."""
-VOCABULARIES = {"1.5B": 151_936, "8B": 128_256}
+LARGE = ("1.5B", "8B")  # of language.LARGE
 QUESTION = 16  # tokens between two questions whether all completions have ended (Machine.steps_per_question)
 CHIPS = {
     **{f"PPO, CartPole, 2,048 each, {n} chips": Case("ppo", "CartPole-v1", 2048 * n, chips=n) for n in (4, 8, 64, 256)},
@@ -203,11 +198,7 @@ def writer_of(case: Case) -> Any:
     if case.network not in LARGE:
         env = language.endless()
         return language.learner_of(*language.transformer_of(env, case.network), env, case.num_envs)
-    from jaxpg import language as models
-
-    env = language.endless(prompt=256, tokens=256, vocabulary=VOCABULARIES[case.network])
-    model = models.transformer(env, **LARGE[case.network], dtype="bfloat16", remat=True, logit_chunks=4)
-    return language.learner_of(*model, env, case.num_envs)
+    return language.large_learner(case.network, case.num_envs, remat=True)
 
 
 def lower_jaxpg(case: Case, devices: list[Any]) -> Any:

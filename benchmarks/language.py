@@ -56,6 +56,15 @@ SIZES: dict[str, dict[str, int]] = {
     "100M": {"width": 896, "layers": 12, "heads": 14, "kv_heads": 2},
 }
 
+LARGE: dict[str, dict[str, Any]] = {
+    "0.5B": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "expansion": 4864 / 896, "tied": True},
+    "1.5B": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "expansion": 8960 / 1536, "tied": True},
+    "8B": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "expansion": 3.5},
+}
+"""The shapes of Qwen2.5-0.5B and 1.5B and of Llama 3 8B (Qwen team 2024, table 1; Dubey et al. 2024, table 3)."""
+VOCABULARIES = {"0.5B": 151_936, "1.5B": 151_936, "8B": 128_256}
+LONG = 256  # tokens of a prompt, and of a completion, of a LARGE model
+
 
 class Limits(NamedTuple):
     """What the machine gives: bytes per second that are read or written, and FLOPs per second of a matmul."""
@@ -196,6 +205,13 @@ def learner_of(
 ) -> Learner:
     """One update per batch, so that a step is one rollout and one gradient."""
     return policy_gradient(env, policy, critic, ALGORITHMS[algorithm](num_envs=columns, **ONE_UPDATE | settings))
+
+
+def large_learner(name: str, columns: int, **settings: Any) -> Learner:
+    """GRPO of a LARGE model in bfloat16, which completes prompts of LONG tokens by as many."""
+    env = endless(prompt=LONG, tokens=LONG, vocabulary=VOCABULARIES[name])
+    model = language.transformer(env, **LARGE[name], **{"dtype": "bfloat16", "logit_chunks": 4} | settings)
+    return learner_of(*model, env, columns)
 
 
 def parts_of(env: Env, policy: Policy, columns: int) -> Parts:

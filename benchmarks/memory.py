@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from language import SIZES, endless, learner_of, transformer_of
+from language import LONG, SIZES, endless, large_learner, learner_of, transformer_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -53,18 +54,22 @@ def cases(size: str, columns: int) -> dict[str, Callable[[], Learner]]:
     )
     found["GRPO, CartPole-v1, 256 episodes of 500"] = lambda: control("CartPole-v1", ladder.grpo, num_envs=256)
     options: dict[str, dict[str, Any]] = {
-        "whole batch at once": {"chunk_rows": None},
-        "chunks of 32 columns": {},
-        "chunks of 8 columns": {"chunk_rows": 8},
-        "chunks of 32, logits in 8 parts": {"network": {"logit_chunks": 8}},
-        "chunks of 32, rematerialised": {"network": {"remat": True}},
-        "chunks of 32, bfloat16": {"network": {"dtype": "bfloat16"}},
+        "texts side by side": {},
+        "all texts at once": {"chunk_rows": columns},
+        "chunks of 8 texts": {"chunk_rows": 8},
+        "logits in 8 parts": {"network": {"logit_chunks": 8}},
+        "rematerialised": {"network": {"remat": True}},
+        "bfloat16": {"network": {"dtype": "bfloat16"}},
         "with a reference": {"algorithm": "grpo, reference"},
         "PPO with a critic": {"algorithm": "ppo"},
         "PPO, critic on the policy's features": {"algorithm": "ppo", "network": {"shared": True}},
     }
     for label, option in options.items():
         found[f"{size} transformer, {label}"] = lambda option=option: text(size, columns, **option)
+    for dtype in ("float32", "bfloat16"):
+        for remat in (False, True):
+            label = f"0.5B transformer, 8 texts of {2 * LONG} tokens, {dtype}{', rematerialised' if remat else ''}"
+            found[label] = partial(large_learner, "0.5B", 8, dtype=dtype, remat=remat)
     return found
 
 
