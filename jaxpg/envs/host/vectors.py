@@ -72,21 +72,38 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
     time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
     """
     lanes = [make_lane() for _ in range(n)]
+    step_one = [lane.env.step for lane in lanes]  # not `lane.step`, which looks at what each returns by itself
+    shape = lanes[0].observation_space.shape
     obs: list[Any] = [None] * n
+    taken, resting = np.zeros(n, np.int64), np.zeros(n, bool)
 
     def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         for i in np.flatnonzero(wanted):
             obs[i] = lanes[i].reset(seed=int(seeds[i]))[0]
+        taken[wanted], resting[wanted] = 0, False
         return np.array(obs)
 
     def step(actions: np.ndarray) -> Results:
-        rows = [lane.step(action) for lane, action in zip(lanes, actions, strict=True)]
+        taken[~resting] += 1
+        rows: list[Any] = []
+        try:
+            if resting.any():
+                for i, action in enumerate(actions):
+                    rows.append((obs[i], 0.0, False, False, {}) if resting[i] else step_one[i](action))
+            else:
+                for one, action in zip(step_one, actions, strict=True):
+                    rows.append(one(action))
+        except (Exception, SystemExit) as error:
+            raise lanes[len(rows)].failure(error, taken[len(rows)]) from error
         obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
-        return Results(np.array(obs), np.array(rewards), np.array(terminated), np.array(truncated))
+        for i in range(n):
+            if getattr(obs[i], "shape", None) != shape:
+                lanes[i].check_shape(obs[i], taken[i])
+        ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
+        return Results(np.array(obs), np.array(rewards, np.float64).reshape(n), *ends)
 
-    def rest(where: np.ndarray, resting: bool) -> None:
-        for i in np.flatnonzero(where):
-            lanes[i].rest(resting)
+    def rest(where: np.ndarray, rests: bool) -> None:
+        resting[where] = rests
 
     def close() -> None:
         for lane in lanes:
