@@ -1,6 +1,7 @@
 """How fast PPO, A2C, GRPO, DQN and PQN run on this machine, beside the peers doing the same work.
 
     python benchmarks/throughput.py --peer-python PEER/bin/python [--purejaxrl PATH]
+    python benchmarks/throughput.py --peer-python PEER/bin/python --one-agent
     python benchmarks/throughput.py --peer-python PEER/bin/python --to-return
     python benchmarks/throughput.py --quick
 
@@ -79,6 +80,16 @@ CASES = [
     Case("CartPole-v1", 256, 2**17, (Row("jaxpg_grpo"), Row("jaxpg_grpo", devices=CORES))),
     Case("0.1M", 64, 2**15, (Row("jaxpg_language"),)),
 ]
+ONE_AGENT = [
+    Case(name, num_envs, steps, (*COMPILED, Row("jaxpg_plain"), *ALONE))
+    for name, num_envs, steps in (
+        ("CartPole-v1", 64, 2**19),
+        ("CartPole-v1", 2048, 2**19),
+        ("Breakout-MinAtar", 64, 2**17),
+        ("Breakout-MinAtar", 1024, 2**17),
+    )
+]
+"""How soon a single agent is done: on one device, as the command line has it, and on one per core."""
 COLLECTING = (Row("bare"), Row("collect_random"), Row("collect"))
 
 
@@ -252,15 +263,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed turns of every program (default 7)")
     parser.add_argument("--compiles", type=int, default=3, help="timed compilations of every program (default 3)")
     parser.add_argument("--only", default="", help="only the cases whose title contains this")
+    parser.add_argument("--one-agent", action="store_true", help="how soon one agent is trained, beside compiled peers")
     parser.add_argument("--quick", action="store_true", help="one small case beside a loop that never changes")
     parser.add_argument("--to-return", action="store_true", help="instead of speed, the time until CartPole is learned")
     parser.add_argument(
-        "--out", type=Path, help="where to write (default results/throughput.json or to_return.json; --quick: nowhere)"
+        "--out",
+        type=Path,
+        help="where to write (default results/throughput.json, one_agent.json or to_return.json; --quick: nowhere)",
     )
     args = parser.parse_args()
     if args.quick:
         return quick(args.rounds, args.out)
-    args.out = args.out or HERE / "results" / ("to_return.json" if args.to_return else "throughput.json")
+    name = "to_return" if args.to_return else "one_agent" if args.one_agent else "throughput"
+    args.out = args.out or HERE / "results" / f"{name}.json"
     peers = Peers(args.peer_python, args.purejaxrl and args.purejaxrl / "purejaxrl")
     if peers.purejaxrl and not (peers.purejaxrl / "ppo.py").exists():
         parser.error(f"--purejaxrl: there is no {peers.purejaxrl / 'ppo.py'}")
@@ -270,6 +285,12 @@ def main() -> None:
     if args.to_return:
         result["cases"] = time_to_return(peers)
         console.print(return_table(result["cases"]))
+        return write(args.out, result, console)
+    if args.one_agent:
+        for case in track([c for c in ONE_AGENT if args.only in c.title], console=console, transient=True):
+            loops = measure(case, peers, args.rounds, args.compiles)
+            result["cases"].append({"title": case.title, "loops": loops})
+            console.print(table(case.title, loops))
         return write(args.out, result, console)
     result["copied_bytes_per_cpu_s"] = rate("copy", 3, "CartPole-v1", 1, 1)
     console.print(f"Memory: {result['copied_bytes_per_cpu_s'] / 1e9:.1f} GB per CPU second, read and written.")

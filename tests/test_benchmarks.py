@@ -12,7 +12,7 @@ from workloads import WORKLOADS
 
 
 def test_every_row_of_a_table_is_a_program_that_there_is() -> None:
-    rows = [row for case in throughput.CASES for row in case.programs]
+    rows = [row for case in (*throughput.CASES, *throughput.ONE_AGENT) for row in case.programs]
     rows += [*throughput.COLLECTING, *throughput.LEARNING.programs, *throughput.QUICK.programs]
     rows += [row for *_, row in before_after.CASES]
     assert {row.workload for row in rows} <= set(WORKLOADS)
