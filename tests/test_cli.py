@@ -68,15 +68,16 @@ def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "seeds", "num_envs", "shared_by"),
     [
-        ({}, 1, 8, 4),
-        ({}, 2, 8, 2),
-        ({}, 4, 8, 0),
-        ({}, 1, 6, 0),
-        ({"devices": "1"}, 1, 8, 0),
-        ({"mesh": "data=2"}, 1, 8, 0),
+        ({}, 1, 32, 4),
+        ({}, 2, 16, 2),
+        ({}, 4, 32, 0),
+        ({}, 1, 30, 0),
+        ({}, 1, 28, 0),
+        ({"devices": "1"}, 1, 32, 0),
+        ({"mesh": "data=2"}, 1, 32, 0),
     ],
 )
-def test_devices_that_would_stay_idle_are_named_where_the_default_leaves_them(
+def test_devices_that_the_default_leaves_unused_are_named_where_they_would_help(
     options: dict[str, str], seeds: int, num_envs: int, shared_by: int
 ) -> None:
     asked = devices.DeviceOptions(**options)
@@ -87,12 +88,19 @@ def test_devices_that_would_stay_idle_are_named_where_the_default_leaves_them(
         assert mesh.shape["data"] == shared_by
 
 
+def test_a_run_begins_with_the_devices_that_it_leaves_unused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "catch", "a2c", "--seeds", "2", "--steps", "512", "--set", "num_envs=16", "--out"]
+    assert main([*command, str(tmp_path / "run")]) == 0
+    assert "\n2 of 4 devices; with --devices all, 2 share the environments of a seed" in capsys.readouterr().out
+
+
 def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And one for the policy before training, and one when it is compiled."""
     assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
     out = capsys.readouterr().out
     assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
-    assert "\n2 of 4 devices; with --devices all, 2 share the environments of a seed" in out
     lines = re.findall(r"^[\d,]+ / 3,000 steps each, .*$", out, re.MULTILINE)
     assert len(run_directory.load_metrics(tmp_path / "run")["steps"]) > 40
     assert len(lines) == 12

@@ -25,6 +25,10 @@ from jaxpg.parallel import collectives, process_exit, processes
 OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
 """Arguments in which the processes of a run may differ."""
 
+WORTH_SHARING = 8
+"""Environments of each device, from which on several share a seed with a gain: two cores take 0.76 of the time of one
+with 8 each, 1.25 with 2 (PPO on CartPole; benchmarks/LOG.md, "one agent on two cores")."""
+
 MOST_DEVICES = 1000
 """In one process: more than any machine has. jax makes as many CPU devices as it is told to, a second for each 500."""
 
@@ -154,11 +158,12 @@ def make_run_mesh(options: DeviceOptions, num_seeds: int, num_envs: int) -> Mesh
 def describe_unused(options: DeviceOptions, mesh: Mesh, num_envs: int) -> str:
     """A sentence on the devices that the default leaves unused and `--devices all` would use; "" without any."""
     number, per_seed = len(jax.devices()), len(jax.devices()) // mesh.shape[parallel.SEED]
-    if (options.devices, options.mesh) != (None, None) or mesh.size == number or num_envs % per_seed:
+    chosen = (options.devices, options.mesh) != (None, None)
+    if chosen or mesh.size == number or num_envs % per_seed or num_envs < WORTH_SHARING * per_seed:
         return ""
     return (
         f"{mesh.size} of {number} devices; with --devices all, {per_seed} share the environments of a seed, which is "
-        "faster if there are many, and shuffles them otherwise"
+        "faster and shuffles them otherwise"
     )
 
 
