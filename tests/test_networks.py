@@ -395,7 +395,11 @@ def test_policy_and_critic_evaluated_together_are_what_they_are_apart(machine_wi
     per_step = jnp.cos(jnp.arange(steps.reward.size)).reshape(steps.reward.shape)
     batch = Batch(rollout, per_step, per_step + 1, per_step - 1, per_step**2, per_step**2, ())
     one, several = losses_of(params, batch, joint), losses_of(params, batch, apart)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one(params, batch), several(params, batch))
+
+    def close(x, y):  # sums of large terms are as exact as the terms are
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=max(1e-5, 1e-6 * np.abs(y).max()))
+
+    jax.tree.map(close, one(params, batch), several(params, batch))
     shares = settings.get("shared") or network is networks.recurrent
     assert (one.cost_analysis()["flops"] < 0.85 * several.cost_analysis()["flops"]) == bool(shares)
 
