@@ -71,7 +71,7 @@ def test_train_leaves_everything_in_its_directory(trained: Path) -> None:
         ({}, 1, 32, 4),
         ({}, 2, 16, 2),
         ({}, 4, 32, 0),
-        ({}, 1, 30, 0),
+        ({}, 1, 34, 0),
         ({}, 1, 28, 0),
         ({"devices": "1"}, 1, 32, 0),
         ({"mesh": "data=2"}, 1, 32, 0),

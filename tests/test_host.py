@@ -173,6 +173,7 @@ def test_wrappers_restart_what_is_inside() -> None:
         ("exit", r"raised SystemExit: 3 \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
         ("nan", r"returned an observation that is not finite at step 3 of an episode\."),
         ("reward", r"returned a reward of nan at step 3 of an episode\."),
+        ("text", r"raised ValueError: could not convert string to float: 'a lot' .*at step 3 of an episode\."),
         ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 class Walk(gymnasium.Env):
     """A random walk on a line, pushed by the action; it terminates beyond 3, and Gymnasium truncates it.
 
-    From step `at` of an episode on it has a `fault`: raise, nan, reward, shape, exit or die.
+    From step `at` of an episode on it has a `fault`: raise, nan, reward, text (for a reward), shape, exit or die.
     """
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float64)
@@ -38,7 +38,7 @@ class Walk(gymnasium.Env):
             raise SystemExit(3)
         if self._fault == "die":
             os._exit(1)
-        reward = np.nan if self._fault == "reward" else self._x
+        reward: Any = {"reward": np.nan, "text": "a lot"}.get(self._fault, self._x)
         return self._obs(), reward, abs(self._x) > 3, False, {}
 
     def _obs(self) -> np.ndarray:

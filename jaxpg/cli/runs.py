@@ -108,7 +108,8 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     mesh = mesh_for(options.devices, config, len(config.seeds))
     train = training.prepare(config, out, mesh, console_of(options), loggers=options.loggers)
     header = training.header(stage, mesh, out)
-    if unused := describe_unused(options.devices, config, mesh):
+    on_host = envs.lives_on_host(config.environment)  # for one device
+    if not on_host and (unused := devices.describe_unused(options.devices, mesh, config.batch_size)):
         header.append(f"\n{unused}", style="dim")
     with training_hooks(options, interruption, header, config.total_steps) as hooks:
         return train(hooks).finished
@@ -130,11 +131,6 @@ def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> 
             "and --distributed out, or train each seed by a command of its own."
         )
     return mesh
-
-
-def describe_unused(options: devices.DeviceOptions, config: Config, mesh: Mesh) -> str:
-    """`devices.describe_unused` of a config; an environment on the host has one device."""
-    return "" if envs.lives_on_host(config.environment) else devices.describe_unused(options, mesh, config.batch_size)
 
 
 @contextlib.contextmanager

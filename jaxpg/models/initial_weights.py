@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,21 +19,11 @@ from jaxpg.types import Array, Key
 
 LARGE = 2**20  # numbers of a matrix, from which on each is made by itself
 
+Shape = tuple[int, ...]
 
-class _Matrix(NamedTuple):
-    """An orthonormal matrix to make: its key, and the shape `[..., out]` of the weights."""
-
-    key: Key
-    shape: tuple[int, ...]
-
-    @property
-    def tall(self) -> tuple[int, int]:
-        """Rows and columns of the weights as a matrix, or of its transpose, with at least as many rows as columns."""
-        rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
-        return max(rows, columns), min(rows, columns)
-
-
-_answer: ContextVar[Callable[[_Matrix], Array] | None] = ContextVar("answer", default=None)
+_answer: ContextVar[Callable[[Key, Shape], Array] | None] = ContextVar("answer", default=None)
+"""What makes the matrices that `orthogonal` is asked for, where `in_one_loop` does. Initialisers are called by flax,
+which passes nothing else on to them."""
 
 
 def orthogonal(gain: float) -> Callable[..., Array]:
@@ -44,8 +35,8 @@ def orthogonal(gain: float) -> Callable[..., Array]:
     """
 
     def weights(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-        matrix, answer = _Matrix(key, tuple(shape)), _answer.get()
-        return gain * (answer(matrix) if answer else _orthonormal([matrix])[0]).astype(dtype)
+        make = _answer.get() or _alone
+        return gain * make(key, tuple(shape)).astype(dtype)
 
     return weights
 
@@ -58,30 +49,33 @@ def kernel(gain: float | None) -> Callable[..., Array]:
 def in_one_loop(init: Callable[[], Any]) -> Any:
     """`init()`, with all its orthogonal weights made by one loop, for compile time alone.
 
-    It replaces a loop for every matrix, of which XLA compiles each: a quarter of what compiling PPO in a `jax.jit` of
-    one's own took on a CPU (benchmarks/LOG.md, "initial weights in one loop"). `init` is traced twice, first to see
+    It replaces a loop for every matrix, of which XLA compiles each: compiling PPO in a `jax.jit` of one's own takes
+    0.86 of the time on a CPU (benchmarks/LOG.md, "initial weights in one loop"). `init` is called twice, first to see
     which matrices it asks for. One that is asked for inside of another transformation, such as a `jax.jit` of the
-    network's own, is made there.
+    network's own, is made there. The weights are those of a loop each to rounding: one of jax's random numbers depends
+    on its key and its index alone (with `jax_threefry_partitionable`, jax's default; else they are other draws).
     """
-    trace, asked = current_trace(), list[_Matrix]()
+    trace, keys, shapes = current_trace(), list[Key](), list[Shape]()
 
-    def take_note(matrix: _Matrix) -> Array:
-        if current_trace() != trace:
-            return _orthonormal([matrix])[0]
-        asked.append(matrix)
-        return jnp.zeros(matrix.shape)
+    def take_note(key: Key, shape: Shape) -> Array:
+        keys.append(key)
+        shapes.append(shape)
+        return jnp.zeros(shape)
 
-    with _answered_by(take_note):
+    def here(make: Callable[[Key, Shape], Array]) -> Callable[[Key, Shape], Array]:
+        return lambda key, shape: (make if current_trace() == trace else _alone)(key, shape)
+
+    with _answered_by(here(take_note)):
         result = init()
-    if len(asked) < 2:
-        return result if not asked else init()
-    made = iter(_orthonormal(asked))
-    with _answered_by(lambda matrix: next(made) if current_trace() == trace else _orthonormal([matrix])[0]):
+    if not keys:
+        return result
+    made = iter(_orthonormal(tuple(keys), tuple(shapes)))
+    with _answered_by(here(lambda key, shape: next(made))):
         return init()
 
 
 @contextmanager
-def _answered_by(answer: Callable[[_Matrix], Array]) -> Any:
+def _answered_by(answer: Callable[[Key, Shape], Array]) -> Iterator[None]:
     token = _answer.set(answer)
     try:
         yield
@@ -89,28 +83,37 @@ def _answered_by(answer: Callable[[_Matrix], Array]) -> Any:
         _answer.reset(token)
 
 
-def _orthonormal(matrices: Sequence[_Matrix]) -> list[Array]:
-    """The matrices that are asked for, in their shapes: small ones together, filled up with zeros to one size."""
-    size = tuple(max(m.tall[i] for m in matrices) for i in (0, 1))
-    if len(matrices) > 1 and math.prod(size) >= LARGE:
-        return [made for matrix in matrices for made in _orthonormal([matrix])]
-    keys = jnp.stack([m.key for m in matrices])
-    numbers = jax.vmap(lambda key: jax.random.normal(key, (math.prod(size),)))(keys)
-
-    def filled_up(matrix: _Matrix, numbers: Array) -> Array:
-        normal = numbers[: math.prod(matrix.tall)].reshape(matrix.tall)
-        return jnp.pad(normal, [(0, most - own) for most, own in zip(size, matrix.tall, strict=True)])
-
-    stacked = jnp.stack([filled_up(m, x) for m, x in zip(matrices, numbers, strict=True)])
-
-    def cut(matrix: _Matrix, q: Array) -> Array:
-        q = q[: matrix.tall[0], : matrix.tall[1]]
-        return (q if math.prod(matrix.shape[:-1]) >= matrix.shape[-1] else q.T).reshape(matrix.shape)
-
-    return [cut(m, q) for m, q in zip(matrices, jax.vmap(_gram_schmidt)(stacked), strict=True)]
+def _alone(key: Key, shape: Shape) -> Array:
+    return _orthonormal((key,), (shape,))[0]
 
 
-@jax.jit  # traced once per shape
+@partial(jax.jit, static_argnums=1)  # traced once per shape: flax asks for the shape at every call of a layer
+def _orthonormal(keys: tuple[Key, ...], shapes: tuple[Shape, ...]) -> list[Array]:
+    """An orthonormal matrix of each key in its shape `[..., out]`: small ones by one loop, filled up to one size."""
+    sizes = [_tall(shape) for shape in shapes]
+    rows, columns = (max(size[i] for size in sizes) for i in (0, 1))
+    if len(keys) > 1 and rows * columns >= LARGE:
+        return [_alone(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+    numbers = jax.vmap(lambda key: jax.random.normal(key, (rows * columns,)))(jnp.stack(keys))
+
+    def filled_up(size: tuple[int, int], numbers: Array) -> Array:
+        normal = numbers[: math.prod(size)].reshape(size)
+        return jnp.pad(normal, [(0, rows - size[0]), (0, columns - size[1])])
+
+    def cut(shape: Shape, size: tuple[int, int], q: Array) -> Array:
+        q = q[: size[0], : size[1]]
+        return (q if math.prod(shape[:-1]) >= shape[-1] else q.T).reshape(shape)
+
+    stacked = jnp.stack([filled_up(*x) for x in zip(sizes, numbers, strict=True)])
+    return [cut(*x) for x in zip(shapes, sizes, jax.vmap(_gram_schmidt)(stacked), strict=True)]
+
+
+def _tall(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of weights as a matrix, or of its transpose, with at least as many rows as columns."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    return max(rows, columns), min(rows, columns)
+
+
 def _gram_schmidt(normal: Array) -> Array:
     """Orthonormal columns in place of the columns of a tall matrix; columns of zeros stay as they are."""
 

@@ -52,11 +52,22 @@ class Lane(gymnasium.Wrapper):
         self._steps += 1
         try:
             self._obs, reward, terminated, truncated, _ = self.env.step(action)
-            numbers = float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self.failure(error, self._steps) from error
-        self.check_shape(self._obs, self._steps)
-        return self._obs, *numbers, {}
+        return self._obs, *self.check(self._obs, reward, terminated, truncated, self._steps), {}
+
+    def check(self, obs: Any, reward: Any, terminated: Any, truncated: Any, steps: int) -> tuple[float, bool, bool]:
+        """What a step returned beside the observation, as numbers of Python.
+
+        Raises:
+            UserError: one is not a number, or the observation has another shape than the space's.
+        """
+        try:
+            numbers = float(reward), bool(terminated), bool(truncated)
+        except (TypeError, ValueError) as error:
+            raise self.failure(error, steps) from error
+        self.check_shape(obs, steps)
+        return numbers
 
     def check_shape(self, obs: Any, steps: int) -> None:
         """Raise a UserError for an observation of another shape than the space's, made by this step; 0 is the reset."""

@@ -96,11 +96,16 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
         except (Exception, SystemExit) as error:
             raise lanes[len(rows)].failure(error, taken[len(rows)]) from error
         obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
-        for i in range(n):
-            if getattr(obs[i], "shape", None) != shape:
-                lanes[i].check_shape(obs[i], taken[i])
-        ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
-        return Results(np.array(obs), np.array(rewards, np.float64).reshape(n), *ends)
+        try:
+            ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
+            results = Results(np.array(obs), np.array(rewards, np.float64).reshape(n), *ends)
+        except (TypeError, ValueError):
+            results = None
+        if results is None or results.obs.shape != (n, *shape):
+            for lane, row, steps in zip(lanes, rows, taken, strict=True):
+                lane.check(*row[:4], steps)
+        assert results is not None
+        return results
 
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
