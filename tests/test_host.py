@@ -17,6 +17,7 @@ import pytest
 
 from jaxpg import envs, ladder, networks, user_code
 from jaxpg.cli.main import main
+from jaxpg.envs.host import doors
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
 from jaxpg.parallel import host_callback
@@ -183,6 +184,25 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
     _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
     assert np.isnan(obs).all()
+
+
+@pytest.mark.parametrize("faulty", range(3))
+def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(faulty: int) -> None:
+    """Of three side by side one begins anew and rests for a step; the others rest before their third step."""
+    source = doors.DOORS["gymnasium"].source("tiny_gym:TinyWalk-v0", doors.default_settings(WALK) | {"fault": "raise"})
+    walks, actions, numbers = source.make(3, 0), np.ones(3, np.int64), np.arange(3)
+    assert walks.rest
+    walks.begin(np.ones(3, bool), numbers)
+    walks.step(actions)
+    walks.begin(numbers == faulty, numbers)
+    walks.rest(numbers == faulty, True)
+    walks.step(actions)
+    walks.rest(numbers == faulty, False)
+    walks.rest(numbers != faulty, True)
+    walks.step(actions)
+    walks.step(actions)
+    with pytest.raises(UserError, match="at step 3 of an episode"):
+        walks.step(actions)
 
 
 def test_what_cannot_be_made_is_refused() -> None:

@@ -53,6 +53,7 @@ def test_in_one_loop_the_weights_are_those_of_a_loop_each(
     wrap: Callable[..., Any], large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initial_weights, "LARGE", large)
+    jax.clear_caches()  # what was traced with another limit
     key = jax.random.key(1)
     alone = of_both_networks(key)
     together = jax.jit(lambda key: in_one_loop(lambda: of_both_networks(key, wrap)))
