@@ -81,3 +81,10 @@ def test_a_failing_init_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError):
         in_one_loop(lambda: (orthogonal(1.0)(jax.random.key(0), (3, 2)), 1 / 0))
     assert np.asarray(orthogonal(1.0)(jax.random.key(0), (3, 2))).any()
+
+
+def test_columns_that_fill_up_stay_zero() -> None:
+    filled_up = np.zeros((5, 4), np.float32)
+    filled_up[:3, :2] = np.random.default_rng(0).normal(size=(3, 2))
+    q = np.asarray(initial_weights._gram_schmidt(filled_up))
+    np.testing.assert_allclose(q.T @ q, np.diag([1.0, 1, 0, 0]), atol=1e-6)
