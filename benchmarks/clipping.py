@@ -3,9 +3,9 @@
     python benchmarks/clipping.py [--only PATTERN]
 
 The configs were searched with a norm of 0.5, so they cannot say what a default should be. Here every case has the
-defaults of `ladder.ppo` and `networks.mlp`, or settings near those of throughput.py, and seeds 0 to 7 of one key. The
-return is that of episodes which ended in an iteration, as a mean over the whole run and over its last tenth; what stands
-behind ± is the standard error over seeds. Writes results/clipping.json. On a CPU seeds and norms go one after the other.
+defaults of `ladder.ppo` and `networks.mlp`, or settings near those of throughput.py. The return is that of episodes
+which ended in an iteration, as a mean over the whole run and over its last tenth; what stands behind ± is the standard
+error over seeds. Writes results/clipping.json. On a CPU seeds and norms go one after the other.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Case(NamedTuple):
 
     environment: str
     steps: int
-    settings: dict[str, Any] = {}
+    settings: tuple[tuple[str, Any], ...] = ()
     normalized: bool = False
 
     @property
     def name(self) -> str:
-        changed = ", ".join(f"{name} = {value}" for name, value in self.settings.items())
+        changed = ", ".join(f"{name} = {value}" for name, value in self.settings)
         return self.environment + (", normalised" if self.normalized else "") + (f", {changed}" if changed else "")
 
 
 CASES = (
     Case("CartPole-v1", 500_000),
-    Case("CartPole-v1", 1_000_000, {"learning_rate": 3e-4, "value_clip": 0.2}),
+    Case("CartPole-v1", 1_000_000, (("learning_rate", 3e-4), ("value_clip", 0.2))),
     Case("Acrobot-v1", 500_000),
     Case("Catch-bsuite", 200_000),
     Case("Pendulum-v1", 300_000, normalized=True),
@@ -65,7 +65,7 @@ def returns(case: Case) -> np.ndarray:
     policy, critic = networks.mlp(env)
 
     def train(norm: jax.Array, key: jax.Array) -> jax.Array:
-        algorithm = ladder.ppo(max_grad_norm=norm, **case.settings)
+        algorithm = ladder.ppo(max_grad_norm=norm, **dict(case.settings))
         learner = policy_gradient(
             env, policy, critic, algorithm, normalize_observations=case.normalized, scale_rewards=case.normalized
         )
