@@ -94,6 +94,24 @@ def test_a_product_with_few_inputs_is_a_product(few: int, machine_with: Callable
     assert products == (0 if few == 4 else 1)
 
 
+@pytest.mark.parametrize("rows", [15, 16])
+def test_a_product_with_one_column_is_a_product(rows: int, machine_with: Callable[..., None]) -> None:
+    """A layer with one output on 15 rows, with and without another column; value and derivatives."""
+    x, weights = jax.random.normal(jax.random.key(0), (5, 3, 4)), jax.random.normal(jax.random.key(1), (4, 1))
+    machine_with(lone_column_rows=rows)
+
+    def loss(x: jax.Array, weights: jax.Array) -> jax.Array:
+        params = {"params": {"kernel": weights, "bias": jnp.ones(1)}}
+        return jnp.tanh(layers.apply(layers.dense(1, None), params, x)).sum()
+
+    def expected(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("abk,kn->abn", x, weights) + 1).sum()
+
+    got, wanted = (jax.value_and_grad(f, argnums=(0, 1))(x, weights) for f in (loss, expected))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
+    assert ("pad" in str(jax.make_jaxpr(loss)(x, weights))) == (rows == 15)
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_sums_at_once_are_the_sums(at_once: bool, machine_with: Callable[..., None]) -> None:
     machine_with(sums_at_once=at_once)

@@ -42,11 +42,13 @@ def apply(module: nn.Module, params: Tree, *inputs: Any, **options: Any) -> Any:
 
 def dense(features: int, gain: float | None) -> nn.Dense:
     """A dense layer with weights of `kernel(gain)` and no initial bias."""
-    return nn.Dense(features, kernel_init=kernel(gain), dot_general=_dot_few)
+    return nn.Dense(features, kernel_init=kernel(gain), dot_general=_dot_small)
 
 
-def _dot_few(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
-    """`[..., K]` times `[K, N]`, as a sum of K products of numbers with rows where K is small: `Machine.few_inputs`."""
+def _dot_small(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
+    """`[..., K]` times `[K, N]` in another form where K is small or N is 1: `Machine.few_inputs`, `lone_column_rows`."""
+    if kernel.shape[-1] == 1 and x.size // x.shape[-1] >= machine().lone_column_rows:
+        return lax.dot_general(x, jnp.pad(kernel, ((0, 0), (0, 1))), dimension_numbers, **options)[..., :1]
     if x.shape[-1] > machine().few_inputs:
         return lax.dot_general(x, kernel, dimension_numbers, **options)
     rows = kernel.reshape(len(kernel), *(1,) * (x.ndim - 1), -1)
