@@ -227,7 +227,7 @@ def trpo(
     num_envs=64,
     num_steps=128,
     learning_rate=2.5e-4,
-    max_grad_norm=0.5,
+    max_grad_norm=1.0,
     gae_lambda=0.95,
     normalize_advantages=True,
 )
