@@ -79,8 +79,10 @@ def compile_missing(
     if absent := sorted({package for target in targets for package in missing(target)}):
         raise SystemExit(f"To compile for {', '.join(targets)}, install {', '.join(absent)}: pip install -e '.[aot]'.")
     machine, console = describe_machine(), Console()
-    old = json.loads(out.read_text())["programs"] if out.exists() and not fresh else []
+    old = json.loads(out.read_text())["programs"] if out.exists() else []
     kept = {(x["target"], x["library"], x["case"]): x for x in old if "failed" not in x}
+    if fresh:
+        kept = {program: x for program, x in kept.items() if program not in wanted}
     for target, library, case in wanted:
         known = kept.get((target, library, case))
         if known and (library != "jaxpg" or known["commit"] == machine["commit"]):
