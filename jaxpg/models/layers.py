@@ -46,7 +46,7 @@ def dense(features: int, gain: float | None) -> nn.Dense:
 
 
 def _dot_small(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
-    """`[..., K]` times `[K, N]` in another form where K is small or N is 1: `Machine.few_inputs`, `lone_column_rows`."""
+    """`[..., K]` times `[K, N]`, in another form for few K or one N (`Machine.few_inputs`, `lone_column_rows`)."""
     if kernel.shape[-1] == 1 and x.size // x.shape[-1] >= machine().lone_column_rows:
         return lax.dot_general(x, jnp.pad(kernel, ((0, 0), (0, 1))), dimension_numbers, **options)[..., :1]
     if x.shape[-1] > machine().few_inputs:
