@@ -273,7 +273,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     update = {"hlo": updates_of(hlo, "operations"), "thunks": updates_of(thunks, unit)}
     whole = update["hlo"].round() | update["thunks"].round()  # loops of unknown length, such as shuffling's: one round
     settings = A2C if case.algorithm == "a2c" else PPO
-    step = update["thunks"].find((case.tokens or settings.num_steps,), unit)
+    step, steps_a_round = _loop_over_steps(update["thunks"], case.tokens or settings.num_steps, unit)
     batches = (settings.epochs * settings.num_minibatches,) if library == "jaxpg" else (PPO.epochs, PPO.num_minibatches)
     minibatch = update["thunks"].find(batches, unit) if case.algorithm == "ppo" else None
     exchanging = update["hlo"].find(batches, "operations") if case.algorithm == "ppo" else None
@@ -281,7 +281,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     memory = program.memory_analysis()
     return {
         "unit": unit,
-        "step": step.round()[unit] if step else None,
+        "step": round(step.round()[unit] / steps_a_round, 1) if step else None,
         "minibatch": minibatch.round()[unit] if minibatch else None,
         "update": dict(whole),
         "once": dict(update["hlo"].round(0)),  # without loops of unknown length: over tokens, over chunks of texts
@@ -293,6 +293,14 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
         "loops": loops_of(update["thunks"], unit),
         "versions": versions((*COMPARED, *PACKAGES["tpu"], *PACKAGES["cuda"])),
     }
+
+
+def _loop_over_steps(update: Loop, num_steps: int, unit: str) -> tuple[Loop | None, int]:
+    """The loop over so many steps or tokens, and how many of them a round is: one, or `jaxpg.vectorize.ROUND`."""
+    for steps_a_round in (1, 16):
+        if loop := update.find((num_steps // steps_a_round,), unit):
+            return loop, steps_a_round
+    return None, 1
 
 
 def updates_of(program: Loop, key: str) -> Loop:

@@ -78,8 +78,17 @@ def set_slot(x: Array, slot: Array, value: Any, *, axis: int = -1) -> Array:
     return x.at[tuple(index)].set(value)
 
 
-def scan_packed(step: Callable[[Any, Any], tuple[Any, Tree]], init: Any, xs: Tree) -> tuple[Any, Tree]:
-    """`lax.scan`, whose outputs of a step are stored as `RowStorage` says."""
+ROUND = 16
+"""Steps that one round of a loop takes where `Machine.round_equations` allows more than one."""
+
+
+def scan_packed(
+    step: Callable[[Any, Any], tuple[Any, Tree]], init: Any, xs: Tree, *, in_rounds: bool = False
+) -> tuple[Any, Tree]:
+    """`lax.scan`, whose outputs of a step are stored as `RowStorage` says.
+
+    in_rounds: a round of the loop takes ROUND steps where the machine gains by it (`Machine.round_equations`).
+    """
     found: list[RowStorage] = []
 
     def packed(carry: Any, x: Any) -> tuple[Any, Tree]:
@@ -87,8 +96,22 @@ def scan_packed(step: Callable[[Any, Any], tuple[Any, Tree]], init: Any, xs: Tre
         found[:] = [row_storage(outputs)]
         return carry, found[0].pack(outputs)
 
-    carry, rows = lax.scan(packed, init, xs)
+    unroll = ROUND if in_rounds and _is_small(step, init, xs) else 1
+    carry, rows = lax.scan(packed, init, xs, unroll=unroll)
     return carry, found[0].unpack(rows)
+
+
+def _is_small(step: Callable[[Any, Any], Any], init: Any, xs: Tree) -> bool:
+    """Whether a step has at most `Machine.round_equations` equations; where that is 0 it is not traced for this."""
+    limit = machine().round_equations
+    return limit > 0 and count_equations(jax.make_jaxpr(step)(init, jax.tree.map(lambda x: x[0], xs)).jaxpr) <= limit
+
+
+def count_equations(jaxpr: Any) -> int:
+    """The equations of a jaxpr and of all that are in it, those of a loop's body once."""
+    parts = [x for equation in jaxpr.eqns for value in equation.params.values() for x in jax.tree.leaves(value)]
+    inner = [getattr(x, "jaxpr", x) for x in parts]  # of a ClosedJaxpr
+    return len(jaxpr.eqns) + sum(count_equations(x) for x in inner if hasattr(x, "eqns"))
 
 
 class RowStorage(NamedTuple):

@@ -64,6 +64,23 @@ def test_packed_outputs_are_those_of_a_plain_scan(name: str) -> None:
         jax.tree.map(lambda x, y: np.testing.assert_equal(x.dtype, y.dtype), packed(), plain)
 
 
+@pytest.mark.parametrize("equations", [0, 2, 3])
+def test_a_loop_in_rounds_is_the_loop(equations: int, machine_with: Callable[..., None]) -> None:
+    """37 steps of three equations, two of them within a function: two rounds of 16 and a rest, if three may be."""
+    machine_with(round_equations=equations)
+
+    def step(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        carry = jax.jit(lambda c: c * 0.5 + x)(carry)
+        return carry, carry
+
+    def loop(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return scan_packed(step, start, jnp.arange(37.0), in_rounds=True)
+
+    expected = jax.lax.scan(step, jnp.ones(()), jnp.arange(37.0))
+    jax.tree.map(np.testing.assert_array_equal, loop(jnp.ones(())), expected)
+    assert ("unroll=16" in str(jax.make_jaxpr(loop)(jnp.ones(())))) == (equations == 3)
+
+
 @pytest.mark.device
 def test_an_unrolled_recursion_is_the_same() -> None:
     reward, v = jax.random.normal(jax.random.key(0), (2, 37, 3))  # 37 is no multiple of the steps of a round

@@ -111,7 +111,8 @@ def _collect_segment(
         following = _next_state(state, moved, transition.last, bootstraps, partial(next_starts, inputs.reset_key))
         return following, transition
 
-    after, steps = scan_packed(step, _initial_state(before, final_obs_slots(env, num_steps)), inputs)
+    first = _initial_state(before, final_obs_slots(env, num_steps))
+    after, steps = scan_packed(step, first, inputs, in_rounds=True)
     steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
     final_obs = jax.tree.map(lambda rows, x: rows.reshape(-1, *x.shape), after.final_obs, before.obs)
     runner, stats = episode_stats(before, after.runner, steps)
