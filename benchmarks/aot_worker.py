@@ -144,6 +144,7 @@ class Case(NamedTuple):
 
 
 UPDATES = 7  # of a peer's program, whose loop over updates is known by that
+ROUND = 16  # jaxpg.vectorize.ROUND, which a peer's environment lacks
 CASES = {
     "PPO, CartPole, 64": Case("ppo", "CartPole-v1", 64),
     "PPO, CartPole, 2,048": Case("ppo", "CartPole-v1", 2048),
@@ -273,7 +274,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     update = {"hlo": updates_of(hlo, "operations"), "thunks": updates_of(thunks, unit)}
     whole = update["hlo"].round() | update["thunks"].round()  # loops of unknown length, such as shuffling's: one round
     settings = A2C if case.algorithm == "a2c" else PPO
-    step, steps_a_round = _loop_over_steps(update["thunks"], case.tokens or settings.num_steps, unit)
+    step = _count_of_step(update["thunks"], case.tokens or settings.num_steps, unit)
     batches = (settings.epochs * settings.num_minibatches,) if library == "jaxpg" else (PPO.epochs, PPO.num_minibatches)
     minibatch = update["thunks"].find(batches, unit) if case.algorithm == "ppo" else None
     exchanging = update["hlo"].find(batches, "operations") if case.algorithm == "ppo" else None
@@ -281,7 +282,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     memory = program.memory_analysis()
     return {
         "unit": unit,
-        "step": round(step.round()[unit] / steps_a_round, 1) if step else None,
+        "step": step,
         "minibatch": minibatch.round()[unit] if minibatch else None,
         "update": dict(whole),
         "once": dict(update["hlo"].round(0)),  # without loops of unknown length: over tokens, over chunks of texts
@@ -295,12 +296,12 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
     }
 
 
-def _loop_over_steps(update: Loop, num_steps: int, unit: str) -> tuple[Loop | None, int]:
-    """The loop over so many steps or tokens, and how many of them a round is: one, or `jaxpg.vectorize.ROUND`."""
-    for steps_a_round in (1, 16):
-        if loop := update.find((num_steps // steps_a_round,), unit):
-            return loop, steps_a_round
-    return None, 1
+def _count_of_step(update: Loop, num_steps: int, unit: str) -> float | None:
+    """What a step consists of in the loop over so many steps or tokens; on a TPU a round may be sixteen of them."""
+    if loop := update.find((num_steps,), unit):
+        return loop.round()[unit]
+    rounds = update.find((num_steps // ROUND,), unit)
+    return round(rounds.round()[unit] / ROUND, 1) if rounds else None
 
 
 def updates_of(program: Loop, key: str) -> Loop:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from jaxpg import vectorize
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 from aot_counts import from_hlo, from_thunks  # noqa: E402
-from aot_worker import compile_elsewhere, missing  # noqa: E402
+from aot_worker import ROUND, compile_elsewhere, missing  # noqa: E402
 
 HLO = """
 %body.1 (p: (s32[], f32[8])) -> (s32[], f32[8]) {
@@ -108,6 +110,10 @@ CEILINGS: dict[tuple[str, str], dict[str, float]] = {
     ("cuda H100", "PPO, CartPole, 64, 8 chips"): {"kernels": 2_000, "exchanges": 18, "minibatch_exchanges": 1},
     ("tpu v5e", "PPO, CartPole, 64"): {"step": 17, "minibatch": 115, "cycles": 5_100_000, "temporary_bytes": 2_550_000},
 }
+
+
+def test_a_round_is_as_long_as_the_package_makes_it() -> None:
+    assert ROUND == vectorize.ROUND
 
 
 def counted(target: str, case: str) -> dict[str, Any]:
