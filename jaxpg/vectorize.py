@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.extend import core
 
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -107,11 +108,20 @@ def _is_small(step: Callable[[Any, Any], Any], init: Any, xs: Tree) -> bool:
     return limit > 0 and count_equations(jax.make_jaxpr(step)(init, jax.tree.map(lambda x: x[0], xs)).jaxpr) <= limit
 
 
-def count_equations(jaxpr: Any) -> int:
+def count_equations(jaxpr: core.Jaxpr) -> int:
     """The equations of a jaxpr and of all that are in it, those of a loop's body once."""
-    parts = [x for equation in jaxpr.eqns for value in equation.params.values() for x in jax.tree.leaves(value)]
-    inner = [getattr(x, "jaxpr", x) for x in parts]  # of a ClosedJaxpr
-    return len(jaxpr.eqns) + sum(count_equations(x) for x in inner if hasattr(x, "eqns"))
+    return sum(1 + sum(map(count_equations, inner_jaxprs(equation))) for equation in jaxpr.eqns)
+
+
+def inner_jaxprs(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+    """Those that an equation's parameters hold, such as the body of a loop."""
+    for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+        if _is_jaxpr(value):
+            yield value.jaxpr if isinstance(value, core.ClosedJaxpr) else value
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
 
 
 class RowStorage(NamedTuple):

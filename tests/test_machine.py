@@ -173,7 +173,8 @@ def learner(algorithm: str) -> Learner:
         env = envs.make("sort", length=3, min_length=2)
         env = env._replace(outcome=lambda state: Outcome(jnp.sin(state.tokens).sum(), {}), measure=None)
         model = language.transformer(env, width=16, layers=2, heads=4, kv_heads=2)
-        return policy_gradient(env, *model, ladder.grpo(num_envs=8, group_size=4, learning_rate=1e-2, kl=None))
+        texts: dict[str, Any] = {"num_envs": 8, "group_size": 4, "learning_rate": 1e-2, "max_grad_norm": 0.5}
+        return policy_gradient(env, *model, ladder.grpo(**texts, kl=None))
     env = envs.make("CartPole-v1")
     env = env._replace(time_limit=21) if algorithm == "grpo" else env
     network = networks.mlp(env, hidden=(8,))
@@ -198,6 +199,5 @@ def test_every_machine_learns_the_same(algorithm: str) -> None:
 
     expected = three_updates("cpu")
     assert float(expected[1]["episodes"]) > 0
-    rounding = partial(np.testing.assert_allclose, rtol=2e-4, atol=5e-6)  # of parameters that move by steps of 1e-2
     for name in OTHERS:
-        jax.tree.map(rounding, three_updates(name), expected)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-6), three_updates(name), expected)

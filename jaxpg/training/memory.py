@@ -23,6 +23,7 @@ from jaxpg.errors import UserError
 from jaxpg.files import flatten
 from jaxpg.training.advance import Programs, RunState, abstract_keys, abstract_state, compile_programs
 from jaxpg.types import Learner
+from jaxpg.vectorize import inner_jaxprs
 
 _NOT_SIZES = ("total_steps", "anneal_steps", "evaluations", "seeds")
 """Numbers of a config that no array's shape depends on."""
@@ -152,14 +153,8 @@ def _loop_bytes(jaxpr: core.Jaxpr, devices: int) -> Iterator[int]:
         if equation.primitive.name in ("scan", "while"):
             yield sum(_bytes(x.aval) for x in equation.outvars) // devices
         per_device = equation.primitive.name == "shard_map"  # inside of it, shapes are those of one device
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                inner = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
-                yield from _loop_bytes(inner, 1 if per_device else devices)
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+        for inner in inner_jaxprs(equation):
+            yield from _loop_bytes(inner, 1 if per_device else devices)
 
 
 def _bytes(array: Any) -> int:
