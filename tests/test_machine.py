@@ -79,6 +79,8 @@ def test_a_loop_in_rounds_is_the_loop(equations: int, machine_with: Callable[...
     expected = jax.lax.scan(step, jnp.ones(()), jnp.arange(37.0))
     jax.tree.map(np.testing.assert_array_equal, loop(jnp.ones(())), expected)
     assert ("unroll=16" in str(jax.make_jaxpr(loop)(jnp.ones(())))) == (equations == 3)
+    elsewhere = jax.make_jaxpr(lambda start: scan_packed(step, start, jnp.arange(37.0)))(jnp.ones(()))
+    assert "unroll=1\n" in str(elsewhere)  # minibatches, for instance
 
 
 @pytest.mark.device
