@@ -21,6 +21,7 @@ from jaxpg.models import layers
 from jaxpg.objectives import returns
 from jaxpg.parallel.machine import CPU, MACHINES, machine, platform, program_for
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.rollout import segments
 from jaxpg.types import Learner, Outcome
 from jaxpg.vectorize import scan_packed, set_slot, sums
 
@@ -117,7 +118,7 @@ def test_a_product_with_few_inputs_is_a_product(few: int, machine_with: Callable
 def test_a_product_with_one_column_is_a_product(rows: int, machine_with: Callable[..., None]) -> None:
     """A layer with one output on 15 rows, with and without another column; value and derivatives."""
     x, weights = jax.random.normal(jax.random.key(0), (5, 3, 4)), jax.random.normal(jax.random.key(1), (4, 1))
-    machine_with(lone_column_rows=rows)
+    machine_with(many_rows=rows)
 
     def loss(x: jax.Array, weights: jax.Array) -> jax.Array:
         params = {"params": {"kernel": weights, "bias": jnp.ones(1)}}
@@ -129,6 +130,43 @@ def test_a_product_with_one_column_is_a_product(rows: int, machine_with: Callabl
     got, wanted = (jax.value_and_grad(f, argnums=(0, 1))(x, weights) for f in (loss, expected))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
     assert ("pad" in str(jax.make_jaxpr(loss)(x, weights))) == (rows == 15)
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_a_bias_in_two_terms_is_the_bias(rows: int, machine_with: Callable[..., None]) -> None:
+    """A layer of 8 features on 7 rows, with and without a term for the first of them; value and derivatives."""
+    x, bias = jax.random.normal(jax.random.key(0), (5, 7, 4)), jnp.arange(8.0)
+    weights = jax.random.normal(jax.random.key(1), (4, 8))
+    machine_with(many_rows=rows)
+
+    def loss(x: jax.Array, bias: jax.Array) -> jax.Array:
+        params = {"params": {"kernel": weights, "bias": bias}}
+        return jnp.tanh(layers.apply(layers.dense(8, None), params, x)).sum()
+
+    def expected(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.einsum("abk,kn->abn", x, weights) + bias[None, None]).sum()
+
+    got, wanted = (jax.value_and_grad(f, argnums=(0, 1))(x, bias) for f in (loss, expected))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
+    assert ("pad" in str(jax.make_jaxpr(loss)(x, bias))) == (rows == 7)
+
+
+@pytest.mark.parametrize("few", [1, 2])
+def test_final_observations_are_stored_in_their_slots(few: int, machine_with: Callable[..., None]) -> None:
+    """Of three columns with two slots: the second of one, the first of another, and none of one that is full."""
+    machine_with(few_final_obs=few)
+    kept = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((2, 3, 4))}
+    obs = {"a": jnp.arange(1.0, 4.0), "b": jnp.arange(12.0).reshape(3, 2, 2) + 1}
+    store = partial(segments._store_final_obs, obs=obs)
+    bootstraps, filled = jnp.asarray([True, True, True]), jnp.asarray([1, 0, 2])
+    found = store(kept, bootstraps=bootstraps, num_final=filled)
+    np.testing.assert_array_equal(found["a"], [[0, 2, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(found["b"][:, :2], [[[0] * 4, [5, 6, 7, 8]], [[1, 2, 3, 4], [0] * 4]])
+    assert not found["b"][:, 2].any()
+    unchanged = store(kept, bootstraps=~bootstraps, num_final=filled)
+    jax.tree.map(np.testing.assert_array_equal, unchanged, kept)
+    program = str(jax.make_jaxpr(lambda kept: store(kept, bootstraps=bootstraps, num_final=filled))(kept))
+    assert ("scatter" in program) == (few == 1)
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -40,19 +40,50 @@ def apply(module: nn.Module, params: Tree, *inputs: Any, **options: Any) -> Any:
     return module.apply(params, *inputs, **options)
 
 
-def dense(features: int, gain: float | None) -> nn.Dense:
+def dense(features: int, gain: float | None) -> Dense:
     """A dense layer with weights of `kernel(gain)` and no initial bias."""
-    return nn.Dense(features, kernel_init=kernel(gain), dot_general=_dot_small)
+    return Dense(features, kernel(gain))
 
 
-def _dot_small(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:
-    """`[..., K]` times `[K, N]`, in another form for few K or one N (`Machine.few_inputs`, `lone_column_rows`)."""
-    if kernel.shape[-1] == 1 and x.size // x.shape[-1] >= machine().lone_column_rows:
-        return lax.dot_general(x, jnp.pad(kernel, ((0, 0), (0, 1))), dimension_numbers, **options)[..., :1]
+class Dense(nn.Module):
+    """`x W + b`, `[..., K] -> [..., features]`; parameters as flax's, sums in the form that the machine wants."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        weights = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, weights, bias = nn.dtypes.promote_dtype(x, weights, bias)
+        y = _dot_small(x, weights)
+        return y + _bias_of_rows(bias.reshape((1,) * (y.ndim - 1) + bias.shape), y)
+
+
+def _dot_small(x: Array, weights: Array) -> Array:
+    """`[..., K]` times `[K, N]`, in another form for few K or one N (`Machine.few_inputs`, `many_rows`)."""
+    if weights.shape[-1] == 1 and x.size // x.shape[-1] >= machine().many_rows:
+        return jnp.dot(x, jnp.pad(weights, ((0, 0), (0, 1))))[..., :1]
     if x.shape[-1] > machine().few_inputs:
-        return lax.dot_general(x, kernel, dimension_numbers, **options)
-    rows = kernel.reshape(len(kernel), *(1,) * (x.ndim - 1), -1)
+        return jnp.dot(x, weights)
+    rows = weights.reshape(len(weights), *(1,) * (x.ndim - 1), -1)
     return reduce(jnp.add, (x[..., k, None] * row for k, row in enumerate(rows)))
+
+
+_NARROW = 8
+"""A layer of fewer features gains nothing by a bias in two terms."""
+
+
+def _bias_of_rows(bias: Array, like: Array) -> Array:
+    """What the bias `[..., 1, N]` adds to the rows of `[..., R, N]`: of many, to the first in a term of its own.
+
+    The derivative is then the sum over all rows but one, and that one: see `Machine.many_rows`.
+    """
+    if like.ndim < 2 or like.shape[-2] < machine().many_rows or like.shape[-1] < _NARROW:
+        return bias
+    rows, outer = like.shape[-2], like.ndim - 2
+    is_first = (jnp.arange(rows) == 0).reshape(*(1,) * outer, rows, 1)
+    return jnp.where(is_first, 0, bias) + jnp.pad(bias, [(0, 0)] * outer + [(0, rows - 1), (0, 0)])
 
 
 def dot_rows(x: Array, kernel: Array, dimension_numbers: Any, **options: Any) -> Array:

@@ -188,10 +188,21 @@ def _next_state(
 
 
 def _store_final_obs(final_obs: Tree, obs: Tree, bootstraps: Array, num_final: Array) -> Tree:
-    """Write `obs`, `[B, ...]`, into the next free slot of the columns that break off."""
-    slot = jnp.where(bootstraps, num_final, jax.tree.leaves(final_obs)[0].shape[0])  # past the last slot: dropped
+    """Write `obs`, `[B, ...]`, into the next free slot of the columns that break off.
+
+    By a scatter, or, of few slots, by rewriting them all (`Machine.few_final_obs`).
+    """
+    slots = len(jax.tree.leaves(final_obs)[0])
+    slot = jnp.where(bootstraps, num_final, slots)  # past the last slot: dropped
+    if slots <= machine().few_final_obs:
+        chosen = jnp.arange(slots)[:, None] == slot[None]
+
+        def rewrite(kept: Array, x: Array) -> Array:
+            return jnp.where(chosen.reshape(*chosen.shape, *(1,) * (kept.ndim - 2)), as_row(x)[None], kept)
+
+        return jax.tree.map(rewrite, final_obs, obs)
     columns = jnp.arange(bootstraps.shape[0])
-    return jax.tree.map(lambda slots, x: slots.at[slot, columns].set(as_row(x), mode="drop"), final_obs, obs)
+    return jax.tree.map(lambda kept, x: kept.at[slot, columns].set(as_row(x), mode="drop"), final_obs, obs)
 
 
 def _update_where_any(condition: Array, update: Callable[[Tree], Tree], tree: Tree) -> Tree:
