@@ -75,12 +75,13 @@ class Machine(NamedTuple):
         2,048 environments ("a critic's one column"). And the bias of the first row is a term of its own, so that its
         derivative is two sums: one of them keeps the gradient of the rows in float32, which the compiler otherwise
         rounds to bfloat16 beforehand, at four times the cost of the product that makes it: 12.0 instead of 13.4 M
-        cycles, of Breakout 0.97 and, with convolutions, 0.98 of them ("a bias in two terms"). A v6e rounds for little
-        and takes 1.01, 1.01 and 1.08. With 64 environments an update would take 1.03 and 1.06 of the cycles.
+        cycles, of Breakout 0.97 and, with convolutions, 0.98 of them ("a bias in two terms"). A v6e takes 1.01,
+        1.01 and 1.08 by both forms together. With 64 environments an update would take 1.03 and 1.06 of the cycles.
     few_final_obs: up to so many slots for the final observations of a column (`rollout/segments.py`) are rewritten
         whole, which replaces a scatter at every step of the environments, whose cycles the compiler for TPUs does not
         know: 17 instead of 19 operations a step with 2,048 environments, 81 instead of 96 of Breakout, for 1.00 and
-        1.04 of the cycles that it knows ("final observations without a scatter"). As many kernels on a GPU.
+        1.04 of the cycles that it knows, and 1.05 with 64 environments ("final observations without a scatter"). As
+        many kernels on a GPU.
     few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
