@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,7 +130,7 @@ class Case(NamedTuple):
     """A program to compile.
 
     algorithm: "ppo", "a2c" or a TASK/ALGORITHM of the configs.
-    network: "mlp" or "cnn", or a model of LARGE or of language.SIZES that completes prompts; of a config its own.
+    network: "mlp", "cnn" or "gru", or a model of LARGE or language.SIZES that completes prompts; a config has its own.
     tokens: of a text; the rounds of the loop that writes them.
     sharded: the chips share the parameters too.
     """
@@ -151,6 +152,7 @@ CASES = {
     "A2C, CartPole, 64": Case("a2c", "CartPole-v1", 64),
     "PPO, Breakout, 1,024, MLP": Case("ppo", "Breakout-MinAtar", 1024),
     "PPO, Breakout, 1,024, CNN": Case("ppo", "Breakout-MinAtar", 1024, network="cnn"),
+    "PPO, CartPole, 64, GRU": Case("ppo", "CartPole-v1", 64, network="gru"),
     "GRPO, sort": Case("sort/grpo", tokens=5),
     "PPO, CartPole, 64, 8 chips": Case("ppo", "CartPole-v1", 64, chips=8),
 }
@@ -188,8 +190,12 @@ def learner_of(case: Case) -> tuple[Any, int]:
 
     env = envs.make(case.environment)
     algorithm = {"ppo": workloads.ppo, "a2c": workloads.a2c}[case.algorithm](case.num_envs)
-    network = networks.cnn(env) if case.network == "cnn" else networks.mlp(env, hidden=PPO.hidden, activation="tanh")
-    return policy_gradient.policy_gradient(env, *network, algorithm), case.num_envs
+    make_network = {
+        "mlp": partial(networks.mlp, hidden=PPO.hidden, activation="tanh"),
+        "cnn": networks.cnn,
+        "gru": networks.recurrent,
+    }[case.network]
+    return policy_gradient.policy_gradient(env, *make_network(env), algorithm), case.num_envs
 
 
 def writer_of(case: Case) -> Any:

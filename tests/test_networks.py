@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ import tiny
 from jaxpg import envs, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.models.layers import GRU
 from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch
@@ -191,6 +194,34 @@ def remembering(request):
         successors.append(step(memory, encoded(next_obs[t])))
         memory = np.where(part.steps.last[t][:, None], 0.0, memory)
     return policy, critic, params, part, np.stack(memories), np.stack(successors)
+
+
+def test_an_unrolled_gru_has_the_derivative_of_flaxs_cell():
+    """With respect to parameters, first memory and inputs, where episodes end, also at the first and last step."""
+    rng, (steps, columns, width) = np.random.default_rng(2), (6, 4, 3)
+    x, weights = rng.normal(size=(steps, columns, 5)), rng.normal(size=(steps, columns, width))
+    memory = jnp.asarray(rng.normal(size=(columns, width)), jnp.float32)
+    first = np.zeros((steps, columns), bool)
+    first[[0, 2, 3, 5], [1, 0, 0, 2]] = True
+    gru, cell = GRU(width, gain=1.0), nn.GRUCell(width)
+    params = loud(gru.init(jax.random.key(0), memory, jnp.float32(x[0])))
+
+    def unrolled(params, memory, x):
+        return (weights * gru.apply(params, memory, x, first, method="unroll")).sum()
+
+    def by_steps(params, memory, x):
+        total = 0.0
+        for t in range(steps):
+            memory = jnp.where(first[t][:, None], 0.0, memory)
+            memory = cell.apply({"params": params["params"]["cell"]}, memory, x[t])[0]
+            total += (weights[t] * memory).sum()
+        return total
+
+    arguments = params, memory, jnp.float32(x)
+    got, expected = (jax.jit(jax.grad(f, argnums=(0, 1, 2)))(*arguments) for f in (unrolled, by_steps))
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert not np.asarray(got[1])[1].any()  # its column begins with a cleared memory
+    assert np.asarray(got[1])[0].all()
 
 
 def linear(layer, x):

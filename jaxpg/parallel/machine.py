@@ -33,8 +33,10 @@ class Machine(NamedTuple):
         each array is a copy of its own that breaks up the graph which the host launches: GAE's loop, the single seed
         and this together are 181 launches instead of 1,717; a token of `sort` was 50 kernels in one launch instead
         of 57 in 8. On a TPU the vector costs a dozen operations a step.
-    recursion_unroll: steps of a backward recursion such as GAE that one round of its loop takes. On a GPU 16 launches
-        instead of 384, of one kernel each.
+    recursion_unroll: steps of a recursion over time, GAE's or a GRU's, that one round of its loop takes. On a GPU 16
+        launches of GAE instead of 384, of one kernel each; with a GRU of 64 an update takes 14 instead of 28 thousand
+        kernels and 330 instead of 13,126 launches, and two thirds of the cycles on a TPU ("a GRU by one product a
+        step").
     round_equations: a loop over steps of environments takes 16 of them a round (`vectorize.ROUND`) where a step has at
         most so many equations; 0 for one a round, always. The compiler for TPUs has less to copy between steps: an
         update takes 4.6 instead of 5.7 M cycles with 64 environments, 13.4 instead of 14.6 M with 2,048, 25.4 instead
