@@ -6,6 +6,8 @@ those of the extra `aot`, and at most a tenth above what was counted.
 
 from __future__ import annotations
 
+import importlib
+import json
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -106,6 +108,7 @@ def test_kernels_launches_and_waits_are_counted_by_loop() -> None:
 
 CEILINGS: dict[tuple[str, str], dict[str, float]] = {
     ("cuda H100", "PPO, CartPole, 64"): {"step": 9, "minibatch": 37, "kernels": 1_900, "launches": 170, "waits": 1},
+    ("cuda H100", "PPO, CartPole, 64, GRU"): {"step": 15, "minibatch": 800, "kernels": 15_200, "launches": 350},
     ("cuda H100", "GRPO, sort"): {"step": 40, "kernels": 400, "launches": 15, "waits": 2},
     ("cuda H100", "PPO, CartPole, 64, 8 chips"): {"kernels": 2_000, "exchanges": 18, "minibatch_exchanges": 1},
     ("tpu v5e", "PPO, CartPole, 64"): {"step": 16, "minibatch": 115, "cycles": 5_100_000, "temporary_bytes": 2_550_000},
@@ -115,6 +118,35 @@ CEILINGS: dict[tuple[str, str], dict[str, float]] = {
 
 def test_a_round_is_as_long_as_the_package_makes_it() -> None:
     assert ROUND == vectorize.ROUND
+
+
+def test_what_is_counted_of_this_commit_is_not_compiled_again_unless_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # importing the program sets it, for good without this
+    aot = importlib.import_module("aot")
+    compiled: list[str] = []
+
+    def compile_one(target: str, library: str, case: str, **_: Any) -> dict[str, Any]:
+        compiled.append(f"{library}: {case}")
+        return {"failed": "no"} if case == "bad" else {"number": len(compiled)}
+
+    monkeypatch.setattr(aot, "missing", lambda target: [])
+    monkeypatch.setattr(aot, "compile_elsewhere", compile_one)
+    out, wanted = tmp_path / "aot.json", [("v5e", "jaxpg", "a"), ("v5e", "rejax", "a"), ("v5e", "jaxpg", "bad")]
+
+    def numbers(commit: str, *, fresh: bool = False) -> tuple[list[str], list[Any]]:
+        """What is compiled, and what the file says of it then."""
+        monkeypatch.setattr(aot, "describe_machine", lambda: {"commit": commit})
+        compiled.clear()
+        aot.compile_missing(wanted, out, lambda library: (None, ""), fresh=fresh)
+        return list(compiled), [x.get("number") for x in json.loads(out.read_text())["programs"]]
+
+    assert numbers("1") == (["jaxpg: a", "rejax: a", "jaxpg: bad"], [1, 2, None])
+    assert numbers("1") == (["jaxpg: bad"], [1, 2, None])  # what failed is tried again
+    assert numbers("2") == (["jaxpg: a", "jaxpg: bad"], [1, 2, None])  # a peer is what it was
+    wanted = wanted[1:2]
+    assert numbers("2", fresh=True) == (["rejax: a"], [1, 1])  # the other case is kept
 
 
 def counted(target: str, case: str) -> dict[str, Any]:
