@@ -98,7 +98,7 @@ def _rejax(kind: Any, env_name: str, agents: int, per_agent: int, settings: dict
         init=jax.jit(lambda key: over_agents(agents, algorithm.init_state)(keys(key))),
         run=over_agents(agents, lambda state: algorithm.train(train_state=state)),
         work=agents * per_agent,
-        score=score,
+        score=over_agents(agents, score),
     )
 
 
@@ -158,7 +158,7 @@ def _baseline(
         if compiles:
             model.learn(num_envs * num_steps)
         score = partial(evaluate_policy, model, make_envs(10), n_eval_episodes=EPISODES, deterministic=False)
-        return Program(lambda: model.learn(work, reset_num_timesteps=False) and None, lambda: score()[0])
+        return Program(lambda: model.learn(work, reset_num_timesteps=False) and None, lambda: [score()[0]])
 
     return Workload(build, work)
 

@@ -119,43 +119,59 @@ def ratio(base: dict[str, Any], record: dict[str, Any], key: str) -> float:
     return median(b / r for b, r in zip(base[key], record[key], strict=True))
 
 
-RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 4_000_000, 20
-LEARNING = Case("CartPole-v1", 64, EVERY, (Row("rejax"), Row("jaxpg"), Row("jaxpg_unclipped")))
+RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 2**21, 64
+LEARNERS = ("rejax", "jaxpg", "jaxpg_unclipped")
 """Without stable-baselines3 and sbx, which take minutes for each seed."""
 
 
-def time_to_return(peers: Peers) -> list[dict[str, Any]]:
-    """What every program takes until its policy is worth RETURN, scored off the clock every EVERY steps.
+def steps_to_return(program: Row, peers: Peers) -> list[int]:
+    """The environment steps of each agent until its policy is worth RETURN, looked at every EVERY steps.
 
-    One record per program: of each seed the environment steps, PATIENCE where those were not enough, the seconds of
-    running and of making the program.
+    PATIENCE where those were not enough: whoever is as slow as that is above the median by more than is said.
     """
-    records = []
-    with workers(LEARNING.programs, peers, *LEARNING[:3]) as running:
-        for program, worker in running.items():
-            seeds = []
-            for _ in range(SEEDS):
-                made, steps, spent, reached = worker.ask("compile")["wall"], 0, 0.0, False
-                while not reached and steps < PATIENCE:
-                    spent += worker.ask("run")["wall"]
-                    steps += worker.work
-                    reached = steps % EVERY == 0 and worker.ask("score")["return"] >= RETURN
-                seeds.append({"steps": steps, "wall": spent, "compile_wall": made})
-            records.append({"label": program.label, "seeds": seeds})
-    return records
+    found = np.full(program.agents, PATIENCE)
+    with workers([program], peers, "CartPole-v1", 64, EVERY * program.agents) as running:
+        worker = running[program]
+        for steps in range(EVERY, PATIENCE, EVERY):
+            worker.ask("run")
+            reached = np.array(worker.ask("score")["return"]) >= RETURN
+            found = np.where(reached, np.minimum(found, steps), found)
+            if (found <= steps).all():
+                break
+    return found.tolist()
+
+
+def time_to_return(peers: Peers, rounds: int, compiles: int) -> list[dict[str, Any]]:
+    """How many steps PPO takes until CartPole is learned, of SEEDS agents side by side, and what they take of one.
+
+    One record per program: the steps of every agent, and `measure`'s record of a single agent on one device.
+    """
+    alone = measure(Case("CartPole-v1", 64, 2**19, tuple(map(Row, LEARNERS))), peers, rounds, compiles)
+    return [
+        record | {"steps": steps_to_return(Row(record["workload"], SEEDS, devices_of(record)), peers)}
+        for record in track(alone, transient=True)
+    ]
+
+
+def devices_of(record: dict[str, Any]) -> int:
+    """Agents of jaxpg are laid out over the cores, as the command line does; peers have one device."""
+    return CORES if record["workload"].startswith("jaxpg") else 1
 
 
 def return_table(records: list[dict[str, Any]]) -> Table:
-    """Medians over the seeds, that of the steps with an interval, and the range of the seconds."""
-    title = f"PPO, CartPole-v1, 64 environments: until {EPISODES} episodes are worth {RETURN:.0f}"
-    found = Table("program", "steps [95%]", "wall s", "range", "with compiling", title=title, title_justify="left")
+    """The steps' median over seeds with an interval, the time that one agent takes for as many, and the slowest seeds."""
+    title = f"PPO, CartPole-v1, 64 environments: until {EPISODES} episodes are worth {RETURN:.0f}, {SEEDS} seeds"
+    found = Table("program", "steps [95%]", "quartiles", f"not in {PATIENCE:,}", title=title, title_justify="left")
+    found.add_column("wall s")
+    found.add_column("with compiling")
     for record in records:
-        steps, wall, made = ([seed[key] for seed in record["seeds"]] for key in ("steps", "wall", "compile_wall"))
-        whole = median(w + m for w, m in zip(wall, made, strict=True))
-        spread = f"{min(wall):.1f} to {max(wall):.1f}"
-        found_steps = bootstrap(steps, statistic=np.median)
-        of_steps = "{:,.0f} [{:,.0f}, {:,.0f}]".format(*found_steps)
-        found.add_row(record["label"], of_steps, f"{median(wall):.1f}", spread, f"{whole:.1f}")
+        steps = np.array(record["steps"])
+        of_steps = "{:,.0f} [{:,.0f}, {:,.0f}]".format(*bootstrap(steps, statistic=np.median))
+        quartiles = "{:,.0f} to {:,.0f}".format(*np.quantile(steps, (0.25, 0.75)))
+        wall = np.median(steps) / 1e6 * median(record["wall_s_per_million"])
+        whole = wall + median(record["compile_wall_s"])
+        late = f"{(steps >= PATIENCE).sum()}"
+        found.add_row(record["label"], of_steps, quartiles, late, f"{wall:.1f}", f"{whole:.1f}")
     return found
 
 
@@ -283,7 +299,7 @@ def main() -> None:
     given = {name: getattr(args, name) for name in ("rounds", "compiles", "only")}
     result: dict[str, Any] = {"machine": busy_machine(), "arguments": given, "cases": []}
     if args.to_return:
-        result["cases"] = time_to_return(peers)
+        result["cases"] = time_to_return(peers, args.rounds, args.compiles)
         console.print(return_table(result["cases"]))
         return write(args.out, result, console)
     if args.one_agent:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 EPISODES = 50  # that a policy is scored by
 
@@ -62,12 +63,12 @@ class Program(NamedTuple):
     """A program that is made.
 
     run(): does the work once.
-    score(): the mean return of EPISODES fresh episodes under the policy as it is now, actions sampled.
+    score(): per agent, the mean return of EPISODES fresh episodes under its policy as it is now, actions sampled.
     bytes: what it holds at once, arguments, results and what is in between, as XLA states it; 0 where XLA does not say.
     """
 
     run: Callable[[], Any]
-    score: Callable[[], float] | None = None
+    score: Callable[[], list[float]] | None = None
     bytes: int = 0
 
 
@@ -109,7 +110,7 @@ def compiled(
             return state, output
 
         scored = jax.jit(score) if score else None  # compiled on first use
-        return Program(once, scored and (lambda: float(scored(state))), given_and_made + needed.temp_size_in_bytes)
+        return Program(once, scored and (lambda: jnp.atleast_1d(scored(state)).tolist()), given_and_made + needed.temp_size_in_bytes)
 
     return Workload(build, work, init, run)
 

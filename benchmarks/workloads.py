@@ -198,10 +198,11 @@ def learner_loop(env: Any, learner: Any, num_envs: int, agents: int, per_agent: 
         return (state, keys), metrics
 
     def score(state: Any) -> jax.Array:
-        learner_state = jax.tree.map(lambda x: x[0], state[0].learner)
-        return rollout.evaluation_metrics(env, learner.actor(learner_state), jax.random.key(0), episodes=EPISODES)[
-            "return"
-        ]
+        def of_agent(learner_state: Any) -> jax.Array:
+            actor = learner.actor(learner_state)
+            return rollout.evaluation_metrics(env, actor, jax.random.key(0), episodes=EPISODES)["return"]
+
+        return jax.vmap(of_agent)(state[0].learner)
 
     per_seed = parallel.PER_SEED
     spread = parallel.spread(run_chunk, mesh, in_specs=(specs, per_seed), out_specs=((specs, per_seed), per_seed))
