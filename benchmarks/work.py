@@ -25,7 +25,7 @@ class Settings(NamedTuple):
     clip: float = 0.2
     entropy: float = 0.01
     value: float = 0.5
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 2.0
 
 
 PPO = Settings()

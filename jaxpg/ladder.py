@@ -227,7 +227,7 @@ def trpo(
     num_envs=64,
     num_steps=128,
     learning_rate=2.5e-4,
-    max_grad_norm=1.0,
+    max_grad_norm=2.0,
     gae_lambda=0.95,
     normalize_advantages=True,
 )
@@ -282,7 +282,7 @@ def ppo(
     )
 
 
-@child_of(ppo, gamma=1.0, gae_lambda=1.0)
+@child_of(ppo, max_grad_norm=1.0, gamma=1.0, gae_lambda=1.0)
 def rlhf(
     *,
     kl: str = "reward_k1",
@@ -320,7 +320,7 @@ def rlhf(
     )
 
 
-@child_of(ppo, normalize_advantages=False)
+@child_of(ppo, max_grad_norm=1.0, normalize_advantages=False)
 def grpo(
     *,
     group_size: int = 8,
