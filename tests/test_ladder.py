@@ -65,7 +65,7 @@ EDGES = {
             "num_envs": 64,
             "num_steps": 128,
             "learning_rate": 2.5e-4,
-            "max_grad_norm": 1.0,
+            "max_grad_norm": 2.0,
             "gae_lambda": 0.95,
             "normalize_advantages": True,
             "clip": 0.2,
@@ -83,6 +83,7 @@ EDGES = {
         "ppo",
         {"collect", "reference_kl"},
         {
+            "max_grad_norm": 1.0,
             "gamma": 1.0,
             "gae_lambda": 1.0,
             "kl": "reward_k1",
@@ -97,6 +98,7 @@ EDGES = {
         "ppo",
         {"collect", "credit", "loss_weights", "value_loss", "reference_kl"},
         {
+            "max_grad_norm": 1.0,
             "group_size": 8,
             "kl": "loss_k3",
             "kl_coefficient": 0.04,
