@@ -159,7 +159,7 @@ def devices_of(record: dict[str, Any]) -> int:
 
 
 def return_table(records: list[dict[str, Any]]) -> Table:
-    """The steps' median over seeds with an interval, the time that one agent takes for as many, and the slowest seeds."""
+    """The steps' median over seeds with an interval, and the seconds that one agent takes for as many."""
     title = f"PPO, CartPole-v1, 64 environments: until {EPISODES} episodes are worth {RETURN:.0f}, {SEEDS} seeds"
     found = Table("program", "steps [95%]", "quartiles", f"not in {PATIENCE:,}", title=title, title_justify="left")
     found.add_column("wall s")

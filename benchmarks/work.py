@@ -110,7 +110,8 @@ def compiled(
             return state, output
 
         scored = jax.jit(score) if score else None  # compiled on first use
-        return Program(once, scored and (lambda: jnp.atleast_1d(scored(state)).tolist()), given_and_made + needed.temp_size_in_bytes)
+        score_all = scored and (lambda: jnp.atleast_1d(scored(state)).tolist())
+        return Program(once, score_all, given_and_made + needed.temp_size_in_bytes)
 
     return Workload(build, work, init, run)
 
