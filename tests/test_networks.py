@@ -15,8 +15,8 @@ import tiny
 
 from jaxpg import envs, ladder, networks
 from jaxpg.errors import UserError
+from jaxpg.models.cells import GRU
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
-from jaxpg.models.layers import GRU
 from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch

@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.errors import UserError, excerpt, refuse_unknown
+from jaxpg.models.cells import GRU, MinGRU
 from jaxpg.models.layers import (
     ACTIVATIONS,
     FLAX_GAINS,
-    GRU,
     PPO_GAINS,
     CNNTorso,
     Gains,
-    MinGRU,
     MLPTorso,
     PolicyHead,
     ValueHead,
