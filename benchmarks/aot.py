@@ -41,8 +41,7 @@ def rows(targets: list[str], cases: list[str], peers: list[str]) -> Iterator[Pro
     for target in targets:
         for case in cases:
             yield target, "jaxpg", case
-            if case in PEER_CASES:
-                yield from ((target, peer, case) for peer in peers)
+            yield from ((target, peer, case) for peer in peers if peer in PEER_CASES.get(case, ()))
 
 
 def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:

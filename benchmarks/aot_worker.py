@@ -171,7 +171,13 @@ CHIPS = {
     },
 }
 """What multichip.py compiles."""
-PEER_CASES = ("PPO, CartPole, 64", "PPO, CartPole, 2,048", "PPO, Breakout, 1,024, MLP")
+PEER_CASES = {
+    "PPO, CartPole, 64": ("rejax", "purejaxrl"),
+    "PPO, CartPole, 2,048": ("rejax", "purejaxrl"),
+    "PPO, Breakout, 1,024, MLP": ("rejax", "purejaxrl"),
+    "PPO, CartPole, 64, GRU": ("purejaxrl",),
+}
+"""What peers are compiled for, and which of them can do it."""
 
 
 def learner_of(case: Case) -> tuple[Any, int]:
@@ -193,7 +199,7 @@ def learner_of(case: Case) -> tuple[Any, int]:
     make_network = {
         "mlp": partial(networks.mlp, hidden=PPO.hidden, activation="tanh"),
         "cnn": networks.cnn,
-        "gru": networks.recurrent,
+        "gru": partial(networks.recurrent, hidden=(128,), width=128, activation="relu"),  # as PureJaxRL's
     }[case.network]
     return policy_gradient.policy_gradient(env, *make_network(env), algorithm), case.num_envs
 
@@ -228,9 +234,8 @@ def lower_peer(library: str) -> Callable[[Case, list[Any]], Any]:
         import peers
 
         steps = UPDATES * PPO.num_steps * case.num_envs
-        workload = {"rejax": peers.rejax, "purejaxrl": peers.purejaxrl}[library](
-            case.environment, case.num_envs, 1, 1, steps
-        )
+        make = getattr(peers, f"{library}_recurrent" if case.network == "gru" else library)
+        workload = make(case.environment, case.num_envs, 1, 1, steps)
         sharding = jax.sharding.SingleDeviceSharding(devices[0])
         state = jax.eval_shape(workload.init, jax.eval_shape(lambda: jax.random.key(0)))
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)

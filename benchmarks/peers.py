@@ -5,6 +5,7 @@ All do the work of work.py. Where a peer cannot, its docstring says what it does
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import jax
+import jax.numpy as jnp
 from work import A2C, EPISODES, PPO, Program, Q, Workload, compiled, over_agents, whole_iterations
 
 
@@ -104,12 +106,52 @@ def _rejax(kind: Any, env_name: str, agents: int, per_agent: int, settings: dict
 
 def purejaxrl(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """PureJaxRL's ppo.py, found on PYTHONPATH; every call begins anew and returns the info of every step."""
+    return _purejaxrl("ppo", env_name, num_envs, agents, steps)
+
+
+def purejaxrl_recurrent(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """PureJaxRL's ppo_rnn.py with a GRU as flax has it today, and heads without the hidden layers that jaxpg's lack."""
+    import distrax
+    from flax import linen
+
+    width = 128  # as ppo_rnn.py has it
+
+    class ScannedRNN(linen.Module):
+        @partial(linen.scan, variable_broadcast="params", split_rngs={"params": False})
+        @linen.compact
+        def __call__(self, memory: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, first = inputs
+            return linen.GRUCell(width)(jnp.where(first[:, None], 0.0, memory), x)
+
+        @staticmethod
+        def initialize_carry(batch_size: int, hidden_size: int) -> jax.Array:
+            return jnp.zeros((batch_size, hidden_size))
+
+    class ActorCriticRNN(linen.Module):
+        action_dim: int
+        config: Any
+
+        @linen.compact
+        def __call__(self, memory: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any, jax.Array]:
+            obs, done = inputs
+            memory, features = ScannedRNN()(memory, (linen.relu(linen.Dense(width)(obs)), done))
+            head, value = linen.Dense(self.action_dim), linen.Dense(1)
+            return memory, distrax.Categorical(logits=head(features)), value(features)[..., 0]
+
+    return _purejaxrl(
+        "ppo_rnn", env_name, num_envs, agents, steps, ScannedRNN=ScannedRNN, ActorCriticRNN=ActorCriticRNN
+    )
+
+
+def _purejaxrl(file: str, env_name: str, num_envs: int, agents: int, steps: int, **replaced: Any) -> Workload:
+    """The loop of a file of PureJaxRL, some of whose names mean something else."""
     for name in ("navix", "brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training"):
         sys.modules[name] = MagicMock()  # only its environments of these packages need them
-    from ppo import make_train
+    module = importlib.import_module(file)
+    vars(module).update(replaced)
 
     per_agent = whole_iterations(steps, num_envs, agents)
-    train = make_train(
+    train = module.make_train(
         {
             "ENV_NAME": env_name,
             "NUM_ENVS": num_envs,
@@ -260,7 +302,6 @@ def brax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) ->
     wherever an epoch has ended; what `build` takes is the first epoch, compilation included.
     """
     import gymnax
-    import jax.numpy as jnp
 
     # Brax 0.14.2 calls a function that jax 0.10 no longer has; this is what it did.
     jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)

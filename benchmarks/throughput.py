@@ -36,7 +36,13 @@ HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
 
 
-ALGORITHMS = {"jaxpg_a2c": "A2C", "jaxpg_grpo": "GRPO", "jaxpg_dqn": "DQN", "jaxpg_pqn": "PQN"}
+ALGORITHMS = {
+    "jaxpg_recurrent": "Recurrent PPO",
+    "jaxpg_a2c": "A2C",
+    "jaxpg_grpo": "GRPO",
+    "jaxpg_dqn": "DQN",
+    "jaxpg_pqn": "PQN",
+}
 
 
 class Case(NamedTuple):
@@ -66,6 +72,7 @@ SEVERAL = (Row("rejax", agents=CORES), Row("jaxpg", agents=CORES, devices=CORES)
 MANY = (Row("rejax", agents=AGENTS), Row("jaxpg", agents=AGENTS), Row("jaxpg", AGENTS, CORES))
 VALUES_ALONE = (Row("jaxpg_dqn"), Row("jaxpg_dqn", threads=1))  # stable-baselines3 has one thread
 VALUES_SEVERAL = (Row("rejax_dqn", agents=CORES), Row("jaxpg_dqn", agents=CORES, devices=CORES))
+RECURRENT = tuple(Row(name, threads=n) for n in (None, 1) for name in ("purejaxrl_recurrent", "jaxpg_recurrent"))
 ALL = (*COMPILED, Row("jaxpg_plain"), *ALONE, *SINGLE, *SEVERAL)
 CASES = [
     Case("CartPole-v1", 4, 2**18, ALL),
@@ -74,6 +81,8 @@ CASES = [
     Case("Breakout-MinAtar", 64, 2**17, ALL),
     Case("Breakout-MinAtar", 1024, 2**17, ALL),
     Case("Pendulum-v1", 64, 2**18, (Row("rejax"), Row("brax"), *BASELINES, *ALONE, *SEVERAL)),
+    Case("CartPole-v1", 64, 2**17, RECURRENT),
+    Case("Breakout-MinAtar", 1024, 2**17, RECURRENT),
     Case("CartPole-v1", 64, 2**19, (Row("sb3_a2c"), Row("jaxpg_a2c"))),
     Case("CartPole-v1", 10, 2**17, (Row("rejax_dqn"), Row("sb3_dqn"), *VALUES_ALONE, *VALUES_SEVERAL)),
     Case("CartPole-v1", 32, 2**17, (Row("rejax_pqn"), Row("jaxpg_pqn"))),

@@ -15,7 +15,11 @@ from workloads import PEERS
 
 HERE = Path(__file__).resolve().parent
 OTHERS = {workload.__name__ for workload in PEERS}
-AS_AGENTS = ("jaxpg", "rejax", "purejaxrl", "jaxpg_a2c", "jaxpg_grpo", "jaxpg_dqn", "rejax_dqn")
+AS_AGENTS = (
+    *("jaxpg", "rejax", "purejaxrl", "jaxpg_recurrent", "purejaxrl_recurrent"),
+    *("jaxpg_a2c", "jaxpg_grpo", "jaxpg_dqn", "rejax_dqn"),
+)
+OF_PUREJAXRL = ("purejaxrl", "purejaxrl_recurrent")
 SLOWER_LOOPS = {"sb3": 8, "sbx": 8, "sb3_a2c": 16, "sb3_dqn": 16}
 """Peers with a loop on the host, and what part of a case's steps they are given."""
 
@@ -47,7 +51,7 @@ class Peers(NamedTuple):
 
     def python_for(self, program: Row) -> str | None:
         """The Python that runs a program; None if its place was not given."""
-        if program.workload == "purejaxrl" and self.purejaxrl is None:
+        if program.workload in OF_PUREJAXRL and self.purejaxrl is None:
             return None
         return self.python if program.workload in OTHERS else sys.executable
 
@@ -64,7 +68,7 @@ class Worker:
         numbers = map(str, (num_envs, program.agents, program.devices, steps))
         quiet = ["-W", "ignore::FutureWarning"]  # gymnax 0.0.9 relies on casts that jax has deprecated
         command = [peers.python_for(program), *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
-        around = os.environ | ({"PYTHONPATH": str(peers.purejaxrl)} if program.workload == "purejaxrl" else {})
+        around = os.environ | ({"PYTHONPATH": str(peers.purejaxrl)} if program.workload in OF_PUREJAXRL else {})
         around |= {"NPROC": str(program.threads)} if program.threads else {}
         self.start(command, around)
 

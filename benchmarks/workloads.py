@@ -65,11 +65,12 @@ def jaxpg_cnn(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
 
 def jaxpg_recurrent(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """jaxpg's PPO with a GRU that policy and critic share."""
+    """jaxpg's PPO with a GRU that policy and critic share, as wide as PureJaxRL's."""
     from jaxpg import networks
 
     per_agent = whole_iterations(steps, num_envs, agents)
-    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, networks.recurrent)
+    network = partial(networks.recurrent, hidden=(128,), width=128, activation="relu")
+    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, network)
 
 
 def ppo(num_envs: int, max_grad_norm: float | None = PPO.max_grad_norm) -> Any:
@@ -371,7 +372,10 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 
 
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
-PEERS = (peers.rejax, peers.purejaxrl, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c, *VALUE_PEERS)
+PEERS = (
+    *(peers.rejax, peers.purejaxrl, peers.purejaxrl_recurrent, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c),
+    *VALUE_PEERS,
+)
 OURS = (
     jaxpg,
     jaxpg_plain,
