@@ -51,7 +51,7 @@ def jaxpg_plain(env_name: str, num_envs: int, agents: int, devices: int, steps: 
 
 
 def jaxpg_unclipped(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The same, with gradients as they are: what rejax does in effect, which clips single numbers above 0.5."""
+    """The same, with gradients as they are; rejax clips single numbers, and not their norm."""
     algorithm = ppo(num_envs, max_grad_norm=None)
     return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
