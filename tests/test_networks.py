@@ -17,6 +17,7 @@ from jaxpg import envs, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.models.cells import GRU
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import make_objective, policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch
@@ -196,9 +197,11 @@ def remembering(request):
     return policy, critic, params, part, np.stack(memories), np.stack(successors)
 
 
-def test_an_unrolled_gru_has_the_derivative_of_flaxs_cell():
+@pytest.mark.parametrize("columns", [4, 80])
+def test_an_unrolled_gru_has_the_derivative_of_flaxs_cell(columns):
     """With respect to parameters, first memory and inputs, where episodes end, also at the first and last step."""
-    rng, (steps, columns, width) = np.random.default_rng(2), (6, 4, 3)
+    assert 4 < machine().many_columns <= 80 or machine().many_columns == np.inf
+    rng, steps, width = np.random.default_rng(2), 6, 3
     x, weights = rng.normal(size=(steps, columns, 5)), rng.normal(size=(steps, columns, width))
     memory = jnp.asarray(rng.normal(size=(columns, width)), jnp.float32)
     first = np.zeros((steps, columns), bool)

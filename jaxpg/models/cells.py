@@ -43,7 +43,16 @@ class GRU(nn.Module):
 
     def unroll(self, memory: Array, x: Array, first: Array) -> Array:
         of_inputs, of_memory = self._stacked()
-        return _unroll_gates(of_memory, memory, _affine(of_inputs, x), first)
+        if x.shape[1] < machine().many_columns:
+            return _unroll_gates(of_memory, memory, _affine(of_inputs, x), first)
+
+        def step(memory: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+            x, first = inputs
+            memory = jnp.where(first[:, None], 0.0, memory)
+            memory = _gated(_affine(of_memory, memory), _affine(of_inputs, x), memory)[0]
+            return memory, memory
+
+        return lax.scan(step, memory, (x, first))[1]
 
     def _stacked(self) -> tuple[Affine, Affine]:
         """Weights and biases of the inputs, and those of the memory, side by side for r, z and n."""
