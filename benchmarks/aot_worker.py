@@ -199,7 +199,7 @@ def learner_of(case: Case) -> tuple[Any, int]:
     make_network = {
         "mlp": partial(networks.mlp, hidden=PPO.hidden, activation="tanh"),
         "cnn": networks.cnn,
-        "gru": partial(networks.recurrent, hidden=(128,), width=128, activation="relu"),  # as PureJaxRL's
+        "gru": workloads.gru,
     }[case.network]
     return policy_gradient.policy_gradient(env, *make_network(env), algorithm), case.num_envs
 

@@ -44,7 +44,7 @@ def vector(env_name: str, num_envs: int, steps: int) -> Workload:
             for action in actions:
                 env.step(action)
 
-        return Program(run, lambda: 0.0)
+        return Program(run)
 
     return Workload(build, steps // num_envs * num_envs)
 

@@ -65,12 +65,16 @@ def jaxpg_cnn(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
 
 def jaxpg_recurrent(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """jaxpg's PPO with a GRU that policy and critic share, as wide as PureJaxRL's."""
+    """jaxpg's PPO with a GRU that policy and critic share."""
+    per_agent = whole_iterations(steps, num_envs, agents)
+    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, gru)
+
+
+def gru(env: Any) -> Any:
+    """A dense layer and a GRU as wide as PureJaxRL's, with two heads."""
     from jaxpg import networks
 
-    per_agent = whole_iterations(steps, num_envs, agents)
-    network = partial(networks.recurrent, hidden=(128,), width=128, activation="relu")
-    return whole_loop(ppo(num_envs), env_name, num_envs, agents, per_agent, network)
+    return networks.recurrent(env, hidden=(128,), width=128, activation="relu")
 
 
 def ppo(num_envs: int, max_grad_norm: float | None = PPO.max_grad_norm) -> Any:

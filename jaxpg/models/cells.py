@@ -23,7 +23,8 @@ class GRU(nn.Module):
     where `first`, `[T, B]`, is true.
 
     For speed alone, it replaces the cell's six products per step by two, and in `unroll` by one per step and one for
-    the inputs of all steps (benchmarks/LOG.md, "a GRU by one product a step").
+    the inputs of all steps, unless there are many columns (`Machine.many_columns`; benchmarks/LOG.md, "a GRU by one
+    product a step").
     """
 
     width: int
