@@ -20,8 +20,8 @@ def test_every_row_of_a_table_is_a_program_that_there_is() -> None:
 
 
 def test_the_steps_to_a_return_are_those_at_which_each_agent_first_reaches_it(monkeypatch):
-    """Whoever falls again has reached it; whoever never does has taken as many steps as there were."""
-    scores = [[0, 475, 0], [500, 0, 474], [0, 0, 0]]
+    """Whoever falls and rises again had reached it before; whoever never does has taken as many steps as there were."""
+    scores = [[0, 475, 0], [500, 0, 474], [0, 500, 0]]
     asked = []
 
     class Worker:
