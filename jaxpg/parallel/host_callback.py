@@ -52,7 +52,9 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
     return jax.pure_callback(call_on_host, results, pieces, *scalars, vmap_method="broadcast_all")
 
 
-def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, *arguments: Array) -> Tree:
+def call_in_place(
+    function: Callable[..., tuple[np.ndarray, ...]], results: tuple[jax.ShapeDtypeStruct, ...], *arguments: Array
+) -> Any:
     """Call a Python function that changes something on the host, at every step of a loop; under `vmap` once for all.
 
     On a CPU the function reads the buffers of the program and its results are written into them, which replaces
@@ -84,7 +86,7 @@ def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree
 
     if machine().calls_in_place:
         in_place = buffer_callback(
-            lambda context, out, *arguments: call_on_host(jax.tree.leaves(out), *arguments),
+            lambda context, out, *arguments: call_on_host(out, *arguments),
             results,
             has_side_effect=True,
             vmap_method="broadcast_all",
@@ -94,8 +96,8 @@ def call_in_place(function: Callable[..., tuple[np.ndarray, ...]], results: Tree
 
     def call_with_copies(*arguments: Any) -> Tree:
         batch = np.shape(arguments[0])[: np.ndim(arguments[0]) - rank]
-        out = jax.tree.map(lambda x: np.empty((*batch, *x.shape), x.dtype), results)
-        call_on_host(jax.tree.leaves(out), *arguments)
+        out = tuple(np.empty((*batch, *x.shape), x.dtype) for x in results)
+        call_on_host(out, *arguments)
         return out
 
     return jax.pure_callback(call_with_copies, results, *arguments, vmap_method="broadcast_all")

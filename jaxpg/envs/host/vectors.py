@@ -84,10 +84,10 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
         return np.array(obs)
 
     def step(actions: np.ndarray) -> Results:
-        taken[~resting] += 1
+        taken[:] += ~resting
         rows: list[Any] = []
         try:
-            if resting.any():
+            if np.count_nonzero(resting):
                 for i, action in enumerate(actions):
                     rows.append((obs[i], 0.0, False, False, {}) if resting[i] else step_one[i](action))
             else:
