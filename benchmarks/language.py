@@ -37,11 +37,12 @@ from rich.table import Table
 from work import update_bytes
 
 from jaxpg import ladder, language, rollout, vectorize
+from jaxpg.algorithm import PolicyGradient, make_objective
 from jaxpg.models import generation
 from jaxpg.objectives.advantages import group_relative
 from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import machine
-from jaxpg.policy_gradient import PolicyGradient, make_objective, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Critic, Discrete, Env, Learner, Outcome, Policy, Prompt, TimeStep
 from jaxpg.update.objective import Batch

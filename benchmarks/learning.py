@@ -37,10 +37,11 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import files, ladder, parallel, report
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
-from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.report.comparison import format_number, format_quantity, to_jsonable
 from jaxpg.rollout.evaluation import evaluation_metrics
 from jaxpg.training import provenance, run_directory

@@ -42,7 +42,6 @@ from jaxpg.experiments.config import Config
 from jaxpg.files import replace_file
 from jaxpg.objectives import advantages
 from jaxpg.parallel import machine
-from jaxpg.policy_gradient import normalize_rollout
 from jaxpg.report.comparison import to_jsonable
 from jaxpg.report.diagnostics import diagnostics_figure
 from jaxpg.report.figures import save
@@ -50,6 +49,7 @@ from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training.loop import restore
 from jaxpg.training.run_directory import load_metrics, load_rows
 from jaxpg.types import Actor
+from jaxpg.update.normalization import normalize_rollout
 
 RESULTS = Path(__file__).parent / "results" / "lunar_lander.json"
 CURVES = RESULTS.with_name("lunar_lander_curves.json")

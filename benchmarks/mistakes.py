@@ -6,9 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.objectives import advantages, surrogates
 from jaxpg.objectives.advantages import Credit
-from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Array, Transition
 
 

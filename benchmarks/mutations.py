@@ -230,7 +230,7 @@ MUTATIONS = (
     # The objective
     Mutation(
         "entropy is punished",
-        "policy_gradient.py",
+        "algorithm.py",
         "(loss - algorithm.entropy_coefficient * entropy)",
         "(loss + algorithm.entropy_coefficient * entropy)",
         f"{LOSSES}[ppo] {LOSSES}[grpo]",
@@ -244,7 +244,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what does not train has weight all the same",
-        "policy_gradient.py",
+        "algorithm.py",
         "algorithm.loss_weights(rollout.loss_mask)",
         "algorithm.loss_weights(rollout.steps.mask)",
         "tests/test_losses.py tests/test_reductions.py -k 'dapo or refill or overlong'",

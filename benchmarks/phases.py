@@ -26,7 +26,8 @@ from rich.table import Table
 from workloads import timed
 
 from jaxpg import envs, ladder, networks
-from jaxpg.policy_gradient import make_batch, make_objective, policy_gradient
+from jaxpg.algorithm import make_batch, make_objective
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.collector import action_noise, step_keys
 from jaxpg.training import advance, provenance
 from jaxpg.update.shuffle import random_permutations

@@ -273,7 +273,7 @@ def language_learning(size: str, num_envs: int, agents: int, devices: int, steps
     """Updates by GRPO's loss on one batch and nothing else; the work is the tokens of prompts and completions."""
     import language
 
-    from jaxpg.policy_gradient import make_batch, make_objective
+    from jaxpg.algorithm import make_batch, make_objective
     from jaxpg.types import Params
 
     env = language.endless()

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Unpack
 
 from jaxpg import rollout, update
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.ladder_settings import (
     PARENTS,
     A2CSettings,
@@ -36,7 +37,6 @@ from jaxpg.ladder_settings import (
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.adaptation import adaptive_kl
 from jaxpg.objectives.kl import reference_kl
-from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
-from jaxpg.policy_gradient import PolicyGradient
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.types import Scalar
 
 Algorithm = Callable[..., PolicyGradient]

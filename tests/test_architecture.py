@@ -17,6 +17,7 @@ objectives
 domains files user_code vectorize parallel
 rollout update
 models
+algorithm
 policy_gradient
 ladder_settings
 ladder

@@ -12,7 +12,7 @@ from jaxpg import envs
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
-from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episode
 from jaxpg.types import Actor, Box, Discrete, Env, TimeStep
 

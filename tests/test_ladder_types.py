@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpg import ladder
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.ladder_settings import A2CSettings, ReinforceSettings, child_of
-from jaxpg.policy_gradient import PolicyGradient
 
 
 def test_a_misspelt_setting() -> None:

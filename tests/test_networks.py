@@ -14,11 +14,12 @@ import scipy.signal
 import tiny
 
 from jaxpg import envs, ladder, networks
+from jaxpg.algorithm import make_objective
 from jaxpg.errors import UserError
 from jaxpg.models.cells import GRU
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.parallel.machine import machine
-from jaxpg.policy_gradient import make_objective, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch
 

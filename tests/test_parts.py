@@ -14,13 +14,13 @@ from refusals import refused
 
 import jaxpg
 from jaxpg import files, ladder, networks
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts
 from jaxpg.experiments.build import build
 from jaxpg.ladder_settings import A2CSettings, child_of
-from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.runs import Callback
 from jaxpg.runs.callbacks import named_callbacks
 from jaxpg.training import run_directory

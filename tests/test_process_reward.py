@@ -24,10 +24,10 @@ from jaxpg.experiments.stages import check_plan, plan_stages, runs_named
 from jaxpg.experiments.warm_start import build_experiment
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer_reward_model
-from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences import checked_steps, held_out_step_accuracy, judged_by_model, make_step_labels, selecting_env
 from jaxpg.preferences.selection import by_process
 from jaxpg.preferences.step_labels import label_rollout
+from jaxpg.rollout import make_actor
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.training import run_directory

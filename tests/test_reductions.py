@@ -12,9 +12,10 @@ import scipy.stats
 import tiny
 
 from jaxpg import envs, ladder, networks, rollout, update
+from jaxpg.algorithm import needs_trajectories
 from jaxpg.errors import UserError
 from jaxpg.objectives import advantages, loss_weights, surrogates
-from jaxpg.policy_gradient import needs_trajectories, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 
 ENV = tiny.counter()
 BANDIT = envs.as_env(

@@ -23,10 +23,11 @@ from refusals import refused
 
 import jaxpg
 from jaxpg import ladder, networks, values
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
-from jaxpg.policy_gradient import PolicyGradient, make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
 from jaxpg.runs.export import policy_program
 from jaxpg.training import run_directory

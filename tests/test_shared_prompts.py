@@ -14,8 +14,8 @@ import pytest
 import tiny
 
 from jaxpg import ladder, language, update
+from jaxpg.algorithm import make_objective
 from jaxpg.models.generation import completion_rollout
-from jaxpg.policy_gradient import make_objective
 from jaxpg.types import Params, Prompt, SharedPrompts
 from jaxpg.update import packing, shared_prompts
 

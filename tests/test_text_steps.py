@@ -16,7 +16,7 @@ from jaxpg.envs.text.steps import check_scratchpad, scratchpad_steps
 from jaxpg.envs.text.text_env import TextState
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical
-from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.types import Policy

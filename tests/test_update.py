@@ -13,10 +13,11 @@ import tiny
 from jax.sharding import Mesh
 
 from jaxpg import envs, ladder, networks, update
+from jaxpg.algorithm import make_objective
 from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
-from jaxpg.policy_gradient import make_objective, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Episodes, Params, Rollout, Transition
 from jaxpg.update import batching
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpg.algorithm import PolicyGradient, make_batch
 from jaxpg.models.distributions import Categorical
-from jaxpg.policy_gradient import PolicyGradient, make_batch, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Box, Critic, Discrete, Env, Params, Policy, Rollout, TimeStep, Transition
 from jaxpg.update.objective import Batch, Objective

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpg import envs, ladder, preferences, values
+from jaxpg.algorithm import needs_trajectories
 from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
@@ -16,7 +17,7 @@ from jaxpg.experiments.config import Config, make_env, wrapped
 from jaxpg.experiments.parts import make_algorithm, make_networks, make_torso, with_own_parts
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
-from jaxpg.policy_gradient import needs_trajectories, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.preferences import selection
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree

@@ -23,13 +23,13 @@ import numpy as np
 import optax
 
 from jaxpg import ladder, preferences, values
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.domains import ANY, DOMAINS
 from jaxpg.envs.registry import check_settings
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments.signatures import Option, check_free_settings, options
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
-from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.types import Array, Critic, Env, Policy
 from jaxpg.update.optimizers import sgd
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_code, is_code_name

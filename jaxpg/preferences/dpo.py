@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 
 from jaxpg.errors import refuse_unknown
-from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
+from jaxpg.rollout import make_actor
 from jaxpg.types import Array, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.vectorize import copy_tree
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
 from jaxpg.models.generation import completion_rollout
-from jaxpg.policy_gradient import make_actor
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
+from jaxpg.rollout import make_actor
 from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Tree
 
 

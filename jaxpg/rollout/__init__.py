@@ -1,6 +1,6 @@
 """Experience: collecting rollouts, resampling groups without signal, and evaluating whole episodes."""
 
-from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, env_keys
+from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, env_keys, make_actor
 from jaxpg.rollout.dynamic_sampling import has_signal, with_dynamic_sampling
 from jaxpg.rollout.episodes import episodic, truncated, with_overlong_filtering
 from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, evaluation_metrics, record_episode
@@ -22,6 +22,7 @@ __all__ = [
     "evaluate",
     "evaluation_metrics",
     "has_signal",
+    "make_actor",
     "outcome_metrics",
     "record_episode",
     "successor_obs",

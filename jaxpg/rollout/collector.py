@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Array, Env, Key, Policy, Rollout, Transition, Tree
+from jaxpg.types import Actor, Array, Env, Key, Policy, Rollout, Transition, Tree
 
 
 class CollectorState(NamedTuple):
@@ -124,6 +124,17 @@ def acting_params(policy: Policy, params: Tree) -> Tree:
     model, all weights at every token (benchmarks/multichip.py).
     """
     return collectives.gathered(policy.acting_params(params) if policy.acting_params else params)
+
+
+def make_actor(policy: Policy, params: Tree) -> Actor:
+    """The actor of a policy with these parameters."""
+    params = acting_params(policy, params)
+
+    def act(memory: Tree, obs: Tree, key: Key, greedy: bool) -> tuple[Array, Tree]:
+        distribution, memory = policy.act(collectives.whole(params), memory, obs)
+        return distribution.mode() if greedy else distribution.sample(key), memory
+
+    return Actor(start=partial(policy.start, params), act=act)
 
 
 def action_noise(policy: Policy, params: Tree, runner: CollectorState, keys: Array) -> Tree:

@@ -14,11 +14,11 @@ import jax
 from rich.console import Console
 
 from jaxpg import parallel, user_code
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import check_seeds, resolve_config
 from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS
 from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
-from jaxpg.policy_gradient import PolicyGradient
 from jaxpg.runs import training
 from jaxpg.runs.callbacks import Callback
 from jaxpg.runs.loggers import check_loggers

@@ -16,7 +16,7 @@ from jax import lax
 from jaxpg.objectives.moments import sample_moments
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Metrics, RewardTerm, Rollout
+from jaxpg.types import Array, Metrics, Policy, RewardTerm, Rollout, Tree
 
 
 class Moments(NamedTuple):
@@ -25,6 +25,17 @@ class Moments(NamedTuple):
     samples: Array
     mean: Array
     variance: Array
+
+
+class NormalizationState(NamedTuple):
+    """Running moments of observations and of discounted sums of rewards, `()` for what is not normalised.
+
+    reward_terms: by name, those of the terms of an episode's reward that are standardised by them.
+    """
+
+    obs: Moments | tuple[()]
+    reward_sums: Moments | tuple[()]
+    reward_terms: Mapping[str, Moments]
 
 
 def initial_moments(shape: tuple[int, ...] = ()) -> Moments:
@@ -76,6 +87,37 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
         return jnp.where(last_t, 0.0, total), total
 
     return lax.scan(step, start, (reward, last), unroll=machine().recursion_unroll)
+
+
+def with_normalized_obs(policy: Policy, normalization: NormalizationState) -> Policy:
+    """The policy, acting on normalised observations; unchanged if observations are not normalised."""
+    moments = normalization.obs
+    if not isinstance(moments, Moments):
+        return policy
+    return policy._replace(
+        start=lambda params, obs: policy.start(params, normalize_obs(moments, obs)),
+        act=lambda params, memory, obs: policy.act(params, memory, normalize_obs(moments, obs)),
+    )
+
+
+def normalize_rollout(
+    rollout: Rollout, reward_sum: Tree, normalization: NormalizationState, gamma: Array | float
+) -> tuple[Rollout, Tree, NormalizationState]:
+    """The rollout with normalised observations and scaled rewards; the new sums of rewards `[B]`, and the new moments.
+
+    Observations are normalised by the moments from before the rollout, as the policy that acted saw them.
+    """
+    steps, obs_moments, sum_moments = rollout.steps, normalization.obs, normalization.reward_sums
+    if isinstance(obs_moments, Moments):
+        obs, final_obs = (normalize_obs(obs_moments, x) for x in (steps.obs, rollout.final_obs))
+        obs_moments = update_moments(obs_moments, steps.obs, steps.mask)
+        steps, rollout = steps._replace(obs=obs), rollout._replace(final_obs=final_obs)
+    if isinstance(sum_moments, Moments):
+        reward_sum, sums = discounted_reward_sums(reward_sum, steps.reward, steps.last, gamma)
+        sum_moments = update_moments(sum_moments, sums, steps.mask)
+        steps = steps._replace(reward=scale_rewards(sum_moments, steps.reward))
+    moments = normalization._replace(obs=obs_moments, reward_sums=sum_moments)
+    return rollout._replace(steps=steps), reward_sum, moments
 
 
 def initial_term_moments(terms: Mapping[str, RewardTerm] | None) -> dict[str, Moments]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics
 from jaxpg.types import (

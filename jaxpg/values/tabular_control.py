@@ -14,7 +14,7 @@ from jax import lax
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import collectives
-from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import RolloutStats, StepKeys, env_keys, step_keys, total_stats
 from jaxpg.rollout.metrics import episode_metrics
 from jaxpg.types import Actor, Array, Box, Discrete, Env, Key, Learner, Metrics, Params, Policy, Scalar, TimeStep, Tree

@@ -13,10 +13,11 @@ import pytest
 from bad_environments import BAD, State, at, line, returned
 
 from jaxpg import envs, ladder, networks, parallel, values
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.envs import check_env, wrappers
 from jaxpg.errors import UserError
-from jaxpg.policy_gradient import PolicyGradient, policy_gradient
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episodes
 from jaxpg.training import memory
 from jaxpg.training.diagnosis import CheckedRollout, Fault

@@ -21,7 +21,7 @@ import jaxpg
 from jaxpg import ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.objectives import surrogates
-from jaxpg.policy_gradient import make_actor
+from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, TrainedPolicy, callbacks, fitting, loggers
 from jaxpg.types import Env, Learner
 
