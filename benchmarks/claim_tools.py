@@ -19,7 +19,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import networks
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.warm_start import build_experiment, initial_policies
-from jaxpg.report.figures import STYLE
+from jaxpg.report.drawing import STYLE
 from jaxpg.report.palette import COLORS
 from jaxpg.rollout.episodes import episodic
 from jaxpg.training import run_directory

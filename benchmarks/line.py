@@ -137,7 +137,7 @@ def draw(name: str, curves: Mapping[str, tuple[Trained, str, str]]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     from jaxpg.report import binned, bootstrap
-    from jaxpg.report.figures import STYLE
+    from jaxpg.report.drawing import STYLE
 
     colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
     with matplotlib.rc_context({**STYLE, **dict.fromkeys(colors, INK), "grid.alpha": 0.3}):

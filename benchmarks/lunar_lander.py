@@ -44,7 +44,7 @@ from jaxpg.objectives import advantages
 from jaxpg.parallel import machine
 from jaxpg.report.comparison import to_jsonable
 from jaxpg.report.diagnostics import diagnostics_figure
-from jaxpg.report.figures import save
+from jaxpg.report.drawing import save
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training.loop import restore
 from jaxpg.training.run_directory import load_metrics, load_rows
@@ -308,10 +308,10 @@ def draw(results: Mapping[str, Any]) -> None:
         here = [cell for cell in done if is_here(cell)]
         for cell in here:
             play(cell, FIGURES / f"{space}_{cell.algorithm}.gif")
-        curves = {c.algorithm: (kept[c.name]["steps"], kept[c.name]["return"]) for c in done if c.name in kept}
+        known = {cell.algorithm: kept[cell.name] for cell in done if cell.name in kept}
+        curves = {name: (np.asarray(x["steps"], float), np.asarray(x["return"], float)) for name, x in known.items()}
         if curves:
-            as_arrays = jax.tree.map(lambda x: np.asarray(x, float), curves, is_leaf=lambda x: isinstance(x, list))
-            report.learning_curve(as_arrays, FIGURES / f"{space}.png", title=title, threshold=200.0)
+            report.learning_curve(curves, FIGURES / f"{space}.png", title=title, threshold=200.0)
         if len(here) == len(done):
             metrics = {cell.algorithm: load_metrics(run_folder(cell)) for cell in here}
             shown = diagnostics_figure({name: (m["steps"], m) for name, m in metrics.items()})

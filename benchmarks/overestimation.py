@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, parallel, report, values
-from jaxpg.report.figures import STYLE, save
+from jaxpg.report.drawing import STYLE, save
 from jaxpg.report.palette import color_of
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Array, Env, Learner, Tree

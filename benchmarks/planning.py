@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, values
-from jaxpg.report.figures import STYLE, save
+from jaxpg.report.drawing import STYLE, save
 from jaxpg.report.palette import COLORS
 from jaxpg.training.provenance import describe_machine
 

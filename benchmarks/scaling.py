@@ -30,7 +30,7 @@ from throughput import busy_machine
 from turns import Peers, Row, interleave, workers
 from work import PPO
 
-from jaxpg.report.figures import STYLE
+from jaxpg.report.drawing import STYLE
 from jaxpg.report.palette import COLORS
 
 HERE = Path(__file__).resolve().parent

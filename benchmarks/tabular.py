@@ -30,7 +30,7 @@ from rich.table import Table
 
 from jaxpg import envs, values
 from jaxpg.experiments.config import Config, make_env, resolve_config
-from jaxpg.report.figures import STYLE, save
+from jaxpg.report.drawing import STYLE, save
 from jaxpg.report.palette import color_of
 from jaxpg.training.provenance import describe_machine
 from jaxpg.types import Metrics

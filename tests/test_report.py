@@ -15,7 +15,9 @@ from jaxpg import report
 from jaxpg.errors import UserError
 from jaxpg.report.comparison import format_duration, format_number, format_quantity
 from jaxpg.report.diagnostics import TITLES, diagnostics_figure
-from jaxpg.report.figures import curves_figure, spread_labels
+from jaxpg.report.drawing import spread_labels
+from jaxpg.report.figures import curves_figure
+from jaxpg.report.palette import COLORS, color_of
 from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 
 RNG = np.random.default_rng(0)
@@ -130,6 +132,26 @@ def test_the_line_is_the_interquartile_mean_and_the_shade_its_interval():
     assert {"ppo", "reinforce", "threshold 80", "interquartile mean over 6 seeds, 95% bootstrap interval"} <= {*texts}
     assert edges[-1] == max(np.max(steps) for steps, _ in curves.values())
     assert axes.get_xlim() == (0, edges[1:][np.isfinite(estimate.value)][-1])  # the other ends before
+
+
+def test_more_lines_than_colours_have_a_panel_each_before_the_others():
+    steps, learned = toy_curves()["ppo"]
+    names = ["reinforce", "a2c", "ppo", "trpo", "grpo", "dapo", "ppo, learning_rate = 0.0003, ent_coef = 0.01"]
+    curves = {name: (steps, learned - 10 * i) for i, name in enumerate(names)}
+    assert len(curves_figure(dict(list(curves.items())[:6]), title="task").axes) == 1
+    figure = curves_figure(curves, title="task", threshold=80.0)
+    assert len(figure.axes) == len(names)
+    assert [axes.get_title(loc="left").replace("\n", " ") for axes in figure.axes] == names
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    edges = report.figures.step_grid(curves)
+    for i, (name, axes) in enumerate(zip(names, figure.axes, strict=True)):
+        (line,) = [x for x in axes.lines if x.get_color() == color_of(name)]
+        np.testing.assert_array_equal(line.get_ydata(), bootstrap(binned(*curves[name], edges)).value)
+        assert len(axes.lines) == len(names) + 1, f"{name}: the others, its own, and the threshold"
+        assert sum(x.get_color() not in COLORS for x in axes.lines) == len(names)
+        corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+        assert corners.max() == pytest.approx(np.nanmax(bootstrap(binned(steps, learned - 10 * i, edges)).high))
+    assert any("dashed: 80" in text.get_text() for text in figure.texts)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

@@ -14,10 +14,10 @@ from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.report.comparison import RunResult, comparison_page
-from jaxpg.report.figures import Units, curves_figure, drawing_grid, finals_figure, inline_svg
+from jaxpg.report.drawing import Units, inline_svg
+from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, ladder_figure
 from jaxpg.report.hover import with_titles
 from jaxpg.report.palette import COLOR_OF, COLORS, color_of, line_styles
-from jaxpg.report.small_multiples import ladder_figure
 from jaxpg.report.statistics import Estimate
 from jaxpg.runs.results import curve_units
 
@@ -175,13 +175,13 @@ def test_scores_beyond_the_bounds_of_their_unit_are_drawn_and_a_page_is_written_
 def test_each_algorithm_is_drawn_beside_its_nearest_ancestor():
     curves = {name: curve(30_000.0) for name in ("reinforce", "ppo", "grpo", "dapo", "mine")}
     parents = {"reinforce_to_go": "reinforce", "ppo": "reinforce_to_go", "grpo": "ppo", "dapo": "grpo", "mine": "x"}
-    figure = ladder_figure(curves, parents)
+    figure = ladder_figure(curves, parents, title="task")
     drawn = {axes.get_title(loc="left"): axes.texts[0].get_text() for axes in figure.axes if axes.lines}
     assert drawn == {"ppo": "grey: reinforce", "grpo": "grey: ppo", "dapo": "grey: grpo"}
     (axes, *_) = figure.axes
     assert axes.lines[0].get_color() not in COLORS
     assert axes.lines[1].get_color() == color_of("ppo")
-    assert ladder_figure({"ppo": curve(1.0), "mine": curve(1.0)}, parents) is None
+    assert ladder_figure({"ppo": curve(1.0), "mine": curve(1.0)}, parents, title="task") is None
 
 
 def test_a_page_says_what_happened_and_tells_prompt_and_answer_apart():

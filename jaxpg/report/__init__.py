@@ -1,8 +1,9 @@
 """Reports: statistics over seeds, figures, comparisons of algorithms, and episodes as GIFs."""
 
 from jaxpg.report.comparison import RunResult, Summary, comparison_page, comparison_table, summarize, write_comparison
+from jaxpg.report.drawing import Units
 from jaxpg.report.episodes.gif import render_gif
-from jaxpg.report.figures import Units, learning_curve
+from jaxpg.report.figures import learning_curve
 from jaxpg.report.heatmap import sweep_table, write_sweep
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 from jaxpg.report.value_map import ValueMap, value_figure, value_table

@@ -18,7 +18,8 @@ from rich.text import Text
 from jaxpg.files import replace_file
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
-from jaxpg.report.figures import DEFAULT_UNITS, Units, learning_curve, step_grid
+from jaxpg.report.drawing import DEFAULT_UNITS, Units
+from jaxpg.report.figures import learning_curve, step_grid
 from jaxpg.report.page import Completions, Findings, html_page
 from jaxpg.report.palette import color_of
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold

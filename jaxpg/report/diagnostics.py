@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
-from jaxpg.report.figures import STYLE, literal, scale_steps
+from jaxpg.report.drawing import STYLE, literal, scale_steps
 from jaxpg.report.hover import add_hover
 from jaxpg.report.palette import LineStyle, line_styles
 from jaxpg.report.statistics import Floats, binned, interquartile_mean

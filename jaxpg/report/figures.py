@@ -2,67 +2,36 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
-from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
-from jaxpg.files import replace_file
-from jaxpg.printable import printable
-from jaxpg.report.hover import add_hover, number_dots, show_on_hover, with_titles
-from jaxpg.report.palette import COLORS, LineStyle, color_of, line_styles
+from jaxpg.report.drawing import (
+    DEFAULT_UNITS,
+    INK,
+    STYLE,
+    Units,
+    decorate,
+    draw_named,
+    draw_threshold,
+    label_ends,
+    literal,
+    save,
+    scale_steps,
+)
+from jaxpg.report.hover import show_on_hover
+from jaxpg.report.palette import COLORS, color_of, line_styles
+from jaxpg.report.small_multiples import panels
 from jaxpg.report.statistics import MIN_SCORES, Estimate, Floats, binned, bootstrap, interquartile_mean
 
 BINS = 100
-FORMATS = (".png", ".svg", ".pdf")
-INK = "#24292f"  # a colour that no other element has, see `inline_svg`
-STYLE: dict[Any, Any] = {
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
-    ),
-    "grid.alpha": 0.12,
-    "grid.linewidth": 0.7,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "lines.solid_capstyle": "round",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "jaxpg",  # the same figure gives the same file
-}
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
-
-
-class Units(NamedTuple):
-    """What the axes of a learning curve are: the unit of the steps, the name of the score, and its possible bounds."""
-
-    steps: str = "environment steps"
-    score: str = "episode return"
-    bounds: tuple[float, float] | None = None
-
-    def limits(self, drawn: tuple[float, float], scores: tuple[float, float]) -> tuple[float, float]:
-        """The limits of an axis of scores from `drawn`, no further than a line's width beyond the bounds.
-
-        Where the least or the greatest of `scores` is beyond them, they are not the bounds.
-        """
-        low, high = self.bounds or (-np.inf, np.inf)
-        if scores[0] < low or scores[1] > high:
-            return drawn
-        margin = 0.03 * (min(drawn[1], high) - max(drawn[0], low))
-        return max(drawn[0], low - margin), min(drawn[1], high + margin)
-
-
-DEFAULT_UNITS = Units()
 
 
 def step_grid(curves: Curves, bins: int = BINS) -> Floats:
@@ -108,7 +77,8 @@ def learning_curve(
 
     Each line is the interquartile mean over seeds of the returns, averaged within a hundredth of the longest run; the
     shaded area is its 95% bootstrap interval, where there are seeds enough for one. A line covers the steps at which
-    every seed has a return. Steps are logarithmic where all of it happens at the beginning (`drawing_grid`).
+    every seed has a return. Steps are logarithmic where all of it happens at the beginning (`drawing_grid`). More
+    curves than there are colours have a panel each, in their order.
 
     Args:
         curves: label -> (steps `[N]` or `[N, S]`, returns `[N, S]`, NaN where no episode ended).
@@ -123,79 +93,95 @@ def learning_curve(
     save(curves_figure(curves, title=title, threshold=threshold, units=units), path)
 
 
-def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure to a file, completely or not at all.
-
-    Raises:
-        UserError: its suffix is none of FORMATS.
-    """
-    path = Path(path)
-    if path.suffix not in FORMATS:
-        raise UserError(f"The file of a figure must end in {', '.join(FORMATS)}, not {path}.")
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=path.suffix[1:], dpi=200, facecolor="white")
-    replace_file(path, buffer.getvalue())
-
-
-def inline_svg(figure: Figure) -> str:
-    """A figure as an `<svg>` element without background, its INK replaced by the text colour of the page.
-
-    Values are shown where a mouse rests on dots (`hover`).
-    """
-    texts, buffer = number_dots(figure), io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    return with_titles(svg[svg.index("<svg") :].replace(INK, "currentColor"), texts)
-
-
-def literal(text: str) -> str:
-    """Text for matplotlib that is drawn as it is: between two dollar signs matplotlib would read a formula."""
-    return printable(text).replace("$", r"\$")
-
-
 def curves_figure(
     curves: Curves, *, title: str, threshold: float | None = None, units: Units = DEFAULT_UNITS
 ) -> Figure:
     """The figure of `learning_curve`."""
     if not curves:
         raise UserError("There is no curve to draw: give at least one run.")
+    if len(curves) > len(COLORS):
+        behind = {name: [other for other in curves if other != name] for name in curves}
+        return _panels_figure(curves, behind, title, "grey: the others", threshold, units)
     edges, logarithmic = drawing_grid(curves)
-    lines = {name: bootstrap(binned(steps, returns, edges)) for name, (steps, returns) in curves.items()}
+    lines = estimates(curves, edges)
     styles = line_styles(lines)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        _decorate(axes, title, _subtitle([np.shape(returns)[1] for _, returns in curves.values()]))
+        decorate(axes, title, _subtitle(_seeds(curves)))
         axes.set_xlabel(literal(units.steps))
         axes.set_ylabel(literal(units.score))
-        axes.grid(axis="y")
         for name, line in lines.items():
-            draw_line(axes, edges, line, styles[name], shade=0.17 if len(lines) <= len(COLORS) else 0.07)
-            add_hover(axes, middles(edges)[:: len(edges) // 25], line.value[:: len(edges) // 25], name)
-        scale_steps(axes, logarithmic=logarithmic)
-        known = np.isfinite([line.value for line in lines.values()]).any(axis=0)
-        axes.set_xlim(edges[0], edges[1:][known].max(initial=0.0) or edges[-1])
+            draw_named(axes, edges, name, line, styles[name])
         if threshold is not None:
-            axes.axhline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
+            draw_threshold(axes, threshold)
             # below the line on the right, where curves that have reached the threshold are above the text
             place = (0.994, threshold), axes.get_yaxis_transform()
             axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
                           fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
-        axes.set_ylim(units.limits(axes.get_ylim(), axes.dataLim.intervaly))
-        _label_ends(axes, lines, styles)
+        _scale(axes, edges, lines, units, logarithmic=logarithmic)
+        label_ends(axes, lines, styles)
     return figure
 
 
-def scale_steps(axes: Axes, *, logarithmic: bool, ticks: int = 6) -> None:
-    """The axis of steps, with prefixes: 10 k, 1 M."""
-    if logarithmic:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(ticks))
-    axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+def ladder_figure(
+    curves: Curves, parents: Mapping[str, str], *, title: str, units: Units = DEFAULT_UNITS
+) -> Figure | None:
+    """Every algorithm whose nearest ancestor is among the curves, each in a panel with it; None if there is none.
+
+    Args:
+        curves: algorithm -> (steps, returns), as for `learning_curve`.
+        parents: algorithm -> its parent.
+        title: of the figure.
+        units: of the axes.
+    """
+    behind = {name: [ancestor] for name in curves if (ancestor := _ancestor(name, curves, parents))}
+    return _panels_figure(curves, behind, title, "grey: the parent", None, units) if behind else None
+
+
+def _ancestor(name: str, curves: Curves, parents: Mapping[str, str]) -> str | None:
+    """The nearest ancestor of an algorithm that has a curve."""
+    parent = parents.get(name)
+    while parent is not None and parent not in curves:
+        parent = parents.get(parent)
+    return parent
+
+
+def _panels_figure(
+    curves: Curves,
+    behind: Mapping[str, Sequence[str]],
+    title: str,
+    note: str,
+    threshold: float | None,
+    units: Units,
+) -> Figure:
+    """A panel for each name of `behind`; see `panels`."""
+    edges, logarithmic = drawing_grid(curves)
+    lines = estimates(curves, edges)
+    subtitle = f"{_subtitle(_seeds(curves))}; {note}" + (f"; dashed: {threshold:g}" if threshold is not None else "")
+    with matplotlib.rc_context(STYLE):
+        figure, drawn = panels(edges, lines, behind, title=title, subtitle=subtitle, threshold=threshold)
+        for axes in drawn:
+            _scale(axes, edges, lines, units, logarithmic=logarithmic, ticks=3)
+        figure.supxlabel(literal(units.steps), fontsize=9)
+        figure.supylabel(literal(units.score), fontsize=9)
+    return figure
+
+
+def estimates(curves: Curves, edges: Floats) -> dict[str, Estimate]:
+    """The interquartile mean of every curve in every bin, with its interval."""
+    return {name: bootstrap(binned(steps, returns, edges)) for name, (steps, returns) in curves.items()}
+
+
+def _scale(
+    axes: Axes, edges: Floats, lines: Mapping[str, Estimate], units: Units, *, logarithmic: bool, ticks: int = 6
+) -> None:
+    """Both axes as far as there are values, and a grid of scores."""
+    axes.grid(axis="y")
+    scale_steps(axes, logarithmic=logarithmic, ticks=ticks)
+    known = np.isfinite([line.value for line in lines.values()]).any(axis=0)
+    axes.set_xlim(edges[0], edges[1:][known].max(initial=0.0) or edges[-1])
+    axes.set_ylim(units.limits(axes.get_ylim(), axes.dataLim.intervaly))
 
 
 def finals_figure(
@@ -216,7 +202,7 @@ def finals_figure(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 1.5 + 0.36 * len(finals)), layout="constrained")
         axes = figure.add_subplot()
-        _decorate(axes, title, _subtitle([np.size(scores) for scores, _ in finals.values()]) + "; a dot for each seed")
+        decorate(axes, title, _subtitle([np.size(scores) for scores, _ in finals.values()]) + "; a dot for each seed")
         for index, (name, (scores, estimate)) in enumerate(finals.items()):
             color = color_of(name)
             # Dots are moved up and down alone, so that equal scores are seen as many and none leaves its value.
@@ -235,55 +221,14 @@ def finals_figure(
     return figure
 
 
+def _seeds(curves: Curves) -> list[int]:
+    return [np.shape(returns)[1] for _, returns in curves.values()]
+
+
 def _subtitle(counts: Sequence[int]) -> str:
+    """What the lines are, given the number of seeds of each."""
     fewest, most = min(counts), max(counts)
     if most == 1:
         return "one seed"
     seeds = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
     return f"interquartile mean over {seeds}" + (", 95% bootstrap interval" if most >= MIN_SCORES else "")
-
-
-def _decorate(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(literal(title), loc="left", fontweight="bold", fontsize=12, pad=20)
-    axes.annotate(subtitle, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=9, alpha=0.7)
-    axes.tick_params(length=3, width=0.8)
-
-
-def middles(edges: Floats) -> Floats:
-    """The middles of bins."""
-    return (edges[:-1] + edges[1:]) / 2
-
-
-def draw_line(axes: Axes, edges: Floats, line: Estimate, style: LineStyle, *, shade: float, width: float = 1.8) -> None:
-    """A curve with its interval as a shaded area."""
-    axes.fill_between(middles(edges), line.low, line.high, color=style.color, alpha=shade, linewidth=0)
-    axes.plot(middles(edges), line.value, color=style.color, linewidth=width, linestyle=style.dashes)
-
-
-def _label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle]) -> None:
-    """Write each name at the end of its line, moved up or down as little as needed to avoid overlaps."""
-    low, high = axes.get_ylim()
-    ends = {name: line.value[np.isfinite(line.value)][-1:] for name, line in lines.items()}
-    labels = sorted((float(end[0]), name) for name, end in ends.items() if end.size)
-    if not labels:
-        return
-    heights = [(end - low) / (high - low) for end, _ in labels]
-    for height, place, (_, name) in zip(heights, spread_labels(heights, gap=0.052), labels, strict=True):
-        color, dashes = styles[name]
-        style: dict[str, Any] = {"color": color, "transform": axes.transAxes, "clip_on": False}
-        axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
-        axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=dashes, **style)
-        label, kind = literal(name), "axes fraction"
-        axes.annotate(label, (1.07, place), xycoords=kind, color=color, fontweight="bold", va="center")
-
-
-def spread_labels(positions: ArrayLike, gap: float) -> Floats:
-    """Positions in [0, 1], at least `gap` apart, with the least squared distance to ascending ones.
-
-    After subtracting i · gap from the i-th, the positions need only ascend: isotonic regression, clipped to the bounds.
-    If they do not all fit, the gap becomes smaller.
-    """
-    positions = np.asarray(positions, float)
-    gap = min(gap, 1.0 / max(len(positions) - 1, 1))
-    offsets = gap * np.arange(len(positions))
-    return np.clip(isotonic_regression(positions - offsets).x, 0.0, 1.0 - offsets[-1]) + offsets

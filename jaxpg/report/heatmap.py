@@ -23,7 +23,7 @@ from jaxpg.errors import UserError
 from jaxpg.files import replace_file
 from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
-from jaxpg.report.figures import STYLE, literal, save
+from jaxpg.report.drawing import STYLE, literal, save
 from jaxpg.report.palette import BLUE, VERMILION
 from jaxpg.report.statistics import Estimate, bootstrap
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxpg.printable import printable
 from jaxpg.report.diagnostics import Metrics, diagnostics_figure
-from jaxpg.report.figures import DEFAULT_UNITS, Curves, Units, curves_figure, finals_figure, inline_svg
+from jaxpg.report.drawing import DEFAULT_UNITS, Units, inline_svg
+from jaxpg.report.figures import Curves, curves_figure, finals_figure, ladder_figure
 from jaxpg.report.palette import color_of
-from jaxpg.report.small_multiples import ladder_figure
 from jaxpg.report.statistics import Estimate
 
 Completions = Mapping[str, Sequence[Any]]
@@ -110,8 +110,8 @@ def html_page(
     )
     lead = "".join(f"<p>{_text(sentence)}</p>" for sentence in findings.sentences)
     warned = "".join(f'<p class="warning">{_text(sentence)}</p>' for sentence in findings.warnings)
-    ladder = ladder_figure(curves, parents, units=units) if len(curves) > 2 else None
-    lines = "" if ladder is None else f"<h2>Each beside its parent</h2><figure>{inline_svg(ladder)}</figure>"
+    ladder = ladder_figure(curves, parents, title="Each beside its parent", units=units) if len(curves) > 2 else None
+    lines = "" if ladder is None else f"<figure>{inline_svg(ladder)}</figure>"
     further = diagnostics_figure(diagnostics)
     metrics = "" if further is None else f"<h2>Diagnostics</h2><figure>{inline_svg(further)}</figure>"
     texts = "".join(_completions(name, written, named=len(curves) > 1) for name, written in completions.items())

@@ -1,71 +1,65 @@
-"""The ladder as small multiples: a panel for each algorithm beside its parent, which is grey."""
+"""Small multiples: a panel for each line, before others in grey."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxpg.report.figures import (
-    DEFAULT_UNITS,
-    STYLE,
-    Curves,
-    Units,
-    draw_line,
-    drawing_grid,
-    literal,
-    scale_steps,
-)
+from jaxpg.report.drawing import add_title, broken, draw_line, draw_named, draw_threshold, middles
 from jaxpg.report.palette import LineStyle, color_of
-from jaxpg.report.statistics import Estimate, Floats, binned, bootstrap
+from jaxpg.report.statistics import Estimate, Floats
 
 COLUMNS = 4
 GREY = LineStyle("#8b949e", "-")  # readable on white and on black
 
 
-def ladder_figure(curves: Curves, parents: Mapping[str, str], *, units: Units = DEFAULT_UNITS) -> Figure | None:
-    """Every algorithm whose nearest ancestor is among the curves, each in a panel with it; None if there is none.
+def panels(
+    edges: Floats,
+    lines: Mapping[str, Estimate],
+    behind: Mapping[str, Sequence[str]],
+    *,
+    title: str,
+    subtitle: str,
+    threshold: float | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each name of `behind`, in its order, with its line before those that are behind it.
 
     Args:
-        curves: algorithm -> (steps, returns), as for `learning_curve`.
-        parents: algorithm -> its parent.
-        units: of the axes.
+        edges: of the bins of steps, as of `draw_line`.
+        lines: by name.
+        behind: name -> the names of the grey lines. A single one has its interval, and its name below the panel's.
+        title: of the figure.
+        subtitle: of the figure.
+        threshold: score drawn as a dashed line.
     """
-    pairs = [(name, ancestor) for name in curves if (ancestor := _ancestor(name, curves, parents))]
-    if not pairs:
-        return None
-    edges, logarithmic = drawing_grid(curves)
-    lines = {name: bootstrap(binned(steps, returns, edges)) for name, (steps, returns) in curves.items()}
-    rows = -(-len(pairs) // COLUMNS)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 0.5 + 1.6 * rows), layout="constrained")
-        panels = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True)
-        for axes, (name, ancestor) in zip(panels.flat, pairs, strict=False):
-            _draw_pair(axes, edges, lines, name, ancestor)
-            scale_steps(axes, logarithmic=logarithmic, ticks=3)
-            axes.set_xlim(edges[0], edges[-1])
-        for axes in panels.flat[len(pairs) :]:
-            axes.set_axis_off()
-        figure.supxlabel(literal(units.steps), fontsize=8)
-        figure.supylabel(literal(units.score), fontsize=8)
-    return figure
+    rows = -(-len(behind) // COLUMNS)
+    figure = Figure(figsize=(7.6, 1.3 + 1.4 * rows), layout="constrained")
+    add_title(figure, title, subtitle)
+    grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, (name, others) in zip(grid, behind.items(), strict=False):
+        _draw_panel(axes, edges, lines, name, others)
+        if threshold is not None:
+            draw_threshold(axes, threshold)
+    for axes in grid[len(behind) :]:
+        axes.remove()
+    for axes in grid[max(len(behind) - COLUMNS, 0) : len(behind)]:
+        axes.tick_params(labelbottom=True)  # also where there is no panel below
+    return figure, list(grid[: len(behind)])
 
 
-def _ancestor(name: str, curves: Curves, parents: Mapping[str, str]) -> str | None:
-    """The nearest ancestor of an algorithm that has a curve."""
-    parent = parents.get(name)
-    while parent is not None and parent not in curves:
-        parent = parents.get(parent)
-    return parent
-
-
-def _draw_pair(axes: Axes, edges: Floats, lines: Mapping[str, Estimate], name: str, ancestor: str) -> None:
-    draw_line(axes, edges, lines[ancestor], GREY, shade=0.15, width=1.2)
-    draw_line(axes, edges, lines[name], LineStyle(color_of(name), "-"), shade=0.2, width=1.5)
-    axes.set_title(literal(name), loc="left", fontsize=8, fontweight="bold", color=color_of(name), pad=12)
-    axes.annotate(f"grey: {literal(ancestor)}", (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points",
-                  fontsize=7, alpha=0.7)  # fmt: skip
-    axes.tick_params(which="both", length=2, width=0.6, labelsize=7)
-    axes.grid(axis="y")
+def _draw_panel(axes: Axes, edges: Floats, lines: Mapping[str, Estimate], name: str, others: Sequence[str]) -> None:
+    heading = broken(name)
+    if len(others) == 1:
+        draw_line(axes, edges, lines[others[0]], GREY, shade=0.15, width=1.2)
+        axes.annotate(f"grey: {broken(others[0])}", (0, 1), (0, 3), xycoords="axes fraction",
+                      textcoords="offset points", fontsize=7, alpha=0.7)  # fmt: skip
+    else:
+        for other in others:
+            axes.plot(middles(edges), lines[other].value, color=GREY.color, alpha=0.4, linewidth=0.7)
+    color = color_of(name)
+    draw_named(axes, edges, name, lines[name], LineStyle(color, "-"))
+    pad = 12 if len(others) == 1 else 3
+    axes.set_title(heading, loc="left", fontsize=8, fontweight="bold", color=color, pad=pad)
+    axes.tick_params(which="both", length=3, width=0.8, labelsize=8)

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from rich.table import Table
 
 from jaxpg.envs.mdps import Grid
-from jaxpg.report.figures import STYLE, save
+from jaxpg.report.drawing import STYLE, save
 
 ARROWS = {(0, -1): "←", (1, 0): "↓", (0, 1): "→", (-1, 0): "↑"}
 """The sign of a move, (down, right)."""

@@ -342,10 +342,12 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     name, other = "[red]$x_{$\x1b[2J\u202e", "$\\alpha$"
     curves = {key: (np.array([1, 2]), np.ones((2, 2))) for key in (name, other)}
     report.learning_curve(curves, tmp_path / "curve.svg", title=name)
+    broken = {f"{i}{'a' * 22}$x_{{$": curve for i, curve in enumerate([curves[name]] * 7)}  # within a formula
+    report.learning_curve(curves | broken, tmp_path / "panels.svg", title=name)
     grid = {name: [other, name], other: [1, 2], "[x] $y$": [name]}
     heatmap.sweep_figure(grid, np.arange(8.0).reshape(4, 2), tmp_path / "map.svg", title=name)
     heatmap.sweep_figure({name: [other, name]}, np.ones((2, 2)), tmp_path / "line.svg", title=name)
-    for file, times in (("curve.svg", 2), ("map.svg", 4), ("line.svg", 3)):
+    for file, times in (("curve.svg", 2), ("panels.svg", 2), ("map.svg", 4), ("line.svg", 3)):
         drawn = " ".join(ElementTree.parse(tmp_path / file).getroot().itertext())
         assert drawn.count(r"[red]$x_{$\x1b[2J\u202e") >= times, file
         assert other in drawn
