@@ -33,13 +33,13 @@ def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, A
 
 
 def _cpu() -> str:
-    """Model name of the processor."""
+    """Name of the processor, on x86 with family and model: several generations are called "AMD EPYC" alike."""
     with contextlib.suppress(OSError):
-        models = [
-            x for x in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines() if x.startswith("model name")
-        ]
-        if models:
-            return models[0].partition(":")[2].strip()
+        first = Path("/proc/cpuinfo").read_text("utf-8", "replace").partition("\n\n")[0]
+        found = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in first.splitlines())}
+        if "model name" in found:
+            numbers = [f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found]
+            return ", ".join([found["model name"], *numbers])
     return platform.processor()
 
 

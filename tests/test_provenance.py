@@ -1,0 +1,41 @@
+"""What is recorded of the machine that a run was made on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from jaxpg.training import provenance
+
+X86 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC
+
+processor\t: 1
+cpu family\t: 26
+model\t\t: 2
+model name\t: another
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (X86, "AMD EPYC, family 25, model 17"),
+        ("processor\t: 0\nmodel name\t: ARMv8: rev 1\n", "ARMv8: rev 1"),
+        ("processor\t: 0\nBogoMIPS\t: 48.00\n", platform.processor()),
+        (None, platform.processor()),
+    ],
+)
+def test_the_processor_is_told_apart_from_others_of_its_name(
+    text: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(provenance, "Path", lambda name: file)
+    assert provenance._cpu() == expected
