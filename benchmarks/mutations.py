@@ -122,15 +122,15 @@ MUTATIONS = (
     Mutation(
         "advantages are centred by the mean over padding too",
         "objectives/advantages.py",
-        "centred = advantage - _mean(advantage, loss_mask)",
-        "centred = advantage - advantage.mean()",
+        "(advantage - mean) / (std + eps)",
+        "(advantage - advantage.mean()) / (std + eps)",
         ADVANTAGES,
     ),
     Mutation(
         "means of returns are those of one device",
-        "objectives/advantages.py",
-        "total, count = collectives.psum((_sum(x, mask), mask.sum()))",
-        "total, count = (_sum(x, mask), mask.sum())",
+        "objectives/moments.py",
+        "return own if collectives.num_shards() == 1 else _together(collectives.of_each_device(own))",
+        "return own",
         shards("reinforce_baseline"),
     ),
     Mutation(
@@ -253,15 +253,15 @@ MUTATIONS = (
     Mutation(
         "gradients are not summed over devices",
         "update/gradients.py",
-        "return collectives.psum(differentiate(params, batch))",
-        "return differentiate(params, batch)",
+        "return collectives.psum(_summed(loss, params, batch, num_chunks, chunk, lifted))",
+        "return _summed(loss, params, batch, num_chunks, chunk, lifted)",
         shards("a2c"),
     ),
     Mutation(
         "the first chunk of a minibatch is left out",
         "update/gradients.py",
-        "jnp.arange(num_chunks)",
-        "jnp.arange(1, num_chunks)",
+        "lax.fori_loop(0, num_chunks, add, zeros)",
+        "lax.fori_loop(1, num_chunks, add, zeros)",
         f"{UPDATE} -k chunks",
     ),
     Mutation(

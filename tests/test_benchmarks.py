@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import before_after
+import mutations
 import throughput
 from workloads import WORKLOADS
 
@@ -17,6 +18,11 @@ def test_every_row_of_a_table_is_a_program_that_there_is() -> None:
     rows += [*throughput.COLLECTING, *map(throughput.Row, throughput.LEARNERS), *throughput.QUICK.programs]
     rows += [row for *_, row in before_after.CASES]
     assert {row.workload for row in rows} <= set(WORKLOADS)
+
+
+def test_every_deliberate_fault_still_finds_its_text() -> None:
+    found = {mutation.name: mutations.applies(mutation, mutations.ROOT) for mutation in mutations.MUTATIONS}
+    assert [name for name, applies in found.items() if not applies] == []
 
 
 def test_the_steps_to_a_return_are_those_at_which_each_agent_first_reaches_it(monkeypatch):
