@@ -115,6 +115,36 @@ def test_a_state_that_the_host_has_lost_is_made_again() -> None:
     jax.tree.map(np.testing.assert_array_equal, run(env, actions[4:], rows[3][0])[0][1], rows[4][1])
 
 
+def test_states_in_another_order_are_made_again() -> None:
+    """They are of the same group after as many steps, and yet not what its environments are in."""
+    env = envs.make(WALK)
+    step = jax.jit(jax.vmap(env.step, (None, 0, 0)))
+    key, actions = jax.random.key(0), jnp.array([0, 1, 0])
+    begun = jax.jit(jax.vmap(env.reset))(jax.random.split(key, 3))[0]
+    moved, _ = step(key, begun, actions)
+    order = jnp.array([2, 0, 1])
+    _, found = step(key, jax.tree.map(lambda x: x[order], moved), actions[order])
+    _, expected = step(key, moved, actions)
+    host_callback.raise_failure()
+    assert len(np.unique(expected.obs, axis=0)) == 3, "states that are alike show nothing"
+    jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(lambda x: x[order], expected))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="callbacks read the program's buffers on a CPU alone")
+def test_the_history_is_not_copied_at_every_step() -> None:
+    env = envs.make(POLE)
+    states, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 3))
+
+    def steps(states: Any) -> Any:
+        act = jax.vmap(lambda state: env.step(jax.random.key(0), state, jnp.int32(0))[0])
+        return jax.lax.fori_loop(0, 5, lambda i, states: act(states), states)
+
+    text = jax.jit(steps, donate_argnums=0).lower(states).compile().as_text()
+    body = "\n".join(x for x in re.split(r"\n(?=%|ENTRY)", text) if not x.startswith("ENTRY"))
+    assert "scatter" in body
+    assert re.findall(r"= s32\[3,500\]\S* copy\(", body) == []
+
+
 def test_a_step_after_the_end_changes_nothing() -> None:
     env = envs.make(WALK)
     rows = run(env, [1] * 9, env.reset(jax.random.key(0))[0])

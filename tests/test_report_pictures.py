@@ -184,6 +184,17 @@ def test_each_algorithm_is_drawn_beside_its_nearest_ancestor():
     assert ladder_figure({"ppo": curve(1.0), "mine": curve(1.0)}, parents, title="task") is None
 
 
+def test_panels_show_scores_beyond_the_bounds_of_their_unit_wherever_they_are() -> None:
+    """Axes are shared: bounds that hold in one panel must not cut off the lines of another."""
+    units = Units("tokens", "accuracy", (0.0, 1.0))
+    curves = {name: (STEPS, np.full((100, 5), top)) for name, top in (("reinforce", 0.5), ("grpo", 0.6), ("ppo", 6.0))}
+    figure = ladder_figure(curves, {"ppo": "reinforce", "grpo": "reinforce"}, title="task", units=units)
+    assert [axes.get_ylim()[1] > 6 for axes in figure.axes] == [True, True]
+    within = {name: (STEPS, np.full((100, 5), 1.0)) for name in curves}
+    figure = ladder_figure(within, {"ppo": "reinforce", "grpo": "reinforce"}, title="task", units=units)
+    assert {axes.get_ylim()[1] <= 1.03 for axes in figure.axes} == {True}
+
+
 def test_a_page_says_what_happened_and_tells_prompt_and_answer_apart():
     steps, returns = curve(30_000.0)
     run = RunResult(steps, returns, returns[-1], 75.0, 1000.0, np.zeros(5), warnings=["Nothing was learned."])

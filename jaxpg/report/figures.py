@@ -119,7 +119,7 @@ def curves_figure(
             place = (0.994, threshold), axes.get_yaxis_transform()
             axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
                           fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
-        _scale(axes, edges, lines, units, logarithmic=logarithmic)
+        _scale([axes], edges, lines, units, logarithmic=logarithmic)
         label_ends(axes, lines, styles)
     return figure
 
@@ -161,8 +161,7 @@ def _panels_figure(
     subtitle = f"{_subtitle(_seeds(curves))}; {note}" + (f"; dashed: {threshold:g}" if threshold is not None else "")
     with matplotlib.rc_context(STYLE):
         figure, drawn = panels(edges, lines, behind, title=title, subtitle=subtitle, threshold=threshold)
-        for axes in drawn:
-            _scale(axes, edges, lines, units, logarithmic=logarithmic, ticks=3)
+        _scale(drawn, edges, lines, units, logarithmic=logarithmic, ticks=3)
         figure.supxlabel(literal(units.steps), fontsize=9)
         figure.supylabel(literal(units.score), fontsize=9)
     return figure
@@ -174,14 +173,23 @@ def estimates(curves: Curves, edges: Floats) -> dict[str, Estimate]:
 
 
 def _scale(
-    axes: Axes, edges: Floats, lines: Mapping[str, Estimate], units: Units, *, logarithmic: bool, ticks: int = 6
+    panels: Sequence[Axes],
+    edges: Floats,
+    lines: Mapping[str, Estimate],
+    units: Units,
+    *,
+    logarithmic: bool,
+    ticks: int = 6,
 ) -> None:
-    """Both axes as far as there are values, and a grid of scores."""
-    axes.grid(axis="y")
-    scale_steps(axes, logarithmic=logarithmic, ticks=ticks)
+    """The axes that all panels share, as far as there are values in any, and a grid of scores."""
     known = np.isfinite([line.value for line in lines.values()]).any(axis=0)
-    axes.set_xlim(edges[0], edges[1:][known].max(initial=0.0) or edges[-1])
-    axes.set_ylim(units.limits(axes.get_ylim(), axes.dataLim.intervaly))
+    drawn = [axes.dataLim.intervaly for axes in panels]
+    limits = units.limits(panels[0].get_ylim(), (np.min(drawn), np.max(drawn)))
+    for axes in panels:
+        axes.grid(axis="y")
+        scale_steps(axes, logarithmic=logarithmic, ticks=ticks)
+        axes.set_xlim(edges[0], edges[1:][known].max(initial=0.0) or edges[-1])
+        axes.set_ylim(limits)
 
 
 def finals_figure(
