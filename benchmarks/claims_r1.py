@@ -27,7 +27,7 @@ from claim_tools import (
 )
 from matplotlib.axes import Axes
 
-GRPO = chosen(num_envs=256, learning_rate=5e-4, epochs=1, num_minibatches=1, max_grad_norm=1.0, gamma=1.0, kl="none")
+GRPO = chosen(num_envs=256, learning_rate=5e-4, epochs=1, num_minibatches=1, max_grad_norm=1.0, kl="none")
 
 
 def rewards(seeds: int) -> Finding:

@@ -54,7 +54,7 @@ class Rung(NamedTuple):
 
 RAW = {"normalize_advantages": False}
 """Without standardisation, which would subtract a baseline from every rung and hide what the first ones differ in."""
-GROUPS = {"num_envs": 32, "learning_rate": 1e-3, "anneal_steps": "total_steps", "gamma": 1.0}
+GROUPS = {"num_envs": 32, "learning_rate": 1e-3, "anneal_steps": "total_steps"}
 """As GRPO's section of configs/cartpole.toml, for rungs that have none there."""
 LINE: dict[str, Rung] = {
     "q_learning": Rung(

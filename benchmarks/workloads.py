@@ -123,9 +123,7 @@ def jaxpg_grpo(env_name: str, num_envs: int, agents: int, devices: int, steps: i
     """One iteration of jaxpg's GRPO, groups of 8 whole episodes; steps are counted to the time limit of all of them."""
     from jaxpg import envs, ladder
 
-    algorithm = ladder.grpo(
-        num_envs=num_envs, group_size=8, epochs=PPO.epochs, num_minibatches=PPO.num_minibatches, gamma=1.0
-    )
+    algorithm = ladder.grpo(num_envs=num_envs, group_size=8, epochs=PPO.epochs, num_minibatches=PPO.num_minibatches)
     one = whole_loop(algorithm, env_name, num_envs, agents, 1)
     return one._replace(work=agents * num_envs * envs.make(env_name).time_limit)
 

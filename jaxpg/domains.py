@@ -6,7 +6,10 @@ Only numbers are here. What else a value must be follows from the type of the se
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxpg.errors import UserError, excerpt
 
@@ -90,6 +93,17 @@ DOMAINS: dict[str, Domain] = {
 def domain_of(name: str) -> Domain:
     """The domain of the setting with this name."""
     return DOMAINS.get(name, COUNT)
+
+
+def as_float32(value: Any) -> float | None:
+    """What a user's function returned, if it is a finite number that float32 holds; else None."""
+    if not isinstance(value, numbers.Real | np.bool_):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or a fraction of hundreds of digits
+        return None
+    return number if abs(number) <= FLOAT32_MAX else None
 
 
 def check_number(name: str, number: float, domain: Domain = ANY) -> None:

@@ -320,7 +320,7 @@ def rlhf(
     )
 
 
-@child_of(ppo, max_grad_norm=1.0, normalize_advantages=False)
+@child_of(ppo, max_grad_norm=1.0, gamma=1.0, normalize_advantages=False)
 def grpo(
     *,
     group_size: int = 8,
@@ -333,7 +333,8 @@ def grpo(
 
         psi_it = (R_i - mean(R)) / std(R)  over a group of episodes from one start state
 
-    The loss averages over the steps of an episode, then over episodes, and adds a KL to a reference policy.
+    The loss averages over the steps of an episode, then over episodes, and adds a KL to a reference policy. R is the
+    sum of rewards: with a discount below 1, an early reward, and so a short answer, would count for more.
 
     Args:
         group_size: episodes per group.

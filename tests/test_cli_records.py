@@ -152,6 +152,27 @@ def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.C
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("split=test", "environment_settings.split cannot be set"),
+        ("held_out=some", "held_out must be like its default 0.1, not 'some'"),
+        ("match=3", "match must be like its default 'exact', not 3"),
+        ("skip_long_prompts=no", "skip_long_prompts must be like its default False, not 'no'"),
+        ("step_separator=3", "step_separator must be str or none, not 3"),
+        ("max_token=9", "Did you mean 'max_tokens'"),
+    ],
+)
+@pytest.mark.parametrize("rewards", [[], ["--set", "rewards.accuracy=1"]])
+def test_settings_of_a_file_are_checked_with_a_list_of_rewards_too(
+    place: Path, capsys: pytest.CaptureFixture[str], setting: str, sentence: str, rewards: list[str]
+) -> None:
+    out = ["--out", "never", "--set", "initial=none"]
+    message = refused(capsys, "train", "task.toml", "grpo", *out, *rewards, "--set", f"environment_settings.{setting}")
+    assert sentence in message
+    assert not Path("never").exists()
+
+
 class Mine(NamedTuple):
     """A run in the directory "mine", fine-tuned on the characters of mine.jsonl.
 

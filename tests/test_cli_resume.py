@@ -124,7 +124,7 @@ CONTRADICTIONS = [
     (["train", "{task}", "grpo"], "holds a run already. Add --resume"),
     (["train", "{task}", "rloo", "--resume"], "is of grpo on mine, not rloo on mine"),
     (["train", "sort", "grpo", "--resume"], "is of grpo on mine, not grpo on sort"),
-    (["train", "{task}", "grpo", "--resume", "--set", "gamma=0.5"], "grpo.gamma is 0.99 there, 0.5 here"),
+    (["train", "{task}", "grpo", "--resume", "--set", "gamma=0.5"], "grpo.gamma is 1.0 there, 0.5 here"),
     (["train", "{task}", "grpo", "--resume", "--seeds", "3"], "seeds is [0, 1] there, [0, 1, 2] here"),
     (["train", "{task}", "grpo", "--resume", "--set", "initial=none"], "there, 'none' here"),
     (["compare", "{task}", "grpo", "--resume"], "goes on with: jaxpg resume"),

@@ -166,7 +166,7 @@ def test_mistakes_are_refused_with_a_sentence(
     assert "another network" in refused(capsys, *begin)
     assert "no config.toml" in refused(capsys, "train", str(task), "grpo", *out, "--from", str(tmp_path))
     assert "holds no reward model" in refused(capsys, "train", str(task), "rlhf", *out, "--reward", run)
-    assert "learns from texts" in refused(capsys, "train", "cartpole", "sft", *out)
+    assert "no texts to learn from" in refused(capsys, "train", "cartpole", "sft", *out)
     assert "completes prompts" in refused(
         capsys, "train", "cartpole", "grpo", *out, "--set", "network.kind=transformer"
     )

@@ -14,6 +14,7 @@ import tiny
 
 from jaxpg import ladder, networks, update
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Transition
 
 ROOT = {
     "num_envs": 16,
@@ -99,6 +100,7 @@ EDGES = {
         {"collect", "credit", "loss_weights", "value_loss", "reference_kl"},
         {
             "max_grad_norm": 1.0,
+            "gamma": 1.0,
             "group_size": 8,
             "kl": "loss_k3",
             "kl_coefficient": 0.04,
@@ -224,6 +226,19 @@ def test_settings_that_a_child_drops_are_refused(child):
             make(child, **{setting: 1})
     with pytest.raises(TypeError, match=f"{child} has no setting learning_rat;.*learning_rate"):
         make(child, learning_rat=1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "group_size" in defaults(name)])
+def test_groups_do_not_credit_a_short_answer(name):
+    """Four episodes of 1 to 4 steps, each with a reward of 1 at its end: none is better than another."""
+    step, length = np.arange(4)[:, None], np.arange(1, 5)[None]
+    mask, last = 1.0 * (step < length), step == length - 1
+    steps = Transition(mask[..., None], mask, mask, 1.0 * last, 1.0 - last, last, mask)
+    algorithm = make(name, group_size=4, num_envs=4)
+    credit = algorithm.credit(steps, 0 * mask, 0 * mask, jnp.zeros(()), gamma=algorithm.gamma)
+    np.testing.assert_array_equal(credit.advantage, 0)
+    lucky = steps._replace(reward=steps.reward * (length == 4))
+    assert (algorithm.credit(lucky, 0 * mask, 0 * mask, jnp.zeros(()), gamma=algorithm.gamma).advantage != 0).any()
 
 
 def test_annealing_falls_linearly_to_zero_and_stays_there():

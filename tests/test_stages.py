@@ -182,7 +182,7 @@ def test_every_stage_is_checked_before_the_first_is_trained() -> None:
     good = plan("rlhf")
     stages.check_plan(good, finished=lambda stage: False)
     spoiled = good[1]._replace(config=resolve_config("cartpole", "sft"))
-    with pytest.raises(UserError, match="learns from texts"):
+    with pytest.raises(UserError, match="no texts to learn from"):
         stages.check_plan([good[0], spoiled, good[2]], finished=lambda stage: False)
     stages.check_plan([good[0], spoiled, good[2]], finished=lambda stage: stage is spoiled)
 

@@ -197,6 +197,18 @@ def test_more_held_out_holds_out_more(write):
     assert len(drawn(json_lines(path, held_out=0), 8000)) == 500
 
 
+@pytest.mark.parametrize("records", [SUMS, [SPOKEN]])
+def test_with_nothing_held_out_both_splits_are_all_records(write, records, caplog):
+    path = write(records)
+    train, test = (json_lines(path, split=split, held_out=0.0) for split in ("train", "test"))
+    assert drawn(train) == drawn(test) == set(range(len(records)))
+    assert "held_out is 0: evaluations are of the prompts" in caplog.text
+    pairs = write([{"prompt": "3*5=", "chosen": "15", "rejected": "1"}], "pairs.jsonl")
+    for held_out in (0.0, train.is_held_out):  # its own share, or that of a task
+        of_test = preference_pairs(pairs, "standard", split="test", held_out=held_out)
+        assert CHARACTERS.decode(np.asarray(of_test.chosen)[0]) == "15"
+
+
 # What is right.
 
 
@@ -218,6 +230,11 @@ def test_more_held_out_holds_out_more(write):
         ("$", False),
         ("15", False),  # did not end
         ("15<pad>$", False),
+        (" 15 $", True),
+        ("<answer> 15  </answer>1$", True),
+        ("<answer>15</answer> $", True),
+        ("1 5$", False),
+        (" $", False),
     ],
 )
 def test_an_exact_answer(write, words, right):
@@ -228,7 +245,7 @@ def test_an_exact_answer(write, words, right):
         assert (form, answer) == judge(task, "15$")[1:]
     else:
         assert answer != judge(task, "15$")[2]
-    assert (answer >= 0) == form == (words not in ("$", "15", "<answer></answer>$", "15<pad>$"))
+    assert (answer >= 0) == form == (words not in ("$", " $", "15", "<answer></answer>$", "15<pad>$"))
 
 
 LETTERS = {END: "$", PAD: "_", CHARACTERS.id("<answer>"): "<", CHARACTERS.id("</answer>"): ">"}
@@ -416,13 +433,25 @@ def test_a_demonstration_has_the_same_tokens_for_its_answer_as_the_answer_alone(
     assert task.verify(jnp.int32(0), tokens, jnp.int32(len(tokens))).accuracy == 1
 
 
+WRONG = {
+    "nan": float("nan"),
+    "inf": np.float32(np.inf),
+    "none": None,
+    "text": "0.5",
+    "complex": 1j,
+    "large": 1e39,
+    "huge": 10**400,
+    "beyond": 10**5000,
+}
+
+
 def broken(kind):
     def reward(prompt, completion, answer):
         if prompt != "1+2=":
             return 1.0
         if kind == "raises":
             return 1 / 0
-        return {"nan": float("nan"), "inf": np.float32(np.inf), "none": None, "text": "0.5", "complex": 1j}[kind]
+        return WRONG[kind]
 
     return reward
 
@@ -434,6 +463,9 @@ REASONS = {
     "none": "returned None instead",
     "text": "returned '0.5' instead",
     "complex": "returned 1j instead",
+    "large": r"returned 1e\+39 instead of a finite number in float32",
+    "huge": "returned 1000000.* instead of a finite number in float32",
+    "beyond": "returned a value too long to show instead of a finite number in float32",
 }
 
 
@@ -604,7 +636,11 @@ BAD = {
     "no such match": ([], {"match": "fuzzy"}, "no way to match 'fuzzy'"),
     "no such split": ([], {"split": "held_out"}, "split must be train or test, not 'held_out'"),
     "no share": ([], {"held_out": 1.5}, "held_out must be a share from 0 to 1, not 1.5"),
-    "nothing held out": ([], {"split": "test"}, "None of the 1 records of .*data.jsonl is in the test split"),
+    "hardly any held out": (
+        [],
+        {"split": "test", "held_out": 1e-9},
+        "None of the 1 records of .*data.jsonl is in the test split: .* with 0, evaluations are of the prompts that are",
+    ),
     "nothing left": ([], {"held_out": 1}, "None of the 1 records .* in the train split"),
     "no length": ([], {"prompt_length": 0}, "prompt_length must be a number of tokens, at least 1, not 0"),
     "half a token": ([], {"max_tokens": 2.5}, "max_tokens must be a number of tokens, at least 1, not 2.5"),

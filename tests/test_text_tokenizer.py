@@ -174,6 +174,26 @@ def test_a_task_speaks_in_these_tokens(saved, data, match):
     assert env.action_space.n == ours.size
 
 
+def test_an_exact_answer_is_a_text_and_not_a_row_of_tokens(saved, data):
+    """A policy may spell "42" as "4" and "2"; both are the same answer, and the same vote."""
+    task = json_lines(data, str(saved("bytes")), max_tokens=20, held_out=0)
+    ours = task.vocabulary
+    assert len(ours.encode("42")) == 1
+
+    def judge(*pieces, end=(END,)):
+        ids = [i for piece in pieces for i in ours.encode(piece)] + list(end)
+        row = jnp.array(ids + [PAD] * (20 - len(ids)), jnp.int32)
+        return [float(x) for x in tiny.jit(task.verify)(jnp.int32(0), row, jnp.int32(len(ids)))[:3]]
+
+    whole = judge("42")
+    assert whole[:2] == [1, 1]
+    for pieces in (("4", "2"), (" 42",), ("<think>so</think><answer>4", "2", "</answer>"), ("42", " ")):
+        assert judge(*pieces) == whole
+    assert judge("4", "3")[:2] == judge("4", " 2")[:2] == [0, 1]
+    for pieces, end in ((("4", "2"), ()), ((" ",), (END,)), (("<answer>", "</answer>"), (END,))):
+        assert judge(*pieces, end=end) == [0, 0, -1]
+
+
 def test_pairs_are_made_of_these_tokens(saved, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"prompt": "add 14", "chosen": "42", "rejected": "the sum"}')

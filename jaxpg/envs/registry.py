@@ -46,16 +46,16 @@ def _with_settings(factory: Factory, **fixed: Any) -> Factory:
     return fixed_factory
 
 
-def _text_factory(make_task: Callable[..., text.Task]) -> Factory:
+def _text_factory(of_task: Callable[..., text.Task]) -> Factory:
     """The factory of a task's environment: its settings are the task's and those of `text_env`."""
     env_parameters = dict(inspect.signature(text.text_env).parameters)
     del env_parameters["task"]
 
     def factory(**settings: Any) -> Env:
         env_settings = {key: settings.pop(key) for key in env_parameters if key in settings}
-        return text.text_env(make_task(**settings), **env_settings)
+        return text.text_env(of_task(**settings), **env_settings)
 
-    of_the_task = inspect.signature(make_task, eval_str=True).parameters.values()
+    of_the_task = inspect.signature(of_task, eval_str=True).parameters.values()
     parameters = [*of_the_task, *env_parameters.values()]
     factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return factory
@@ -156,7 +156,7 @@ def make_unchecked(name: str, /, **settings: Any) -> Env:
     """`make`, but for the check of an environment of the user's (`check_env`), whose mistakes `battery` shows."""
     check_settings(name, settings, default_settings(name))
     if name in _factories:
-        _check_annotated(name, settings)
+        _check_annotated(name, settings, _factories[name])
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
         if name in _factories:
             return _factories[name](**settings)
@@ -200,6 +200,30 @@ def wrap(env: Env, name: str, /, **settings: Any) -> Env:
     del known["env"]
     check_settings(name, settings, known)
     return WRAPPERS[name](env, **settings)
+
+
+def make_task(name: str, /, **settings: Any) -> text.Task:
+    """The text task behind a text environment.
+
+    Args:
+        name: one of TEXT_TASKS, or "package.module:function" of a function whose signature says that it returns a Task.
+        **settings: its own, without those of `text_env`.
+
+    Raises:
+        UserError: an environment that is no text task; otherwise as `make`.
+    """
+    factory = task_factory(name)
+    if factory is None:
+        raise UserError(
+            f"{name} has no texts to learn from: it is not a text task. There are: {', '.join(TEXT_TASKS)}; a function "
+            "of yours that returns one says so in its signature, -> Task."
+        )
+    check_settings(name, settings, argument_defaults(factory))
+    if name in TEXT_TASKS:
+        _check_annotated(name, settings, factory)
+        return factory(**settings)
+    with explain_failure(f"The text task {name} cannot be made: its function"):
+        return factory(**settings)
 
 
 def task_factory(name: str) -> Callable[..., text.Task] | None:
@@ -251,9 +275,9 @@ def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -
         raise UserError(f"{name} needs a value for {', '.join(missing)}.")
 
 
-def _check_annotated(name: str, settings: dict[str, Any]) -> None:
+def _check_annotated(name: str, settings: dict[str, Any], factory: Callable[..., Any]) -> None:
     """Check by its annotation a setting whose default does not show its type: there is none, or it is None."""
-    for key, parameter in inspect.signature(_factories[name]).parameters.items():
+    for key, parameter in inspect.signature(factory, eval_str=True).parameters.items():
         if key in settings and parameter.default in (None, inspect.Parameter.empty):
             kinds = get_args(parameter.annotation) or (parameter.annotation,)
             if isinstance(settings[key], bool) or not isinstance(settings[key], kinds):

@@ -127,23 +127,13 @@ def text_task(config: Config, split: str) -> envs.text.Task:
     """The text task of a config.
 
     Raises:
-        UserError: its environment is not a text task.
+        UserError: its environment is not a text task, see `envs.make_task`.
     """
-    factory = envs.task_factory(config.environment)
-    if factory is None:
-        raise UserError(
-            f"{config.algorithm} learns from texts, and {config.environment} is not a text task. "
-            f"There are: {', '.join(envs.TEXT_TASKS)}; a function of yours that returns one says so in its signature, "
-            "-> Task."
-        )
     of_the_env = options(envs.text.text_env)
     settings = {name: x for name, x in config.environment_settings.items() if name not in of_the_env}
     if "split" in envs.default_settings(config.environment):
         settings["split"] = split
-    if not is_code_name(config.environment):
-        return factory(**settings)
-    with explain_failure(f"The text task {config.environment} cannot be made: its function"):
-        return factory(**settings)
+    return envs.make_task(config.environment, **settings)
 
 
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:

@@ -52,6 +52,7 @@ from jaxpg.experiments.sections import (
     check_table,
     is_section,
     refuse_scheduled,
+    refuse_split,
     section_of,
     takes_integer,
 )
@@ -297,7 +298,7 @@ def make_env(config: Config, split: str = "train") -> Env:
         of_the_rewards = options(envs.text.text_env)
         settings = {name: value for name, value in settings.items() if name not in of_the_rewards}
     if "split" in envs.default_settings(config.environment):
-        settings = {"split": split, **settings}
+        settings = settings | {"split": split}
     return wrapped(config, envs.make(config.environment, **settings))
 
 
@@ -365,6 +366,7 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     for name in ("environment_settings", "wrappers", "rewards", "optimizer", "schedule", "callbacks"):
         check_free_settings(name, checked[name])
     check_rewards(checked)
+    refuse_split(checked["environment_settings"])
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}
     config = Config(task=task, algorithm=algorithm, learner=learner, settings={}, **checked)

@@ -129,6 +129,15 @@ def check_rewards(checked: Mapping[str, Any]) -> None:
             check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
 
 
+def refuse_split(environment_settings: Mapping[str, Any]) -> None:
+    """Refuse a split of one's own: a run would be evaluated on the problems that it trains on."""
+    if "split" in environment_settings:
+        raise UserError(
+            "environment_settings.split cannot be set: a run trains on the split train and is evaluated on the split "
+            "test. held_out says how much of a file of yours is in the latter."
+        )
+
+
 def check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a network and all of its settings; empty for an algorithm without a network."""
     if not networks_of(algorithm):

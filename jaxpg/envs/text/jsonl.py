@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from jaxpg.envs.text.jsonl_reader import (
     Record,
     encode_fields,
     encode_prompts,
-    hash_split,
+    held_out_share,
     pad_rows,
     parse_records,
     read_content,
@@ -82,7 +82,8 @@ def json_lines(
         max_tokens: completions are truncated after this many tokens; the length of the longest demonstration if not
             given. Demonstrations may be longer where nothing learns from them.
         split: "train" or "test".
-        held_out: the share of all prompts that belongs to the test split.
+        held_out: the share of all prompts that belongs to the test split; with 0 both splits are all records, and
+            evaluations are of prompts that are trained on.
 
     Raises:
         UserError: a file, a line or a setting that cannot be used, with the line and the reason.
@@ -95,7 +96,7 @@ def json_lines(
     rows = read(
         read_content(path), str(path), tokenizer, fields, built_in, prompt_length, skip_long_prompts, max_tokens
     )
-    is_held_out = partial(hash_split, held_out)
+    is_held_out = held_out_share(held_out)
     in_split = jnp.asarray(split_records(path, rows.records, prompt_field, split=split, held_out=is_held_out))
 
     def demonstration(problem: Array, key: Key) -> Array:
@@ -273,7 +274,7 @@ def _read_completions(
             raise UserError(sentence)
         completions += rows
     padded = pad_rows(completions, max_tokens).reshape(len(completion_fields), len(records), -1)
-    is_held_out = held_out if callable(held_out) else partial(hash_split, held_out)
+    is_held_out = held_out if callable(held_out) else held_out_share(held_out)
     in_split = np.array(split_records(path, records, prompt_field, split=split, held_out=is_held_out))
     tokens, *rest = (jnp.asarray(x[in_split]) for x in (prompts, *padded))
     return [Prompt(tokens, tokens != PAD), *rest]

@@ -115,7 +115,7 @@ def _excerpt(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def hash_split(held_out: float, prompts: Sequence[str]) -> list[bool]:
+def held_out_share(held_out: float) -> HeldOut:
     """Whether each prompt belongs to the test split: about the share `held_out` of all, by a hash of the prompt.
 
     Raises:
@@ -123,6 +123,15 @@ def hash_split(held_out: float, prompts: Sequence[str]) -> list[bool]:
     """
     if not 0 <= held_out <= 1:
         raise UserError(f"held_out must be a share from 0 to 1, not {held_out!r}.")
+    return partial(_hash_split, held_out) if held_out else nothing_held_out
+
+
+def nothing_held_out(prompts: Sequence[str]) -> list[bool]:
+    """No prompt is held out: `split_records` then makes both splits of all records."""
+    return [False] * len(prompts)
+
+
+def _hash_split(held_out: float, prompts: Sequence[str]) -> list[bool]:
     hashes = [hashlib.sha256(prompt.strip().encode()) for prompt in prompts]
     return [int.from_bytes(h.digest()[:6], "big") < held_out * 2**48 for h in hashes]
 
@@ -132,19 +141,24 @@ def split_records(
 ) -> list[int]:
     """The indices of the records that belong to the split "train" or "test".
 
-    The prompt alone decides, so records with the same prompt are in the same split.
+    The prompt alone decides, so records with the same prompt are in the same split. Where `held_out` is
+    `nothing_held_out`, both splits are all records.
 
     Raises:
         UserError: no such split, or the split is empty.
     """
     if split not in ("train", "test"):
         raise UserError(f"split must be train or test, not {split!r}.")
+    if held_out is nothing_held_out:
+        if split == "test":
+            _log.warning("held_out is 0: evaluations are of the prompts of %s that are trained on.", path)
+        return list(range(len(records)))
     in_test = held_out([record.fields[prompt_field] for record in records])
     in_split = [i for i, test in enumerate(in_test) if test == (split == "test")]
     if not in_split:
         raise UserError(
             f"None of the {len(records)} records of {path} is in the {split} split: add records of other prompts, or "
-            "change held_out where the task has it."
+            "change held_out where the task has it; with 0, evaluations are of the prompts that are trained on."
         )
     return in_split
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,7 +117,7 @@ def _list_field(record: Record, name: str) -> Sequence[Any]:
 
 
 def _label(record: Record, label: Any) -> float:
-    if not isinstance(label, int | float) or not math.isfinite(label) or not 0 <= label <= 1:
+    if not isinstance(label, int | float) or not 0 <= label <= 1:
         raise UserError(f"{record.location}: a label is true, false or a number from 0 to 1, not {excerpt(label)}.")
     return float(label)
 

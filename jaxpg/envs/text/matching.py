@@ -1,7 +1,8 @@
 """Verifiers for a user's own records: when is a completion right?
 
-"exact": the answer has the same tokens, compared inside the compiled program. The answer of a completion is the text
-inside its last pair of <answer> and </answer>, or all of it where there is no such pair.
+"exact": the answer is the same text, but for space around it. The answer of a completion is the text inside its last
+pair of <answer> and </answer>, or all of it where there is no such pair. Where a token is a character, tokens are
+compared, inside the compiled program; a tokenizer.json can spell one text by several rows of tokens.
 
 "numeric": the number that the completion ends on equals the number that the answer ends on, exactly. numeric.py has the
 table of notations that are read; whatever cannot be read for certain is no number. A record whose answer has none is
@@ -10,15 +11,13 @@ refused when the file is read.
 A function of prompt, completion and answer: its result is the accuracy, and 1 or more counts as right. It is called for
 truncated completions too, which are never right for the other two.
 
-The last two run on the host, on a whole batch at a time (`parallel.host_callback`). Exceptions of the function, and
-results that are not finite numbers, become UserErrors there.
+Whatever does not compare tokens runs on the host, on a whole batch at a time (`parallel.host_callback`). Exceptions of
+the function, and results that float32 cannot hold, become UserErrors there.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -28,12 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpg.domains import as_float32
 from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_long
 from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint, non_negative
-from jaxpg.envs.text.vocabulary import PAD, Tokenizer
-from jaxpg.errors import UserError, refuse_unknown
+from jaxpg.envs.text.tokenizer import TAGS
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary
+from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
 from jaxpg.user_code import describe_failure, import_user_code
@@ -43,8 +44,8 @@ RewardFunction = Callable[[str, str, str], float]
 Verify = Callable[[Array, Array, Array], Verdict]
 HostGrader = Callable[[int, str, bool], tuple[float, int]]
 """Index of a record, completion, whether it ended -> accuracy, and fingerprint of its answer, -1 for none."""
-Expected = Array | tuple[Fraction, ...] | None
-"""What the answers of N records are compared with: tokens `[N, T]` int32, numbers, or nothing for a user's function."""
+Expected = Array | tuple[Fraction, ...] | tuple[str, ...] | None
+"""What N answers are compared with: tokens `[N, T]` int32, numbers, texts, or nothing for a user's function."""
 
 
 def expected_answers(
@@ -56,13 +57,23 @@ def expected_answers(
         UserError: an answer that cannot be matched in this way, with its line.
     """
     if match == "exact":
-        rows = encode_fields(records, [field], tokenizer, end=True)
-        if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
+        stripped = [record._replace(fields={field: record.fields[field].strip()}) for record in records]
+        rows = encode_fields(stripped, [field], tokenizer, end=True)
+        if sentence := too_long(stripped, [field], rows, limit=max_tokens, setting="max_tokens"):
             raise UserError(f"{sentence} No completion could be right: raise max_tokens.")
+        if not _has_tokens_of_characters(tokenizer):
+            return tuple(record.fields[field] for record in stripped)
         return jnp.asarray(pad_rows([row[:-1] for row in rows], max_tokens))
     if match == "numeric":
         return tuple(_number_of(record, field) for record in records)
     return None
+
+
+def _has_tokens_of_characters(tokenizer: Tokenizer) -> bool:
+    """Whether every token but padding, the end and the tags is one character, so that a text has one row of tokens."""
+    if not isinstance(tokenizer, Vocabulary):
+        return False
+    return all(len(symbol) == 1 for symbol in tokenizer.symbols[2:] if symbol not in TAGS)
 
 
 def _number_of(record: Record, field: str) -> Fraction:
@@ -90,7 +101,8 @@ def verifier(
         UserError: an unknown `match`, or a function of other arguments.
     """
     if isinstance(expected, tuple):
-        return _verify_on_host(_numeric_grader(expected), tokenizer)
+        read = last_number if match == "numeric" else extract_answer
+        return _verify_on_host(_equality_grader(expected, read), tokenizer)
     if expected is not None:
         return _verify_exactly(expected, tokenizer)
     if isinstance(match, str):
@@ -111,12 +123,14 @@ def extract_answer(completion: str) -> str:
 def _verify_exactly(answers: Array, tokenizer: Tokenizer) -> Verify:
     """Compare tokens with `answers` `[N, T]`, inside the compiled program."""
     opening, closing = (_encode_tag(tag, tokenizer) for tag in ("<answer>", "</answer>"))
+    is_space = jnp.array([tokenizer.decode([i]).isspace() for i in range(tokenizer.size)])
 
     def verify(problem: Array, completion: Array, length: Array) -> Verdict:
         place = jnp.arange(len(completion))
         stop = jnp.min(jnp.where(completion == tokenizer.end, place, length))  # end tokens after `length` do not count
         ended = stop < length
-        start, stop = _answer_span(jnp.where(place < stop, completion, PAD), stop, opening, closing)
+        tokens = jnp.where(place < stop, completion, PAD)
+        start, stop = _without_space(is_space[tokens], *_answer_span(tokens, stop, opening, closing))
         answer = jnp.where(place < stop - start, completion.at[start + place].get(mode="fill", fill_value=PAD), PAD)
         found = ended & (stop > start) & ((answer != PAD) == (place < stop - start)).all()
         right = found & (answer == answers[problem]).all()
@@ -142,6 +156,13 @@ def _answer_span(tokens: Array, stop: Array, opening: Array, closing: Array) -> 
     start = jnp.max(jnp.where(is_closed, starts, 0))
     closed_at = jnp.min(jnp.where(closes & (place >= start), place, stop))
     return start, jnp.where(is_closed.any(), closed_at, stop)
+
+
+def _without_space(space: Array, start: Array, stop: Array) -> tuple[Array, Array]:
+    """Start and stop of a span without the space at its ends; `space` `[T]` says which tokens are space."""
+    place = jnp.arange(len(space))
+    text = (place >= start) & (place < stop) & ~space
+    return jnp.min(jnp.where(text, place, stop)), jnp.max(jnp.where(text, place + 1, 0))
 
 
 def _occurrences(pattern: Array, tokens: Array) -> Array:
@@ -170,12 +191,14 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
     return verify
 
 
-def _numeric_grader(answers: Sequence[Fraction]) -> HostGrader:
+def _equality_grader(answers: Sequence[Fraction | str], read: Callable[[str], Fraction | str | None]) -> HostGrader:
+    """Compares with `answers` what `read` finds in a completion: None or an empty text is no answer."""
+
     def grade(problem: int, completion: str, ended: bool) -> tuple[float, int]:
-        number = last_number(completion) if ended else None
-        if number is None:
+        answer = read(completion) if ended else None
+        if answer is None or answer == "":
             return 0.0, -1
-        return float(number == answers[problem]), _text_fingerprint(str(number))
+        return float(answer == answers[problem]), _text_fingerprint(str(answer))
 
     return grade
 
@@ -195,9 +218,9 @@ def _user_grader(
             value: Any = function(record.fields[prompt_field], completion, record.fields[answer_field])
         except (Exception, SystemExit) as error:
             raise failure(f"raised {describe_failure(error)}", record, completion) from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-            raise failure(f"returned {value!r} instead of a finite number", record, completion)
-        return float(value), _text_fingerprint(extract_answer(completion)) if ended else -1
+        if (accuracy := as_float32(value)) is None:
+            raise failure(f"returned {excerpt(value)} instead of a finite number in float32", record, completion)
+        return accuracy, _text_fingerprint(extract_answer(completion)) if ended else -1
 
     return grade
 

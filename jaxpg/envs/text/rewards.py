@@ -16,8 +16,6 @@ The reward of a completion is Σ weight · value, where the values of an entry a
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpg.domains import as_float32
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.tokenizer import TAGS
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
@@ -185,7 +184,7 @@ def check_weight(task: Task, of: str, weight: Any) -> None:
     """Raise a UserError unless a weight is a finite number; a traced one, one per run, is not known here."""
     if isinstance(weight, Array):
         return
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or as_float32(weight) is None:
         raise UserError(f"{task.name}: the weight {of} must be a finite number, not {excerpt(weight)}.")
 
 
@@ -262,12 +261,12 @@ def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, A
                 f"The reward function {called} raised {describe_failure(error)}, for the prompt {prompt!r} and the "
                 f"completion {completion!r}."
             ) from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
+        if (number := as_float32(value)) is None:
             raise UserError(
-                f"The reward function {called} returned {value!r} instead of a finite number, for the prompt "
-                f"{prompt!r} and the completion {completion!r}."
+                f"The reward function {called} returned {excerpt(value)} instead of a finite number in float32, for "
+                f"the prompt {prompt!r} and the completion {completion!r}."
             )
-        return float(value)
+        return number
 
     def batch(rows: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray]:
         values = np.empty(lengths.shape, np.float32)
