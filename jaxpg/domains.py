@@ -39,6 +39,9 @@ COUNT_OR_0 = Domain(0, INT32_MAX)
 POSITIVE = Domain(0, above=True)
 NOT_NEGATIVE = Domain(0)
 FRACTION = Domain(0, 1)
+SHARE = Domain(0, 1, above=True)
+SAMPLING_TEMPERATURE = Domain(1e-6, 1e6)
+"""Logits divided by less or more leave float32, or are all the same in it."""
 
 DOMAINS: dict[str, Domain] = {
     # policy-gradient algorithms

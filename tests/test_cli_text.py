@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from refusals import refused
 
+from jaxpg import load
 from jaxpg.cli.main import main
+from jaxpg.errors import UserError
 from jaxpg.experiments import completions
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
@@ -122,6 +124,22 @@ def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert greedy[0].startswith("cab=")
     assert main([*command, "--top-k", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == greedy
+    for setting in (["--temperature", "0.5"], ["--top-k", "3"], ["--top-p", "0.9"]):
+        assert "greedy always takes the most likely token" in refused(capsys, *command, "--greedy", *setting)
+
+
+def test_sample_takes_the_best_seed_unless_told_another(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, prompt = load(trained), "cab="
+    by_seed = [run.complete(prompt, number=8, seed_index=index) for index in range(2)]
+    assert by_seed[0] != by_seed[1]
+    assert run.complete(prompt, number=8) == by_seed[run.best_seed_index]
+    for index, options in ((run.best_seed_index, []), (0, ["--seed-index", "0"]), (1, ["--seed-index", "1"])):
+        assert main(["sample", str(trained), "--prompt", prompt, *options]) == 0
+        assert capsys.readouterr().out.splitlines() == by_seed[index]
+    assert "seed indices 0 to 1, not 2" in refused(capsys, "sample", str(trained), "--seed-index", "2")
+    for setting in ({"temperature": 0.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -3}, {"number": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(setting))} must be at|{next(iter(setting))} must be above"):
+            run.complete(prompt, **setting)
 
 
 def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> None:

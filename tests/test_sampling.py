@@ -89,6 +89,35 @@ def test_how_many_are_written_at_once_changes_nothing(made, tmp_path, monkeypatc
 
 
 @pytest.mark.full
+def test_truncated_completions_are_left_out_unless_all_are_asked_for(made, tmp_path, monkeypatch):
+    """What is written by default is what fine-tuning reads, completions that end at once included."""
+
+    def some_end(policy, params, prompt, key, *, end, max_tokens, **settings):
+        never, at_once = jax.random.uniform(key, (2,)) < 0.4
+        length = jnp.where(never, max_tokens, jnp.where(at_once, 0, 2))
+        return jnp.where(jnp.arange(max_tokens) < length, CHARACTERS.id("a"), end).astype(jnp.int32)
+
+    def written(only):
+        monkeypatch.setattr(sampling, "generate", some_end)
+        path = tmp_path / f"{only}.jsonl"
+        settings = {"prompts": 10, "number": 4, "only": only}
+        counts = sampling.sample_to_file(path, *made, (), jax.random.key(0), **settings)
+        return path, counts, [json.loads(line) for line in path.read_text().splitlines()]
+
+    path, counts, ended = written("ended")
+    whole, _, every = written("all")
+    assert ended == [line for line in every if line["ended"]]
+    assert 0 < counts.lines == counts.ended == len(ended) < len(every) == counts.completions == 40
+    assert f"{40 - counts.ended} truncated ones left out" in counts.sentence("ended")
+    task = TASKS["sort"](length=4, min_length=2)
+    _, completions = demonstrations(path, task)
+    assert len(completions) == len(ended)
+    assert {CHARACTERS.decode(np.asarray(row)) for row in completions} == {"", "aa"}
+    with pytest.raises(UserError, match="--only ended"):
+        demonstrations(whole, task)
+
+
+@pytest.mark.full
 def test_nothing_right_is_an_error_and_leaves_no_file(made, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"None of the 20 completions .* for 5 prompts is right, so there is nothing"):
         sample(made, tmp_path / "data.jsonl", monkeypatch, share=0.0)
@@ -127,7 +156,8 @@ def test_a_few_demonstrations_are_used_again_and_again():
     [
         ("", {}, "is empty"),
         ('{"prompt": "badc="}', {}, "has no field 'completion'"),
-        ('{"prompt": "badc=", "completion": "abcdefgh"}', {}, "more than max_tokens = 5"),
+        ('{"prompt": "badc=", "completion": "abcdefgh"}', {}, "more than max_tokens = 5. Raise max_tokens where"),
+        ('{"prompt": "badc=", "completion": "abcd", "ended": false}', {}, "line 1: the completion was truncated"),
         ('{"prompt": "badcbadc=", "completion": "abcd"}', {}, "more than prompt_length = 5"),
         ('{"prompt": "ba!c=", "completion": "abcd"}', {}, "There is no token for '!'"),
         ('{"prompt": "badc=", "completion": "abcd"}', {"num_demonstrations": 3}, "or num_demonstrations of them"),

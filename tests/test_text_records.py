@@ -168,6 +168,22 @@ def test_a_file_is_read_once(write, monkeypatch):
     assert len(encoded) == 2
 
 
+def test_a_completion_may_be_empty(write):
+    """A policy that ends at once has written a completion, which may be learned from, or rejected."""
+    task = json_lines(write([completed("")]), "standard", max_tokens=3, held_out=0)
+    assert task.demonstration(jnp.int32(0), jax.random.key(0)).tolist() == [END, PAD, PAD]
+    pairs = preference_pairs(write([{"prompt": "1", "chosen": "2", "rejected": ""}]), "standard", held_out=0)
+    assert pairs.rejected.tolist() == [[END, PAD]]
+
+
+def test_a_truncated_completion_is_no_demonstration(write):
+    path = write([GOOD, completed("3") | {"ended": False}, completed("3") | {"ended": True}])
+    task = json_lines(path, "standard", held_out=0)
+    assert task.prompt_tokens(jnp.int32(1)).shape == (4,)  # its prompts are prompts
+    with pytest.raises(UserError, match=r"line 2: the completion was truncated .* sample --only ended writes none"):
+        task.demonstration(jnp.int32(0), jax.random.key(0))
+
+
 # The split.
 
 
@@ -559,7 +575,7 @@ def test_pairs_are_prompts_and_two_completions(write):
 
 
 def test_pairs_are_split_by_their_prompts(write):
-    path = write([{"x": f"{i % 20}", "y": str(i), "z": "0"} for i in range(40)])
+    path = write([{"x": f"{i % 20}", "y": str(i), "z": "00"} for i in range(40)])
     fields = {"prompt_field": "x", "chosen_field": "y", "rejected_field": "z", "held_out": 0.3}
     train, test = (preference_pairs(path, split=split, **fields) for split in ("train", "test"))
     assert len(train.chosen) + len(test.chosen) == 40
@@ -606,7 +622,6 @@ BAD = {
     "half a character": (['{"prompt": "\\ud800", "answer": "1"}'], {}, "line 2: .* 'prompt' holds half of a surrogate"),
     "empty prompt": ([asked("")], {}, "line 2: the field 'prompt' is empty"),
     "blank prompt": ([asked(" \n")], {}, "line 2: the field 'prompt' is empty"),
-    "empty completion": ([completed("")], {}, "line 2: the field 'completion' is empty"),
     "empty answer": ([answered("")], {}, "line 2: the field 'answer' is empty"),
     "long prompt": ([asked("1+2+3=")], {"prompt_length": 5}, "'prompt' has 6 tokens, more than prompt_length = 5"),
     "long prompts": (
@@ -639,7 +654,7 @@ BAD = {
     "hardly any held out": (
         [],
         {"split": "test", "held_out": 1e-9},
-        "None of the 1 records of .*data.jsonl is in the test split: .* with 0, evaluations are of the prompts that are",
+        "None of the 1 records of .*data.jsonl is in the test split: .* with 0, evaluations are of the prompts",
     ),
     "nothing left": ([], {"held_out": 1}, "None of the 1 records .* in the train split"),
     "no length": ([], {"prompt_length": 0}, "prompt_length must be a number of tokens, at least 1, not 0"),
@@ -678,7 +693,12 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     ("line", "settings", "sentence"),
     [
         ({"prompt": "a", "chosen": "b"}, {}, "line 4 has no field 'rejected'"),
-        ({"prompt": "a", "chosen": "b", "rejected": ""}, {}, "line 4: the field 'rejected' is empty"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "b"},
+            {},
+            "line 4 has the same completion as chosen and as rejected",
+        ),
+        ({"prompt": "a", "chosen": "", "rejected": ""}, {}, "line 4 has the same completion as chosen and as rejected"),
         ({"prompt": "a", "chosen": 3.5, "rejected": []}, {}, "line 4: the field 'rejected' must be a string"),
         ({"prompt": "a" * 4, "chosen": "b", "rejected": "c"}, {"prompt_length": 3}, "line 4: the field 'prompt' has 4"),
         ({"prompt": "a", "chosen": "b" * 5, "rejected": "c"}, {"max_tokens": 5}, "line 4: the field 'chosen' has 6"),

@@ -22,6 +22,7 @@ from jaxpg.experiments.build import Experiment, kind_of, reward_network, text_ta
 from jaxpg.experiments.config import Config, check_seeds, load_config
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.warm_start import load_reward_model
+from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
 from jaxpg.printable import printable
@@ -192,9 +193,11 @@ def run_sample(arguments: argparse.Namespace) -> int:
     run = _load_run(arguments)
     run.refuse_without_text()
     settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
-    params, key = run.learner_of(0).params.policy, jax.random.key(arguments.seed)
+    check_sampling(**{name: value for name, value in settings.items() if name != "number"})
+    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    params, key = run.learner_of(index).params.policy, jax.random.key(arguments.seed)
     if arguments.out is not None:
-        only, prompts = arguments.only or "all", arguments.prompts or PROMPTS
+        only, prompts = arguments.only or "ended", arguments.prompts or PROMPTS
         counts = sampling.sample_to_file(
             arguments.out, run.config, run.experiment, params, key, prompts=prompts, only=only, **settings
         )
@@ -203,7 +206,7 @@ def run_sample(arguments: argparse.Namespace) -> int:
         for sample in completions.completion_sampler(run.config, run.experiment, **settings)(params, key):
             make_console().print(sample.line())
     else:
-        for text in run.complete(arguments.prompt, seed=arguments.seed, **settings):
+        for text in run.complete(arguments.prompt, seed=arguments.seed, seed_index=index, **settings):
             print(printable(text, keep="\n\t"))
     return 0
 

@@ -10,7 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxpg.domains import COUNT, COUNT_OR_0, FRACTION, POSITIVE, Domain, check_number
+from jaxpg.domains import (
+    COUNT,
+    COUNT_OR_0,
+    FRACTION,
+    POSITIVE,
+    SAMPLING_TEMPERATURE,
+    SHARE,
+    Domain,
+    check_number,
+)
 from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
@@ -83,11 +92,11 @@ def _in_domain(value: Any, domain: Domain) -> Any:
 count = integer(COUNT)
 count_or_0 = integer(COUNT_OR_0)
 positive = number(POSITIVE)
-share = number(Domain(0, 1, above=True))
+share = number(SHARE)
 share_or_0 = number(FRACTION)
 episodes = integer(Domain(1, 10**6))  # all side by side, as are completions
 completions = integer(Domain(1, 10**5))
-temperature = number(Domain(1e-6, 1e6))  # logits divided by less or more leave float32, or are all the same in it
+temperature = number(SAMPLING_TEMPERATURE)
 
 
 def name(text: str) -> str:
@@ -171,6 +180,7 @@ def _add_run_commands(commands: Any) -> None:
     )
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
+    _add_seed_index_argument(sample)
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
@@ -338,7 +348,10 @@ def _add_sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="FILE", help="write training data, .jsonl (default: print)")
     parser.add_argument("--prompts", type=completions, metavar="N", help="with --out, number of prompts (default 256)")
     parser.add_argument(
-        "--only", choices=("right", "all"), metavar="WHICH", help="with --out, the right completions, or all (default)"
+        "--only",
+        choices=("right", "ended", "all"),
+        metavar="WHICH",
+        help="with --out, the completions that are right, those that have ended (default), or all",
     )
     parser.add_argument(
         "--temperature", type=temperature, default=1.0, metavar="X", help="lower for likelier tokens (default 1)"

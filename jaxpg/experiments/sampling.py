@@ -31,7 +31,6 @@ from jaxpg.types import Array, Key, Outcome, Tree
 
 SAMPLED_FILES = {"demonstrations": "demonstrations.jsonl", "pairs": "pairs.npz"}
 """The files in the directory of a run that hold what was sampled for it, by the table whose `sampled_from` asks."""
-ONLY = ("all", "right")
 
 
 class Line(NamedTuple):
@@ -52,17 +51,23 @@ class Line(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What went into a file: prompts, completions written for them, right ones among them, and lines kept."""
+    """What went into a file: prompts, completions written for them, right and ended ones among them, and lines kept."""
 
     prompts: int
     completions: int
     right: int
+    ended: int
     lines: int
 
     def sentence(self, only: str) -> str:
         """In words."""
         right = f"{self.right:,} of {self.completions:,} completions of {self.prompts:,} prompts are right"
-        return f"{right}, {self.lines:,} different ones kept" if only == "right" else right
+        if only == "right":
+            return f"{right}, {self.lines:,} different ones kept"
+        truncated = self.completions - self.ended
+        if not truncated:
+            return right
+        return f"{right}, {truncated:,} truncated ones {'left out' if only == 'ended' else 'among them'}"
 
 
 def sample_to_file(
@@ -90,25 +95,27 @@ def sample_to_file(
         key: the source of all randomness; completion j of prompt i depends on it, on i and on j alone.
         prompts: how many prompts to draw.
         number: completions of each.
-        only: "right" for completions that are right, "all" for all of them.
+        only: "right" for completions that are right, "ended" for those that have their end token, "all" for truncated
+            ones too, on which nothing can be fine-tuned.
         **settings: those of `generate`.
 
     Raises:
-        UserError: none is right, the file cannot be written, or a reward function of the user's fails.
+        UserError: there are none of them, the file cannot be written, or a reward function of the user's fails.
     """
     drawn = list(_draw(config, experiment, params, key, prompts=prompts, number=number, **settings))
-    right = [line for line in drawn if line.accuracy >= 1]
-    if only == "right" and not right:
+    right, ended = [x for x in drawn if x.accuracy >= 1], [x for x in drawn if x.ended]
+    kept = {"right": list(dict.fromkeys(right)), "ended": ended, "all": drawn}[only]
+    if not kept:
         raise UserError(
             f"None of the {len(drawn):,} completions that {config.algorithm} on {config.task} wrote for {prompts:,} "
-            "prompts is right, so there is nothing to learn from: train that policy for longer, or draw more."
+            f"prompts {'is right' if only == 'right' else 'has ended'}, so there is nothing to learn from: train that "
+            "policy for longer, or draw more."
         )
-    kept = list(dict.fromkeys(right)) if only == "right" else drawn
     rows = [{name: x for name, x in line._asdict().items() if x is not None} for line in kept]
     with files.explain_os_error(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return Counts(prompts, len(drawn), len(right), len(kept))
+    return Counts(prompts, len(drawn), len(right), len(ended), len(kept))
 
 
 def sampled_table(config: Config) -> str | None:

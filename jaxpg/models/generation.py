@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.domains import COUNT_OR_0, SAMPLING_TEMPERATURE, SHARE, check_number
+from jaxpg.errors import UserError
 from jaxpg.models.decoder import KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.types import Array, Episodes, Key, Policy, Prompt, Rollout, Transition, Tree
@@ -45,6 +47,23 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
         mask=mask,
     )
     return Rollout(steps, mask, episodes=Episodes(context=prompt))
+
+
+def check_sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, greedy: bool = False) -> None:
+    """Check the settings with which a user samples, those of `generate`, before anything is compiled.
+
+    Raises:
+        UserError: temperature is too low or too high for float32, top_k is negative, top_p is not above 0 and at most
+            1, or one of them is given beside `greedy`, which needs none.
+    """
+    check_number("temperature", temperature, SAMPLING_TEMPERATURE)
+    check_number("top_k", top_k, COUNT_OR_0)
+    check_number("top_p", top_p, SHARE)
+    if greedy and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise UserError(
+            "greedy always takes the most likely token, so temperature, top_k and top_p have no effect: leave them or "
+            "greedy out."
+        )
 
 
 def generate(

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpg.domains import COUNT, check_number
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, kind_of, writes_text
 from jaxpg.experiments.config import Config, load_config, to_dict
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
+from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
 from jaxpg.runs.policy import TrainedPolicy
 from jaxpg.runs.results import MetricsTable, best_seed, curve_units, training_returns
@@ -81,20 +83,27 @@ class Run:
             raise UserError(f"The run has the seed indices 0 to {seeds - 1}, not {seed_index}.")
         return jax.tree.map(lambda x: x[seed_index], self.state.learner)
 
-    def complete(self, prompt: str, *, number: int = 1, seed: int = 0, **settings: Any) -> list[str]:
-        """Completions of a prompt by the first seed, each with the prompt in front.
+    def complete(
+        self, prompt: str, *, number: int = 1, seed: int = 0, seed_index: int | None = None, **settings: Any
+    ) -> list[str]:
+        """Completions of a prompt, each with the prompt in front.
 
         Args:
             prompt: what to complete.
             number: how many completions.
             seed: of the tokens that are sampled.
+            seed_index: whose policy, by the index in `config.seeds`; the best one's if not given.
             **settings: those of `models.generation.generate`: temperature, top_k, top_p, greedy.
 
         Raises:
-            UserError: the run writes no text, or the prompt is not one of its task, see `completions.complete_prompt`.
+            UserError: the run writes no text, there is no such seed, the prompt is not one of its task (see
+                `completions.complete_prompt`), or a setting is not what it may be.
         """
         self.refuse_without_text()
-        params, key = self.learner_of(0).params.policy, jax.random.key(seed)
+        check_number("number", number, COUNT)
+        check_sampling(**settings)
+        index = self.best_seed_index if seed_index is None else seed_index
+        params, key = self.learner_of(index).params.policy, jax.random.key(seed)
         return completions.complete_prompt(self.config, self.experiment, params, prompt, key, number=number, **settings)
 
     def refuse_without_text(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jaxpg.envs.text import matching
 from jaxpg.envs.text.jsonl_reader import (
     HeldOut,
     Record,
+    cut_off,
     encode_fields,
     encode_prompts,
     held_out_share,
@@ -100,8 +102,8 @@ def json_lines(
     in_split = jnp.asarray(split_records(path, rows.records, prompt_field, split=split, held_out=is_held_out))
 
     def demonstration(problem: Array, key: Key) -> Array:
-        if rows.too_long is not None:
-            raise UserError(f"{rows.too_long} Raise max_tokens to learn from demonstrations.")
+        if rows.unusable is not None:
+            raise UserError(rows.unusable)
         return rows.demonstrations[problem]
 
     return Task(
@@ -148,14 +150,14 @@ class _Rows(NamedTuple):
 
     prompts: [N, P] int32
     demonstrations: [N, T] int32
-    too_long: a sentence on the first demonstration with more than T tokens, None if there is none.
+    unusable: a sentence on a demonstration that is truncated or has more than T tokens, None if there is none.
     expected: see `matching.expected_answers`.
     """
 
     records: tuple[Record, ...]
     prompts: Array
     demonstrations: Array
-    too_long: str | None
+    unusable: str | None
     expected: matching.Expected
 
 
@@ -171,16 +173,19 @@ def _read_rows(
     max_tokens: int | None,
 ) -> _Rows:
     """What `json_lines` makes of the content of a file, whatever the split; computed once in a process."""
-    every = parse_records(content, path, (fields.prompt, fields.answer), (fields.completion,))
+    required, completion = (fields.prompt, fields.answer), (fields.completion,)
+    every = parse_records(content, path, required, completion, completion)
     records, prompts = encode_prompts(
         every, fields.prompt, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
     )
     shown = [fields.completion, fields.answer]
     rows = encode_fields(records, shown, tokenizer, end=True)
-    long = too_long(records, shown, rows, limit=max_tokens, setting="max_tokens")
+    unusable = cut_off(records, fields.completion)
+    if unusable is None and (long := too_long(records, shown, rows, limit=max_tokens, setting="max_tokens")):
+        unusable = f"{long} Raise max_tokens to learn from demonstrations."
     demonstrations = pad_rows([row[:max_tokens] for row in rows], max_tokens)
     expected = matching.expected_answers(match, records, fields.answer, tokenizer, demonstrations.shape[1])
-    return _Rows(tuple(records), jnp.asarray(prompts), jnp.asarray(demonstrations), long, expected)
+    return _Rows(tuple(records), jnp.asarray(prompts), jnp.asarray(demonstrations), unusable, expected)
 
 
 def preference_pairs(
@@ -263,21 +268,35 @@ def _read_completions(
     """
     prompt_field, *completion_fields = fields
     prompt_length, skip_long_prompts, max_tokens = limits
-    every = parse_records(read_content(path), str(path), fields)
+    every = parse_records(read_content(path), str(path), fields, (), tuple(completion_fields))
     records, prompts = encode_prompts(
         every, prompt_field, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
     )
+    if len(completion_fields) == 1 and (sentence := cut_off(records, *completion_fields)):
+        raise UserError(sentence)
     completions = []
     for field in completion_fields:
         rows = encode_fields(records, [field], tokenizer, end=True)
         if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
-            raise UserError(sentence)
-        completions += rows
-    padded = pad_rows(completions, max_tokens).reshape(len(completion_fields), len(records), -1)
+            raise UserError(f"{sentence} Raise max_tokens where the task has it, or take such lines away.")
+        completions.append(rows)
+    _refuse_equal_pairs(records, completions)
+    padded = pad_rows(list(chain(*completions)), max_tokens).reshape(len(completions), len(records), -1)
     is_held_out = held_out if callable(held_out) else held_out_share(held_out)
     in_split = np.array(split_records(path, records, prompt_field, split=split, held_out=is_held_out))
     tokens, *rest = (jnp.asarray(x[in_split]) for x in (prompts, *padded))
     return [Prompt(tokens, tokens != PAD), *rest]
+
+
+def _refuse_equal_pairs(records: Sequence[Record], completions: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Raise a UserError for a record whose completions are all the same: none of several is preferred."""
+    equal = [record for record, *rows in zip(records, *completions, strict=True) if rows[0] in rows[1:]]
+    if equal:
+        others = f", and so have {len(equal) - 1} other records" if len(equal) > 1 else ""
+        raise UserError(
+            f"{equal[0].location} has the same completion as chosen and as rejected{others}: nothing can be learned "
+            "from such a pair, take it away."
+        )
 
 
 def _check_limits(prompt_length: int | None, skip_long_prompts: bool, max_tokens: int | None) -> None:

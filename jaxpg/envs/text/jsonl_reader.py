@@ -50,7 +50,11 @@ def read_content(path: str | Path) -> bytes:
 
 @lru_cache(maxsize=4)  # a run makes several tasks of one file
 def parse_records(
-    content: bytes, path: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()
+    content: bytes,
+    path: str,
+    required: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
+    may_be_empty: tuple[str, ...] = (),
 ) -> tuple[Record, ...]:
     """The objects of a JSON-lines file in UTF-8; blank lines are skipped.
 
@@ -59,20 +63,23 @@ def parse_records(
         path: of the file, for error messages.
         required: fields that every object must have: non-blank strings, or finite numbers, which become strings.
         optional: fields of the same kind that an object may lack.
+        may_be_empty: those of them that may be blank, such as a completion that ends at once.
 
     Raises:
         UserError: the file is empty; a line is not a JSON object or lacks a field; a field is blank or neither a string
             nor a number.
     """
     lines = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
-    read = partial(_parse_record, required=required, optional=optional)
+    read = partial(_parse_record, required=required, optional=optional, may_be_empty=may_be_empty)
     records = tuple(read(raw, f"{path}, line {number}") for number, raw in lines if raw.strip())
     if not records:
         raise UserError(f"{path} is empty. It should have one JSON object per line.")
     return records
 
 
-def _parse_record(raw: bytes, location: str, *, required: Sequence[str], optional: Sequence[str]) -> Record:
+def _parse_record(
+    raw: bytes, location: str, *, required: Sequence[str], optional: Sequence[str], may_be_empty: Sequence[str]
+) -> Record:
     try:
         fields = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -87,7 +94,8 @@ def _parse_record(raw: bytes, location: str, *, required: Sequence[str], optiona
     for name in required:
         if name not in fields:
             raise UserError(f"{location} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
-    texts = {name: _checked_text(fields[name], name, location) for name in (*required, *optional) if name in fields}
+    present = [name for name in (*required, *optional) if name in fields]
+    texts = {name: _checked_text(fields[name], name, location, name in may_be_empty) for name in present}
     return Record(location, fields | texts)
 
 
@@ -98,13 +106,13 @@ def as_text(value: Any) -> str | None:
     return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _checked_text(value: Any, name: str, location: str) -> str:
+def _checked_text(value: Any, name: str, location: str, may_be_empty: bool) -> str:
     text = as_text(value)
     if text is None or (isinstance(value, float) and not math.isfinite(value)):
         raise UserError(f"{location}: the field {name!r} must be a string, not {_excerpt(value)}.")
     if _HALF_CHARACTER.search(text):
         raise UserError(f"{location}: the field {name!r} holds half of a surrogate pair, which is not a character.")
-    if not text.strip():
+    if not text.strip() and not may_be_empty:
         raise UserError(f"{location}: the field {name!r} is empty.")
     return text
 
@@ -182,7 +190,8 @@ def encode_fields(
         end: append the end token.
 
     Raises:
-        UserError: a text that has no tokens, has parts that the vocabulary lacks, or contains padding or an end token.
+        UserError: a text that has no tokens (unless it is empty, and an end is appended), has parts that the vocabulary
+            lacks, or contains padding or an end token.
     """
     rows = []
     for record in records:
@@ -191,7 +200,7 @@ def encode_fields(
             ids = [i for piece in _TAG.split(record.fields[field]) if piece for i in tokenizer.encode(piece)]
         except UserError as error:
             raise UserError(f"{record.location}, field {field!r}: {error}") from error
-        if not ids:
+        if not ids and not (end and record.fields[field] == ""):
             raise UserError(f"{record.location}: the field {field!r} is empty, it has no tokens.")
         if PAD in ids or tokenizer.end in ids:  # only a tokenizer of the user's own can do that
             raise UserError(
@@ -216,6 +225,17 @@ def too_long(
     counted = f"{length} tokens" + (" with its end" if setting == "max_tokens" else "")
     others = f", and so have {len(long) - 1} other records" if len(long) > 1 else ""
     return f"{record.location}: the field {field!r} has {counted}, more than {setting} = {limit}{others}."
+
+
+def cut_off(records: Sequence[Record], field: str) -> str | None:
+    """A sentence on the first record whose completion was truncated, as `jaxpg sample` notes; None if there is none."""
+    for record in records:
+        if field in record.fields and record.fields.get("ended") is False:
+            return (
+                f'{record.location}: the completion was truncated ("ended": false), and an end would be learned where '
+                "it has none. Take such lines away: jaxpg sample --only ended writes none."
+            )
+    return None
 
 
 def encode_prompts(
