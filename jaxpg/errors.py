@@ -16,27 +16,60 @@ RENAMED = {
 }
 """Settings that have been renamed: old name -> new name."""
 ELSEWHERE = {
+    "anneal_lr": "anneal_steps",
+    "beta": "kl_coefficient",
+    "cg_damping": "damping",
+    "cg_max_steps": "conjugate_steps",
     "clip_coef": "clip",
     "clip_eps": "clip",
     "clip_range": "clip",
+    "clip_range_vf": "value_clip",
+    "clip_vloss": "value_clip",
+    "cliprange": "clip",
+    "cliprange_value": "value_clip",
+    "delta": "dual_clip",
     "discount": "gamma",
     "ent_coef": "entropy_coefficient",
     "eps_clip": "clip",
+    "epsilon": "clip",
+    "epsilon_high": "clip_high",
+    "exploration_final_eps": "epsilon_end",
+    "exploration_initial_eps": "epsilon_start",
+    "gradient_accumulation_steps": "micro_batches, chunk_rows",
+    "kl_coef": "kl_coefficient",
     "lam": "gae_lambda",
     "lambda": "gae_lambda",
+    "loss_type": "loss",
     "lr": "learning_rate",
+    "mask_truncated_completions": "overlong_filtering",
+    "max_completion_length": "environment_settings.max_tokens",
+    "max_prompt_length": "environment_settings.prompt_length",
+    "max_steps": "total_steps",
+    "n_critic_updates": "value_epochs",
     "n_envs": "num_envs",
     "n_epochs": "epochs",
     "n_steps": "num_steps",
+    "norm_adv": "normalize_advantages",
+    "normalize_advantage": "normalize_advantages",
     "num_epochs": "epochs",
     "num_generations": "group_size",
+    "num_iterations": "epochs",
+    "per_device_train_batch_size": "num_envs, batch_size",
+    "policy_kwargs": "network",
+    "ref_model_mixup_alpha": "reference_rate",
+    "reward_weights": "rewards",
     "rollout_length": "num_steps",
     "steps": "total_steps",
+    "target_update_interval": "target_period",
+    "tau": "target_rate",
+    "temperature": "network.temperature",
     "total_timesteps": "total_steps",
     "update_epochs": "epochs",
     "vf_coef": "value_coefficient",
 }
-"""What other libraries call a setting (Stable-Baselines3, CleanRL, rejax, TRL): their name -> its name here."""
+"""What other libraries call a setting (Stable-Baselines3, CleanRL, rejax, TRL): their name -> its names here."""
+FEW = 5
+"""So many names are listed even where one of them is similar: the one that was meant may be none of them."""
 
 
 class UserError(ValueError):
@@ -67,10 +100,13 @@ def hint(given: str, known: Iterable[str]) -> str:
         return "There is none."
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
-    if ELSEWHERE.get(given) in known:
-        return f"It is called {ELSEWHERE[given]!r} here."
-    similar = nearest(given, known)
-    return f"Did you mean {similar!r}?" if similar else f"There are: {', '.join(known)}."
+    for name in ELSEWHERE.get(given, "").split(", "):
+        if name.partition(".")[0] in known:  # a setting, or one in a table
+            return f"It is called {name!r} here."
+    similar, every = nearest(given, known), f"There are: {', '.join(known)}."
+    if similar is None:
+        return every
+    return f"Did you mean {similar!r}? {every}" if len(known) <= FEW else f"Did you mean {similar!r}?"
 
 
 def nearest(given: str, known: Iterable[str]) -> str | None:

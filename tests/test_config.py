@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxpg import envs, files, ladder, networks
+from jaxpg import envs, errors, files, ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts
@@ -230,6 +231,49 @@ def test_a_renamed_setting_is_answered_with_its_new_name(tmp_path: Path, algorit
         configs.resolve_config("cartpole", algorithm, {old: 1})
     with pytest.raises(UserError, match=sentence):
         configs.resolve_config(write(tmp_path, f"[{algorithm}]\n{old} = 1"), algorithm)
+
+
+def test_names_of_other_libraries_are_names_of_settings_here() -> None:
+    """None is a setting of its own where it is answered, and every answer is the name of one, or of one in a table."""
+    known = [{*configs.algorithm_options(name), *configs.task_options()} for name in configs.ALGORITHMS]
+    for theirs, names in errors.ELSEWHERE.items():
+        for ours in names.split(", "):
+            assert any(ours.partition(".")[0] in of_one and theirs not in of_one for of_one in known), theirs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "theirs", "ours"),
+    [
+        ("grpo", "num_iterations", "epochs"),
+        ("grpo", "beta", "kl_coefficient"),
+        ("grpo", "max_completion_length", "environment_settings.max_tokens"),
+        ("grpo", "per_device_train_batch_size", "num_envs"),
+        ("dpo", "per_device_train_batch_size", "batch_size"),
+        ("dapo", "mask_truncated_completions", "overlong_filtering"),
+        ("dpo", "loss_type", "loss"),
+    ],
+)
+def test_a_name_of_trl_is_answered_with_the_name_here(algorithm: str, theirs: str, ours: str) -> None:
+    with pytest.raises(
+        UserError, match=f"no setting '{theirs}' of {algorithm}.*It is called '{re.escape(ours)}' here."
+    ):
+        configs.resolve_config("sort", algorithm, {theirs: 1})
+
+
+def test_few_names_are_listed_beside_the_most_similar_one() -> None:
+    with pytest.raises(UserError, match=r"no loss 'simpo' .*There are: hinge, ipo, sigmoid\."):
+        build(configs.resolve_config("summarise_toy", "dpo", {"loss": "simpo", "initial": "none"}))
+
+
+def test_scale_rewards_is_not_that_of_trl(tmp_path: Path) -> None:
+    """There false leaves out the division by the standard deviation of a group."""
+    for algorithm in ("grpo", "dapo"):
+        with pytest.raises(UserError, match=f"changes nothing for {algorithm}.*dr_grpo"):
+            configs.resolve_config("sort", algorithm, {"scale_rewards": False})
+    assert not configs.resolve_config("pendulum", "grpo", {"scale_rewards": False}).learner["scale_rewards"]
+    assert not configs.resolve_config("sort", "ppo", {"scale_rewards": False}).learner["scale_rewards"]
+    resolved = configs.resolve_config("sort", "grpo")  # and what a run writes is a config again
+    assert configs.resolve_tables(configs.to_dict(resolved), "grpo", source=tmp_path) == resolved
 
 
 def test_an_old_name_of_another_algorithm_is_not_answered_with_the_new_one() -> None:

@@ -53,6 +53,7 @@ from jaxpg.experiments.sections import (
     is_section,
     refuse_scheduled,
     refuse_split,
+    refuse_unscaled_groups,
     section_of,
     takes_integer,
 )
@@ -238,6 +239,8 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
     layers = top_level, section_of(sections, algorithm, known), stage, given
     if any(layer.get("schedule") for layer in layers):
         refuse_scheduled(given)
+    if "group_size" in own:
+        refuse_unscaled_groups(algorithm, *layers)
     if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
         raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
     merged = reduce(config_file.merge, layers)

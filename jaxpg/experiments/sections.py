@@ -114,6 +114,16 @@ def refuse_scheduled(overrides: Mapping[str, Any]) -> None:
         raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
 
 
+def refuse_unscaled_groups(algorithm: str, top_level: Mapping[str, Any], *layers: Mapping[str, Any]) -> None:
+    """Refuse `scale_rewards = false` for groups where rewards are not scaled anyway: in TRL it means something else."""
+    if not top_level.get("scale_rewards") and any(layer.get("scale_rewards") is False for layer in layers):
+        raise UserError(
+            f"scale_rewards = false changes nothing for {algorithm}: it is about the running standard deviation of "
+            "returns. Train dr_grpo or rloo to leave out the division by the standard deviation of a group, which TRL "
+            "calls scale_rewards."
+        )
+
+
 def check_rewards(checked: Mapping[str, Any]) -> None:
     """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
     given = ["rewards"] if checked["rewards"] else []
