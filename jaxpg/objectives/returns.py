@@ -36,7 +36,7 @@ def lambda_returns(reward: Array, discount: Array, last: Array, v_t: Array, gamm
     """G_t = r_t + γ discount_t ((1 - c_t) v_t + c_t G_{t+1}), with c_t = λ(1 - last_t) and G_T = v_{T-1}.
 
     Between the one-step target at λ = 0 and the Monte-Carlo return at λ = 1.
-    Source: Sutton & Barto 2018, section 12.1, equation 12.18.
+    Source: Sutton & Barto 2018, section 12.8, equation 12.18.
     """
     trace = jnp.where(last, 0.0, lambda_)
     discount = gamma * discount

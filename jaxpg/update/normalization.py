@@ -63,14 +63,14 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
 
 
 def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0, eps: float = 1e-8) -> Array:
-    """(x - mean) / std, clipped to +-`limit` (Huang et al. 2022, details 5 and 6 of the continuous-control part)."""
+    """(x - mean) / std, clipped to +-`limit` (Huang et al. 2022, details 6 and 7 of the continuous-control part)."""
     lead = (1,) * (x.ndim - moments.mean.ndim)
     mean, variance = (m.reshape(*lead, *m.shape) for m in (moments.mean, moments.variance))
     return jnp.clip((x - mean) * lax.rsqrt(variance + eps), -limit, limit)
 
 
 def scale_rewards(moments: Moments, reward: Array, *, limit: float = 10.0, eps: float = 1e-8) -> Array:
-    """reward / std, clipped to +-`limit`; not centred, which would change the task (details 7 and 8, ibid.)."""
+    """reward / std, clipped to +-`limit`; not centred, which would change the task (details 8 and 9, ibid.)."""
     return jnp.clip(reward * lax.rsqrt(moments.variance + eps), -limit, limit)
 
 
@@ -78,7 +78,7 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
     """Discounted sums of past rewards, R_t = gamma R_{t-1} + r_t, from 0 again after the end of an episode.
 
     `start` `[B]` is R before the first step, `reward` and `last` are `[T, B]`. Returns the `start` of the next segment
-    and all R_t `[T, B]`. Their standard deviation is the scale of the rewards (detail 7, ibid.).
+    and all R_t `[T, B]`. Their standard deviation is the scale of the rewards (detail 8, ibid.).
     """
 
     def step(before: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -183,7 +183,8 @@ def prioritized_dqn(
 def qr_dqn(*, quantiles: int = 50, huber_threshold: Scalar = 1.0, **inherited: Unpack[LossFreeDQNSettings]) -> DeepQ:
     """Quantile regression DQN (Dabney et al. 2018): the distribution of the return, as quantiles.
 
-        loss = sum_i mean_j |tau_i - 1(u_ij < 0)| huber(u_ij),    u_ij = r + gamma theta_j(s', a*) - theta_i(s, a)
+        loss = sum_i mean_j |tau_i - 1(u_ij < 0)| huber(u_ij) / huber_threshold,
+        u_ij = r + gamma theta_j(s', a*) - theta_i(s, a)
 
     Q is the mean of the quantiles. Unlike C51 it needs no bounds on returns.
 
