@@ -428,8 +428,8 @@ def dapo(
     every step of the batch has the same weight; no KL.
 
     Args:
-        max_resample_rounds: maximum number of sampling rounds to fill the batch with groups that carry signal; none to
-            train on the groups of the first.
+        max_resample_rounds: maximum number of sampling rounds to fill the batch with groups that carry signal, the
+            steps of all of which count; none to train on the groups of the first.
         overlong_filtering: exclude episodes that the time limit truncated from training.
     """
     parent = grpo(kl=None, **inherited)
