@@ -32,6 +32,10 @@ class Discrete(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return ()
 
+    def nearest(self, x: Array) -> Array:
+        """`x` itself: whoever draws one of n integers draws no other."""
+        return x
+
 
 class Box(NamedTuple):
     """Real arrays with elementwise bounds of the same shape, infinite where unbounded."""
@@ -42,6 +46,10 @@ class Box(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.low.shape)
+
+    def nearest(self, x: Array) -> Array:
+        """The point within the bounds that is nearest to `x`, each entry clipped."""
+        return x.clip(self.low, self.high)
 
 
 Space = Discrete | Box
@@ -226,11 +234,14 @@ class HostParts(NamedTuple):
 
     restart(key, wanted, state) -> state, obs: as `Env.reset(key)`, of the environment in this state; the result means
         something only where `wanted` ([] bool) is true, and only there anything is reset.
+    to_action(action) -> the action as the environment takes it, of NumPy or jax, also with an axis of environments in
+        front: its integers may begin elsewhere than at 0, and its Box may be one of integers.
     frames(seed, actions [T, ...]) -> T + 1 pictures `[H, W, 3]` of an episode, and its T rewards; None if it cannot be
         drawn.
     """
 
     restart: Callable[[Key, Array, Tree], tuple[Tree, Tree]]
+    to_action: Callable[[Any], Any]
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
 
@@ -238,7 +249,8 @@ class Env(NamedTuple):
     """One environment, without batch axes and without automatic resets.
 
     reset(key) -> state, obs
-    step(key, state, action) -> state, TimeStep
+    step(key, state, action) -> state, TimeStep. The action lies in `action_space`: those of a Gaussian, which knows no
+        bounds, are clipped before (`Box.nearest`), while learners keep what was drawn.
     time_limit: the longest episode, in steps.
     context(state): what the policy sees once, at the start of the episode, such as a prompt. It is stored once per
         episode. None if there are only observations.

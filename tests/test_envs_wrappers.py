@@ -112,13 +112,10 @@ def test_flatten():
     assert env.observation_space.shape == (50,)
 
 
-def test_clip_actions_clips_what_the_environment_gets():
-    box = Box(np.float32([-1, -2]), np.float32([1, 2]))
-    env = envs.clip_actions(counter(actions=box))
-    _, steps, _ = play(env, [jnp.array([5.0, 5.0]), jnp.array([-5.0, 0.5]), jnp.array([0.25, -0.5])])
-    np.testing.assert_allclose(steps.reward, [3.0, -0.5, -0.25])
-    np.testing.assert_array_equal(env.action_space.low, [-np.inf, -np.inf])
-    np.testing.assert_array_equal(env.action_space.high, [np.inf, np.inf])
+def test_sticky_actions_are_not_for_actions_that_may_be_forbidden():
+    masked = counter()._replace(action_mask=lambda obs: jnp.ones((*obs.shape[:-1], 4), bool))
+    with pytest.raises(UserError, match="counter forbids actions"):
+        envs.sticky_actions(masked)
 
 
 def test_wrappers_compose_and_unwrap():
@@ -153,7 +150,6 @@ def test_wrap_by_name():
         ("time_limit", {"steps": 0}, "steps must be at least 1"),
         ("time_limit", {"steps": "many"}, "steps must be at least 1"),
         ("sticky_actions", {"probability": 2}, "probability must be in"),
-        ("clip_actions", {}, "the actions of counter are discrete"),
         ("flatten", {"axis": 1}, "no setting 'axis'. It has none"),
     ],
 )

@@ -14,17 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_gym
 
-from jaxpg import envs, ladder, networks, user_code
+import jaxpg
+from jaxpg import envs, ladder, networks, report, user_code
 from jaxpg.cli.main import main
-from jaxpg.envs.host import doors
+from jaxpg.envs.host import doors, is_of_this_script
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
 from jaxpg.parallel import host_callback
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.rollout.collector import env_keys, step_keys
+from jaxpg.rollout.collector import env_keys, make_actor, step_keys
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.rollout.segments import continuing
+from jaxpg.runs import load_policy
+from jaxpg.runs.export import export_policy
 from jaxpg.training import array_files, checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
 
@@ -202,7 +206,7 @@ def test_wrappers_restart_what_is_inside() -> None:
     [
         ("raise", r"raised RuntimeError: the motor is broken \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
         ("exit", r"raised SystemExit: 3 \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
-        ("nan", r"returned an observation that is not finite at step 3 of an episode\."),
+        ("nan", r"returned an observation that is not finite in float32 at step 3 of an episode\."),
         ("reward", r"returned a reward of nan at step 3 of an episode\."),
         ("text", r"raised ValueError: could not convert string to float: 'a lot' .*at step 3 of an episode\."),
         ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
@@ -268,6 +272,137 @@ def test_spaces() -> None:
     assert lake.action_space == Discrete(4)
     assert lake.time_limit == 100
     np.testing.assert_array_equal(lake.reset(jax.random.key(0))[1], np.eye(16)[0])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_policy_acts_in_gymnasium_as_it_was_trained(whole: bool, tmp_path: Path) -> None:
+    """Actions that begin at -1, or a Box of integers: `act` and the exported program return the environment's own."""
+    name = "gymnasium:tiny_gym:TinyQuiet-v0"
+    settings = {"num_envs": 8, "num_steps": 32, "learning_rate": 1e-2, "entropy_coefficient": 0.0}
+    fitted = jaxpg.fit(
+        name, "ppo", seeds=1, total_steps=8_000, progress=False, evaluations=1, environment_settings={"whole": whole},
+        out=tmp_path / "run", **settings,
+    )  # fmt: skip
+    trained = jaxpg.load(tmp_path / "run", checkpoint="last", trust_code=True)
+    evaluated = float(fitted.metrics.columns["evaluation_return"][-1, 0])
+    assert evaluated > 8
+    with user_code.trust(lambda name: True):
+        export_policy(trained, tmp_path / "export")
+    act = load_policy.load(tmp_path / "export" / "policy.jax")
+    env = gymnasium.make("tiny_gym:TinyQuiet-v0", disable_env_checker=True, whole=whole)
+    for choose in (trained.policy.act, lambda obs: np.asarray(act([obs])[0])[0]):
+        obs, _ = env.reset(seed=0)
+        total = 0.0
+        for _ in range(10):
+            action = choose(obs)
+            obs, reward, *_ = env.step(action.astype(env.action_space.dtype))
+            total += reward.item()
+        assert total > 8
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_numbers_may_be_arrays_of_one(vectorization: str) -> None:
+    """A reward, or the end of only some of the episodes, is an array of one number; both ways of stepping take it."""
+    env = envs.make("gymnasium:tiny_gym:TinyQuiet-v0", vectorization=vectorization)
+    state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 4))
+    step = jax.jit(jax.vmap(env.step))
+    for _ in range(3):
+        state, timestep = step(jax.random.split(jax.random.key(1), 4), state, jnp.full(4, 2))
+        host_callback.raise_failure()
+        assert np.isin(timestep.reward, (0, 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "high", "seen"),
+    [
+        ((3, 20, 16), 255, (20, 16, 3)),
+        ((20, 16, 3), 255, (20, 16, 3)),
+        ((20, 16), 255, (20, 16, 1)),
+        ((4, 4, 4), 255, (4, 4, 4)),
+        ((5, 4, 3), 1, (5, 4, 3)),
+        ((12,), 255, (12,)),
+    ],
+)
+def test_images_are_divided_and_their_channels_are_last(shape: tuple[int, ...], high: int, seen: Any) -> None:
+    env = envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=shape, high=high)
+    obs = np.asarray(env.reset(jax.random.key(0))[1])
+    assert obs.shape == env.observation_space.shape == seen
+    raw = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
+    image = high == 255 and len(shape) > 1
+    expected = np.moveaxis(raw, 0, -1) if shape[0] == 3 else raw.reshape(seen)
+    np.testing.assert_allclose(obs, expected / 255 if image else expected, rtol=1e-6)
+    assert np.max(env.observation_space.high) == (1 if image else high)
+
+
+def test_what_an_environment_must_not_return_is_refused() -> None:
+    with pytest.raises(UserError, match=r"returned the observation -1, which is not one of Discrete\(4\)"):
+        run_until_failure(envs.make("gymnasium:tiny_gym:TinyPictures-v0"))
+    with pytest.raises(UserError, match=r"returned something else than the pair .* at the reset of an episode"):
+        run_until_failure(envs.make("gymnasium:tiny_gym:TinyBare-v0"))
+    with pytest.raises(UserError, match="an image has two axes, or three"):
+        envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=(4, 8, 8, 3))
+    with pytest.raises(UserError, match="registered without an entry_point"):
+        envs.make("gymnasium:tiny_gym:TinyVector-v0")
+
+
+def run_until_failure(env: Any) -> None:
+    host_callback.clear_failures()
+    jax.block_until_ready(env.reset(jax.random.key(0)))
+    host_callback.raise_failure()
+
+
+@pytest.mark.parametrize(("after", "lines"), [(3, 2), (700, 4), (1500, 10)])
+def test_check_says_what_the_host_raised(after: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whichever of the programs of the battery it is."""
+    steps = 0
+
+    def step(self: Any, action: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == after:
+            raise RuntimeError("broken")
+        return of_the_class(self, action)
+
+    of_the_class = tiny_gym.Walk.step
+    monkeypatch.setattr(tiny_gym.Walk, "step", step)
+    host_callback.clear_failures()
+    found = list(envs.battery(envs.make_unchecked(WALK), "walk"))
+    assert not found[-1].passed
+    assert "raised RuntimeError: broken" in found[-1].sentence
+    assert all(finding.passed for finding in found[:-1])
+    assert len(found) >= lines
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"),
+    [
+        ("bytes", None),
+        ("nothing", "must return a picture .*, not None"),
+        ("float", "must return a picture of .*, not (32, 32, 3) and float32"),
+        ("raise", "raised ImportError: no module to draw with"),
+    ],
+)
+def test_what_cannot_be_drawn_is_shown_by_its_observations(
+    picture: str, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = envs.make("gymnasium:tiny_gym:TinyQuiet-v0", picture=picture)
+    policy, _ = networks.mlp(env)
+    actor = make_actor(policy, policy.init(jax.random.key(0)))
+    episode = jax.jit(lambda key: record_episode(env, actor, key, greedy=True))(jax.random.key(0))
+    report.render_gif(env, episode, tmp_path / "x.gif")
+    assert (tmp_path / "x.gif").stat().st_size > 100
+    if said is None:
+        assert not caplog.text
+    else:
+        assert re.search(re.escape(said).replace(r"\.\*", ".*"), caplog.text)
+        assert "observations are drawn instead" in caplog.text
+
+
+def test_an_id_of_the_script_is_no_name_for_commands(tmp_path: Path) -> None:
+    gymnasium.register("OfTheScript-v0", "__main__:Nothing", max_episode_steps=3)
+    assert is_of_this_script("gymnasium:OfTheScript-v0")
+    assert not is_of_this_script(WALK)
+    assert not is_of_this_script("CartPole-v1")
 
 
 def test_names_of_code_are_those_that_import_a_module() -> None:

@@ -131,6 +131,17 @@ def test_pictures_show_the_state(name, action, color, before, after, moves):
         assert abs(moved) < 3 if expected == 0 else expected * moved > 3
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "frozen_lake", "Breakout-MinAtar", "LunarLander-v3"])
+def test_an_environment_with_the_name_of_another_is_drawn_by_what_it_is(name, tmp_path):
+    env = envs.make("probe-policy")._replace(name=name)
+    episode = some_episode(env)
+    render_gif(env, episode, tmp_path / "play.gif")
+    scene, drawn = observations(env, trimmed(episode)), trimmed(episode)
+    with Image.open(tmp_path / "play.gif") as animation:
+        first = np.asarray(animation.convert("RGB"), int)
+    assert np.abs(first - np.asarray(draw_frame(env, scene, drawn, 0), int)).mean() < 1.5
+
+
 def test_arrows_show_the_action():
     for name, color in (("CartPole-v1", BLUE), ("MountainCar-v0", RED)):
         left, right = middle(frame_of(name, 0), color)[0], middle(frame_of(name, 2 if color == RED else 1), color)[0]

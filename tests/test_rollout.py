@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import rollout
+from jaxpg import networks, rollout
 from jaxpg.errors import UserError
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import program_for
-from jaxpg.types import Array, Box, Env, Episodes, Policy, Rollout, TimeStep, Transition
+from jaxpg.types import Array, Box, Discrete, Env, Episodes, Policy, Rollout, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
 ENV = tiny.counter(time_limit=LIMIT)
@@ -84,7 +84,32 @@ def shows_keys() -> Env:
         return time + 1, TimeStep(obs(key, time + 1), jnp.zeros(()), jnp.ones(()), last)
 
     space = Box(np.zeros(3, np.float32), np.full(3, np.inf, np.float32))
-    return Env("keys", reset, step, space, space, 2)
+    return Env("keys", reset, step, space, Discrete(2), 2)  # actions are keys, which no Box would leave as they are
+
+
+def test_an_environment_gets_actions_within_its_bounds():
+    """Learners keep what was drawn, whose density they know; scores are of what was executed."""
+    low, high = np.float32([-0.5, 0.0]), np.float32([0.25, np.inf])
+
+    def step(key, state, action):
+        inside = (action >= low).all() & (action <= high).all()
+        return state, TimeStep(jnp.zeros(1), jnp.where(inside, 1.0, -9.0), jnp.ones(()), state < 0)
+
+    unit = Box(np.zeros(1, np.float32), np.ones(1, np.float32))
+    env = Env("bounds", lambda key: (jnp.zeros(()), jnp.zeros(1)), step, unit, Box(low, high), 20)
+    policy, _ = networks.mlp(env)
+    for collector in (rollout.continuing(num_envs=8, num_steps=8), rollout.episodic(num_envs=8)):
+        ((_, part, _),) = collected(collector, env, policy)
+        assert (part.steps.reward == 1).all()
+        assert (part.steps.action[..., 0] > 0.25).any()
+        assert (part.steps.action[..., 1] < 0.0).any()
+    actor = rollout.make_actor(policy, policy.init(jax.random.key(0)))
+    for greedy in (False, True):
+        scored = rollout.evaluate(env, actor, jax.random.key(0), episodes=8, greedy=greedy)
+        np.testing.assert_array_equal(scored.returns, 20)
+    played = rollout.record_episode(env, actor, jax.random.key(0), greedy=False)
+    assert (played.actions >= low).all()
+    assert (played.actions <= high).all()
 
 
 def collected(collector, env, policy, calls=1, seed=0):

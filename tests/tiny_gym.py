@@ -59,5 +59,73 @@ class Dictionary(Walk):
         return {"x": np.array([self._x], np.float32), "t": self._t}
 
 
-for name, cls, limit in (("Walk", Walk, 6), ("Endless", Walk, None), ("Dictionary", Dictionary, 6)):
+class Quiet(gymnasium.Env):
+    """Rewards the action that equals the sign of the observation, of Discrete(3, start=-1) or of a Box of integers.
+
+    `picture` is what it renders: nothing, float, raise, or bytes.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's own form
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, whole: bool = False, picture: str = "bytes", render_mode: str | None = None) -> None:
+        of_integers = gymnasium.spaces.Box(-1, 1, (1,), np.int64)
+        self.action_space = of_integers if whole else gymnasium.spaces.Discrete(3, start=-1)
+        self._whole, self._picture, self.render_mode = whole, picture, render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        index = action[0] if self._whole else action
+        assert self.action_space.contains(action), action
+        reward = float((-1, 0, 1)[index + 1] == self._sign)  # an index must be an integer
+        return self._draw(), np.array([reward]), np.array([False]) if self._sign > 0 else False, False, {}
+
+    def _draw(self) -> np.ndarray:
+        self._sign = int(self.np_random.integers(-1, 2))
+        return np.array([self._sign], np.float32)
+
+    def render(self) -> Any:
+        if self._picture == "raise":
+            raise ImportError("no module to draw with")
+        made = {"float": np.ones((32, 32, 3), np.float32), "bytes": np.full((32, 32, 3), 99, np.uint8)}
+        return made.get(self._picture)
+
+
+class Pictures(gymnasium.Env):
+    """Observations of bytes of any shape, or an integer that is not in the space."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, shape: tuple[int, ...] = (), high: int = 255, render_mode: str | None = None) -> None:
+        box = gymnasium.spaces.Box(0, high, tuple(shape), np.uint8)
+        self.observation_space = box if shape else gymnasium.spaces.Discrete(4)
+        self._obs = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8) if shape else -1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self._obs, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._obs, 0.0, False, False, {}
+
+
+class Bare(Walk):
+    """Its reset returns the observation alone."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+gymnasium.register("TinyVector-v0", vector_entry_point=Walk, max_episode_steps=5)
+CLASSES = {
+    "Walk": (Walk, 6),
+    "Endless": (Walk, None),
+    "Dictionary": (Dictionary, 6),
+    "Quiet": (Quiet, 10),
+    "Pictures": (Pictures, 5),
+    "Bare": (Bare, 5),
+}
+for name, (cls, limit) in CLASSES.items():
     gymnasium.register(f"Tiny{name}-v0", cls, max_episode_steps=limit)

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 
 from jaxpg import envs
-from jaxpg.envs import suites
+from jaxpg.envs import host, suites
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts, signatures
@@ -79,14 +79,15 @@ def _suites_table() -> Table:
         there = f"jaxpg list environments {prefix}" if suites.is_installed(prefix) else suites.install_command(prefix)
         table.add_row(f"{prefix}:ID", suite.library, suite.examples, suite.remark, there)
     for prefix, (library, examples) in _HOST.items():
-        there = "" if importlib.util.find_spec(prefix) else suites.install_command(prefix)
+        is_there = importlib.util.find_spec(prefix) is not None
+        there = f"jaxpg list environments {prefix}" if is_there else suites.install_command(prefix)
         table.add_row(f"{prefix}:ID", library, examples, "stepped on the host", there)
     return table
 
 
 def _suite_table(prefix: str) -> Table:
     table = Table("environment", "its settings and their defaults", title=prefix, box=box.SIMPLE_HEAD)
-    for name in suites.ids(prefix):
+    for name in host.ids(prefix) if prefix in _HOST else suites.ids(prefix):
         table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}"))
     return table
 

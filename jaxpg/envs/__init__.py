@@ -38,7 +38,7 @@ from jaxpg.envs.tabular import (
     to_dense,
     to_sparse,
 )
-from jaxpg.envs.wrappers import clip_actions, flatten, frame_stack, sticky_actions, time_limit, unwrap
+from jaxpg.envs.wrappers import flatten, frame_stack, sticky_actions, time_limit, unwrap
 
 __all__ = [
     "MDP",
@@ -53,7 +53,6 @@ __all__ = [
     "battery",
     "check_env",
     "cliff_walking",
-    "clip_actions",
     "default_settings",
     "expected_return",
     "flatten",

@@ -43,7 +43,7 @@ def as_env(
     Args:
         name: of the environment.
         reset, step: see Reset and Step.
-        action_space: its actions; those outside of a Box are clipped.
+        action_space: its actions.
         limit: steps after which an episode is cut off by a time-out, at the latest.
         legal: state -> [n] bool, the actions that are allowed there, None where all always are.
         render: as `Env.render`, of the library's state.
@@ -63,8 +63,6 @@ def as_env(
             return cast(state), encode(state, obs)
 
     def step_env(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
-        if isinstance(action_space, Box):
-            action = jnp.clip(action, action_space.low, action_space.high)
         with jax.numpy_rank_promotion("allow"):
             state, obs, reward, terminated = step(jax.random.key_data(key), state, action)
             obs = encode(state, obs)

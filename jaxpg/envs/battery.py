@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxpg.envs.contract import CONTRACT, TRIAL_STEPS, random_action
 from jaxpg.errors import UserError
+from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
 from jaxpg.user_code import explain_failure
 
@@ -74,10 +75,23 @@ def battery(env: Any, name: str) -> Iterator[Finding]:
             yield Finding(False, str(error))
             return
         yield Finding(True, title)
+    try:
+        yield from _experience(env, name)
+    except UserError as error:  # the environment raised on the host, where nothing surfaces by itself
+        yield Finding(False, str(error))
+
+
+def _experience(env: Env, name: str) -> Iterator[Finding]:
+    """What many episodes and a walk show.
+
+    Raises:
+        UserError: a function of the environment raised.
+    """
     with explain_failure(f"An episode of {name}"):
         keys = jax.random.split(jax.random.key(0), COLUMNS)
         first = jax.jit(jax.vmap(env.reset))(keys)[1]
         end = jax.device_get(jax.jit(jax.vmap(partial(_play, env)))(keys))
+        host_callback.raise_failure()
     yield _finite(end)
     yield _bounds(env, end)
     yield _ends(env, end)
@@ -224,17 +238,20 @@ def _walks(env: Env, keys: Array) -> Iterator[Finding]:
     alone, together = jax.jit(walk), jax.jit(jax.vmap(walk))
     one = jax.device_get(alone(keys[0]))
     again = [jax.device_get(program(keys[0])) for program in (alone, jax.jit(lambda key: walk(key)))]
+    host_callback.raise_failure()
     if not all(_same(one, other, 0.0, WALK_STEPS) for other in again):
         yield Finding(False, "the same key must give the same steps: draw random numbers from the key alone")
         return
     yield Finding(True, "the same key gives the same steps")
     among = jax.tree.map(lambda x: np.asarray(x)[0], together(keys))
+    host_callback.raise_failure()
     yield (
         Finding(True, f"one environment alone and among {COLUMNS} (vmap) take the same steps")
         if _same(one, among, _ROUNDING, AGREEING_STEPS)
         else Finding(False, "one environment takes other steps among others (vmap) than alone")
     )
     rates = WALK_STEPS / _seconds(alone, keys[0]), WALK_STEPS * COLUMNS / _seconds(together, keys)
+    host_callback.raise_failure()
     yield Finding(True, f"{rates[0]:,.0f} steps per second alone, {rates[1]:,.0f} with {COLUMNS} side by side")
 
 

@@ -20,6 +20,7 @@ from jax.tree_util import keystr
 from jaxpg.envs.text.task import Task
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import MASKED
+from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import compiler_options
 from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree
 from jaxpg.user_code import explain_failure
@@ -195,7 +196,9 @@ def _check_numbers(env: Env, name: str) -> None:
     """Play the trial, and refuse an environment whose numbers make no sense."""
     with explain_failure(f"An episode of {name}"):
         play = jax.jit(partial(_play, env), compiler_options=compiler_options(runs_once=True))
+        host_callback.clear_failures()
         trial = jax.device_get(play(jax.random.key(0)))
+        host_callback.raise_failure()
     obs, reward, discount, last = trial.timestep
     when = f"at step {trial.t} of an episode of random actions" if trial.t else "at reset"
     if trial.sound and not last and trial.t == env.time_limit:

@@ -99,7 +99,6 @@ WRAPPERS: dict[str, Factory] = {
         wrappers.time_limit,
         wrappers.frame_stack,
         wrappers.flatten,
-        wrappers.clip_actions,
     )
 }
 

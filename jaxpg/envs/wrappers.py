@@ -69,10 +69,15 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         probability: of repeating the previous action, in [0, 1].
 
     Raises:
-        UserError: the probability is not in [0, 1].
+        UserError: the probability is not in [0, 1], or actions are masked.
     """
     if not 0 <= probability <= 1:
         raise UserError(f"sticky_actions: probability must be in [0, 1], not {probability!r}.")
+    if env.action_mask is not None:
+        raise UserError(
+            f"sticky_actions: {env.name} forbids actions (action_mask), and one that is repeated may be forbidden by "
+            "then; leave this wrapper out."
+        )
     dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
 
     def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
@@ -177,25 +182,6 @@ def flatten(env: Env) -> Env:
     flat = Box(space.low.reshape(-1), space.high.reshape(-1))
     changed = {"step": step, "observation_space": flat, "action_mask": unflattened}
     return _begins(env, begin, inner=lambda state: state, **changed)
-
-
-def clip_actions(env: Env) -> Env:
-    """Unbounded actions, clipped to the bounds before the environment executes them.
-
-    A rollout stores the agent's action, not the clipped one, so its log-probability is the Gaussian's.
-
-    Raises:
-        UserError: the actions are discrete.
-    """
-    space = env.action_space
-    if not isinstance(space, Box):
-        raise UserError(f"clip_actions: the actions of {env.name} are discrete; remove this wrapper.")
-
-    def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
-        return env.step(key, state, jnp.clip(action, space.low, space.high))
-
-    infinite = np.full(space.shape, np.inf, np.float32)
-    return env._replace(step=step, action_space=Box(-infinite, infinite))
 
 
 def _box_observations(env: Env, wrapper: str) -> Box:

@@ -156,7 +156,7 @@ def step_env(
     """One step of one environment, without a reset."""
     distribution, memory = policy.act(collectives.whole(params), runner.memory, runner.obs)
     action = distribution.at(noise)
-    env_state, timestep = env.step(step_key, runner.env_state, action)
+    env_state, timestep = env.step(step_key, runner.env_state, env.action_space.nearest(action))
     transition = Transition(
         obs=runner.obs,
         action=action,

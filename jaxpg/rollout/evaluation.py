@@ -174,6 +174,7 @@ def _reset(env: Env, actor: Actor, key: Key) -> _Episode:
 def _step(env: Env, actor: Actor, episode: _Episode, t: Array, greedy: bool) -> tuple[_Episode, Array, TimeStep]:
     act_key, env_key = jax.random.split(jax.random.fold_in(episode.key, t))
     action, memory = actor.act(episode.memory, episode.obs, act_key, greedy)
+    action = env.action_space.nearest(action)
     state, timestep = env.step(env_key, episode.state, action)
     return _Episode(episode.key, state, timestep.obs, memory), action, timestep
 

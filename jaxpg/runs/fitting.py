@@ -15,6 +15,7 @@ from rich.console import Console
 
 from jaxpg import parallel, user_code
 from jaxpg.algorithm import PolicyGradient
+from jaxpg.envs.host import is_of_this_script
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import check_seeds, resolve_config
 from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS
@@ -86,6 +87,11 @@ def fit(
     with contextlib.ExitStack() as stack:
         stack.enter_context(user_code.give(named.functions))
         config = resolve_config(task, name, overrides)
+        if out is not None and is_of_this_script(config.environment):
+            raise UserError(
+                f"With out, commands have to find {config.environment}, and this script registers it: register it in a "
+                "module of its own and name that too, gymnasium:MODULE:ID."
+            )
         if out is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))
         else:

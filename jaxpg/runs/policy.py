@@ -34,7 +34,10 @@ class TrainedPolicy:
         self._acted = 0
 
     def act(self, obs: ArrayLike, *, greedy: bool = True) -> np.ndarray:
-        """The actions for observations as they were in training; those of a Box are clipped to its bounds.
+        """The actions for observations as they were in training, as the environment itself takes them.
+
+        Those of a Box are clipped to its bounds. Of an environment on the host they are its own: Gymnasium's
+        Discrete(3, start=1) gets one of 1, 2 and 3, and a Box of integers gets integers.
 
         Args:
             obs: one observation, or a batch of them, [B, ...], from environments that keep their places in the batch.
@@ -107,7 +110,7 @@ class TrainedPolicy:
 def act_all(
     learner: Learner, env: Env, state: Tree, memory: Tree, begins: Array, obs: Array, key: Key, *, greedy: bool
 ) -> tuple[Array, Tree]:
-    """The actions of a batch, those of a Box within its bounds, and the memories after them.
+    """The actions of a batch as the environment takes them, those of a Box within its bounds, and the memories.
 
     Args:
         learner: what was trained.
@@ -124,6 +127,6 @@ def act_all(
     def one(memory: Tree, begins: Array, obs: Array, place: Array) -> tuple[Array, Any]:
         remembered = tree_where(begins, actor.start(obs), memory)
         action, memory = actor.act(remembered, obs, jax.random.fold_in(key, place), greedy)
-        return (jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action), memory
+        return (env.host.to_action(action) if env.host else space.nearest(action)), memory
 
     return jax.vmap(one)(memory, begins, obs, jnp.arange(obs.shape[0]))

@@ -101,7 +101,7 @@ def host_env(source: Source) -> Env:
     return Env(
         source.name, reset, step, source.observation_space, source.action_space, source.time_limit,
         min_truncation_step=source.min_truncation_step,
-        host=HostParts(restart, source.frames),
+        host=HostParts(restart, source.to_action, source.frames),
     )  # fmt: skip
 
 
@@ -181,7 +181,8 @@ class _Group:
         for i in np.flatnonzero(which):
             when = f"at step {self._t[i]} of an episode" if self._t[i] else "at the reset of an episode"
             if not np.isfinite(obs[i]).all() or not np.isfinite(reward[i]):
-                what = "an observation that is not finite" if np.isfinite(reward[i]) else f"a reward of {reward[i]}"
+                bad_reward = not np.isfinite(reward[i])
+                what = f"a reward of {reward[i]}" if bad_reward else "an observation that is not finite in float32"
                 raise UserError(f"The environment {self._source.name} returned {what} {when}. Mend the environment.")
 
 
@@ -273,9 +274,15 @@ class _Groups:
         except _LOST as error:
             steps = max((group.calls for group in self._groups.values()), default=0)
             close_all()
+            what = f"A worker process of the environment {self._source.name} has died"
+            if not steps:
+                raise UserError(
+                    f"{what} before it took a step. Every worker imports the script that runs anew: in a script, what "
+                    'trains belongs below if __name__ == "__main__":.'
+                ) from error
             raise UserError(
-                f"A worker process of the environment {self._source.name} has died at step {steps + 1} of its group, "
-                "and the others have been ended. Start it again: jaxpg resume."
+                f"{what} at step {steps + 1} of its group, and the others have been ended. A run that has a directory "
+                "goes on with: jaxpg resume."
             ) from error
         except Exception as error:
             close_all()

@@ -34,10 +34,12 @@ _OF_THE_POOL = (
 class Door(NamedTuple):
     """A package of environments.
 
+    ids(): its environments.
     settings(id): what `make` takes for the environment, with defaults.
     source(id, settings): the environment.
     """
 
+    ids: Callable[[], list[str]]
     settings: Callable[[str], dict[str, Any]]
     source: Callable[[str, dict[str, Any]], vectors.Source]
 
@@ -60,6 +62,24 @@ def make(name: str, settings: dict[str, Any]) -> Env:
     """
     prefix, _, env_id = name.partition(":")
     return host_env(DOORS[prefix].source(env_id, default_settings(name) | settings))
+
+
+def ids(prefix: str) -> list[str]:
+    """The environments of a package, without the prefix.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    return DOORS[prefix].ids()
+
+
+def is_of_this_script(name: str) -> bool:
+    """Whether an environment was registered in Gymnasium by the script that runs, so that no other program finds it."""
+    if not name.startswith("gymnasium:"):
+        return False
+    entry_point = _gymnasium_spec(name.partition(":")[2]).entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return module == "__main__"
 
 
 def comes_in(name: str) -> bool:
@@ -101,10 +121,21 @@ def _gymnasium_spec(env_id: str) -> Any:
         refuse_unknown("environment", f"gymnasium:{env_id}", known)
 
 
+def _gymnasium_ids() -> list[str]:
+    with _extra("gymnasium"):
+        import gymnasium
+    return sorted(gymnasium.registry)
+
+
 def _gymnasium_settings(env_id: str) -> dict[str, Any]:
     from gymnasium.envs.registration import load_env_creator
 
     spec = _gymnasium_spec(env_id)
+    if spec.entry_point is None:
+        raise UserError(
+            f"gymnasium:{env_id} is registered without an entry_point, and jaxpg makes single environments: give "
+            "gymnasium.register one, beside the vector_entry_point."
+        )
     try:
         with _deprecations_ignored():
             creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
@@ -132,7 +163,8 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
             flatten = not _is_plain(make_one().observation_space)
             make_lane = partial(_make_lane, make_one, name, flatten)
             env = make_lane()
-        convert, observation_space = vectors.observation_converter(_plain(env.observation_space, "observations", name))
+        space = _plain(env.observation_space, "observations", name)
+        convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
         env.reset(seed=0)
         env.close()
@@ -171,13 +203,12 @@ def _frames(
     make_one: Callable[..., Any], to_action: Callable[[np.ndarray], np.ndarray], seed: int, actions: np.ndarray
 ) -> tuple[list[np.ndarray], list[float]]:
     """The pictures and the rewards of an episode, which is played once more."""
-    env = make_one(render_mode="rgb_array")
-    env.reset(seed=seed)
-    pictures, rewards = [env.render()], []
-    for action in to_action(actions):
-        rewards.append(float(env.step(action)[1]))
-        pictures.append(env.render())
-    env.close()
+    with contextlib.closing(make_one(render_mode="rgb_array")) as env:
+        env.reset(seed=seed)
+        pictures, rewards = [env.render()], []
+        for action in to_action(actions):
+            rewards.append(np.asarray(env.step(action)[1], float).item())
+            pictures.append(env.render())
     return pictures, rewards
 
 
@@ -188,17 +219,23 @@ def _is_plain(space: Any) -> bool:
 def _plain(space: Any, what: str, name: str) -> Any:
     if not _is_plain(space):
         raise UserError(
-            f"{name}: the {what} are {excerpt(space)}, and jaxpg knows Box and Discrete. Wrap the environment where "
-            "you register it."
+            f"{name}: the {what} are {excerpt(space)}, and jaxpg knows Box and Discrete, and observations that "
+            "Gymnasium's FlattenObservation can flatten. Wrap the environment where you register it."
         )
     return space
 
 
-def _envpool_config(env_id: str) -> dict[str, Any]:
-    """EnvPool's settings of an environment."""
+def _envpool_ids() -> list[str]:
     with _extra("envpool"):
         import envpool
-    known = envpool.list_all_envs()
+    return sorted(envpool.list_all_envs())
+
+
+def _envpool_config(env_id: str) -> dict[str, Any]:
+    """EnvPool's settings of an environment."""
+    known = _envpool_ids()
+    import envpool
+
     if env_id not in known:
         refuse_unknown("environment", f"envpool:{env_id}", [f"envpool:{x}" for x in known])
     return envpool.make_spec(env_id).config._asdict()
@@ -221,7 +258,7 @@ def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
     if limit < 1:
         raise UserError(f"{name} states no time limit, and jaxpg needs one: set max_episode_steps to at least 1.")
     space = _plain(spec.observation_space, "observations", name)
-    convert, observation_space = vectors.observation_converter(space, channels_first=True)
+    convert, observation_space = vectors.observation_converter(space, name)
     to_action, action_space = vectors.action_converter(_plain(spec.action_space, "actions", name))
     make_pool = partial(envpool.make, env_id, env_type="gymnasium", **settings)
     return vectors.Source(
@@ -238,7 +275,7 @@ def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
 
 
 DOORS: dict[str, Door] = {
-    "gymnasium": Door(_gymnasium_settings, _gymnasium_source),
-    "envpool": Door(_envpool_settings, _envpool_source),
+    "gymnasium": Door(_gymnasium_ids, _gymnasium_settings, _gymnasium_source),
+    "envpool": Door(_envpool_ids, _envpool_settings, _envpool_source),
 }
 """By prefix."""

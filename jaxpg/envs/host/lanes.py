@@ -19,6 +19,11 @@ from jaxpg.user_code import describe_failure
 REST, WAKE = {"jaxpg": "rest"}, {"jaxpg": "wake"}
 
 
+def _scalar(x: Any) -> float:
+    """A number of Python's, or the only one of an array."""
+    return np.asarray(x, np.float64).item()
+
+
 class Lane(gymnasium.Wrapper):
     """An environment that can rest, and whose failures say at which step of its episode they happened.
 
@@ -40,9 +45,12 @@ class Lane(gymnasium.Wrapper):
             return self._obs, {}
         self._resting, self._steps = False, 0
         try:
-            self._obs = self.env.reset(seed=seed)[0]
+            result: Any = self.env.reset(seed=seed)
         except (Exception, SystemExit) as error:
             raise self.failure(error, 0) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._at("returned something else than the pair of an observation and an info", 0)
+        self._obs = result[0]
         self.check_shape(self._obs, 0)
         return self._obs, {}
 
@@ -63,7 +71,7 @@ class Lane(gymnasium.Wrapper):
             UserError: one is not a number, or the observation has another shape than the space's.
         """
         try:
-            numbers = float(reward), bool(terminated), bool(truncated)
+            numbers = _scalar(reward), bool(_scalar(terminated)), bool(_scalar(truncated))
         except (TypeError, ValueError) as error:
             raise self.failure(error, steps) from error
         self.check_shape(obs, steps)

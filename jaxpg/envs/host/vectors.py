@@ -12,8 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jaxpg.errors import UserError
 from jaxpg.types import Box, Discrete, Space
 
 
@@ -60,7 +62,7 @@ class Source(NamedTuple):
     time_limit: int
     min_truncation_step: int
     convert: Callable[[np.ndarray], np.ndarray]
-    to_action: Callable[[np.ndarray], np.ndarray]
+    to_action: Callable[[Any], Any]
     repeatable: bool
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
@@ -99,13 +101,12 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
         try:
             ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
             results = Results(np.array(obs), np.array(rewards, np.float64).reshape(n), *ends)
-        except (TypeError, ValueError):
-            results = None
-        if results is None or results.obs.shape != (n, *shape):
-            for lane, row, steps in zip(lanes, rows, taken, strict=True):
-                lane.check(*row[:4], steps)
-        assert results is not None
-        return results
+            if results.obs.shape == (n, *shape):
+                return results
+        except (TypeError, ValueError):  # one of another kind, or several that differ in shape
+            pass
+        numbers = [lane.check(*row[:4], steps) for lane, row, steps in zip(lanes, rows, taken, strict=True)]
+        return Results(np.array(obs), *map(np.array, zip(*numbers, strict=True)))
 
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
@@ -173,37 +174,69 @@ def envpool_vector(make_pool: Callable[..., Any], n: int, seed: int) -> Vector:
     return Vector(begin, lambda actions: Results(*pool.step(actions)[:4]), None, lambda: None)
 
 
-def observation_converter(space: Any, *, channels_first: bool = False) -> tuple[Callable[..., np.ndarray], Box]:
+def observation_converter(space: Any, name: str) -> tuple[Callable[[np.ndarray], np.ndarray], Box]:
     """How observations `[n, ...]` of a Box or Discrete space become float32 arrays, and the space of these.
 
-    Integers of a Discrete space become one-hot vectors. Images (bytes with three axes) are divided by 255, and with
-    `channels_first` their channels become the last axis.
+    Integers of a Discrete space become one-hot vectors. Images, which are bytes from 0 to 255 with two axes or three,
+    become `[H, W, C]` from 0 to 1. Their channels are the first axis where that is shorter than the last.
+
+    Raises:
+        UserError: images with more axes, such as stacked ones in colour; what converts raises one for an integer
+            outside of its Discrete space.
     """
     if not hasattr(space, "low"):
-        n, start = int(space.n), int(getattr(space, "start", 0))
-        return lambda obs: np.eye(n, dtype=np.float32)[np.asarray(obs) - start], _box(np.zeros(n), np.ones(n))
-    if space.dtype != np.uint8 or len(space.shape) != 3:
+        return partial(_one_hot, n=int(space.n), start=int(getattr(space, "start", 0)), name=name), _box(
+            np.zeros(space.n), np.ones(space.n)
+        )
+    axes = len(space.shape)
+    if space.dtype != np.uint8 or axes < 2 or (space.low != 0).any() or (space.high != 255).any():
         return partial(np.asarray, dtype=np.float32), _box(space.low, space.high)
-    scale = np.float32(1 / 255)
+    if axes > 3:
+        raise UserError(
+            f"{name}: the observations are bytes of shape {space.shape}, and an image has two axes, or three with its "
+            "channels: wrap the environment where you register it. The wrapper frame_stack of jaxpg stacks images."
+        )
+    scale, channels_first = np.float32(1 / 255), axes == 3 and space.shape[0] < space.shape[2]
 
     def convert(obs: np.ndarray) -> np.ndarray:
         obs = np.asarray(obs)
-        return (obs.transpose(0, 2, 3, 1) if channels_first else obs).astype(np.float32) * scale
+        obs = obs[..., None] if axes == 2 else obs.transpose(0, 2, 3, 1) if channels_first else obs
+        return obs.astype(np.float32) * scale
 
     shape = convert(np.zeros((1, *space.shape), np.uint8)).shape[1:]
     return convert, _box(np.zeros(shape), np.ones(shape))
 
 
-def action_converter(space: Any) -> tuple[Callable[[np.ndarray], np.ndarray], Space]:
-    """How actions `[n, ...]` of agents become those of a Box or Discrete space, and the space that agents see.
+def _one_hot(obs: np.ndarray, *, n: int, start: int, name: str) -> np.ndarray:
+    number = np.asarray(obs) - start
+    if outside := [x for x in number.ravel().tolist() if not 0 <= x < n]:
+        raise UserError(
+            f"The environment {name} returned the observation {outside[0] + start}, which is not one of Discrete({n}"
+            f"{f', start={start}' if start else ''}). Mend the environment."
+        )
+    return np.eye(n, dtype=np.float32)[number]
 
-    Actions beyond the bounds of a Box are clipped, as the agent's Gaussian knows no bounds.
+
+def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
+    """How actions `[...]` or `[n, ...]` of agents become those of a space, and the space that agents see.
+
+    Actions beyond the bounds of a Box are clipped, as the agent's Gaussian knows no bounds; in a Box of integers they
+    become the nearest ones. What converts takes arrays of NumPy and of jax, whose integers may have fewer bits.
     """
     if hasattr(space, "low"):
-        low, high, dtype = space.low, space.high, space.dtype
-        return lambda actions: np.clip(actions, low, high).astype(dtype), _box(low, high)
-    start, dtype = int(getattr(space, "start", 0)), space.dtype
-    return lambda actions: actions.astype(dtype) + dtype.type(start), Discrete(int(space.n))
+        low, high, whole = space.low, space.high, space.dtype.kind in "iu"
+
+        def to_box(actions: Any) -> Any:
+            clipped = actions.clip(low, high)
+            return _cast(clipped.round() if whole else clipped, space.dtype)
+
+        return to_box, _box(low, high)
+    start = int(getattr(space, "start", 0))
+    return lambda actions: _cast(actions, space.dtype) + space.dtype.type(start), Discrete(int(space.n))
+
+
+def _cast(actions: Any, dtype: np.dtype) -> Any:
+    return actions.astype(jax.dtypes.canonicalize_dtype(dtype) if isinstance(actions, jax.Array) else dtype)
 
 
 def _box(low: Any, high: Any) -> Box:

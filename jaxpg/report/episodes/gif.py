@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from jaxpg.report.episodes import boards, control, lander
 from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font, pictures_scene
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Discrete, Env
-from jaxpg.user_code import explain_failure
+from jaxpg.user_code import describe_failure, explain_failure
 
+_log = logging.getLogger(__name__)
 SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {
     "CartPole-v1": control.cart_pole,
     "MountainCar-v0": control.mountain_car,
@@ -49,10 +51,11 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     would have more than MOST_BYTES.
 
     Raises:
-        UserError: `render` fails, or returns something else than a picture.
+        UserError: `render` fails, or returns something else than a picture. Where an environment on the host does, a
+            warning is logged, and its observations are drawn.
 
     Args:
-        env: the environment of the episode; its name selects the scene.
+        env: the environment of the episode; its name selects the scene, if its states are what that draws.
         episode: as recorded by `rollout.evaluation.record_episode`.
         path: the file to write.
         fps: frames per second, at most 50 (a GIF counts hundredths of a second, and viewers slow down faster ones);
@@ -60,7 +63,7 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     """
     episode = trimmed(episode)
     length = len(episode.rewards)
-    scene = _own_scene(env, episode) or SCENES.get(env.name, boards.observations)(env, episode)
+    scene = _own_scene(env, episode) or _scene_by_name(env, episode) or boards.observations(env, episode)
     palette = _palette([draw_frame(env, scene, episode, t) for t in np.linspace(0, length, 8, dtype=int)])
     step_duration = 10 * max(2, round(100 / (fps or scene.fps)))  # milliseconds
     stride = -(-length // MOST_FRAMES) or 1
@@ -101,10 +104,29 @@ def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
         return pictures_scene(first.shape[:2], lambda t, state: _rendered(env, state))
     if env.host is None or env.host.frames is None:
         return None
-    pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
+    try:
+        pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
+        for picture in pictures:
+            _check_picture(env, picture)
+    except (Exception, SystemExit) as error:
+        reason = error if isinstance(error, UserError) else f"{env.name} raised {describe_failure(error)}."
+        _log.warning("%s Its observations are drawn instead.", reason)
+        return None
     if not np.allclose(rewards, episode.rewards, atol=1e-4):
         return None
-    return pictures_scene(pictures[0].shape[:2], lambda t, state: np.asarray(pictures[t], np.uint8))
+    return pictures_scene(pictures[0].shape[:2], lambda t, state: pictures[t])
+
+
+def _scene_by_name(env: Env, episode: RecordedEpisode) -> Scene | None:
+    """The scene of the environment that has this name; None if it has other states, as one of a user's may."""
+    if env.name not in SCENES:
+        return None
+    try:
+        scene = SCENES[env.name](env, episode)
+        draw_frame(env, scene, episode, 0)
+    except (AttributeError, IndexError, TypeError):
+        return None
+    return scene
 
 
 def _rendered(env: Env, state: Any) -> np.ndarray:
@@ -112,12 +134,18 @@ def _rendered(env: Env, state: Any) -> np.ndarray:
     assert env.render is not None
     with explain_failure(f"render of the environment {env.name}"):
         picture = np.asarray(env.render(state))
-    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+    _check_picture(env, picture)
+    return picture
+
+
+def _check_picture(env: Env, picture: Any) -> None:
+    """Raise a UserError for what `render` must not return."""
+    given = np.asarray(picture)
+    if given.ndim != 3 or given.shape[-1] != 3 or given.dtype != np.uint8:
         raise UserError(
             f"render of the environment {env.name} must return a picture of the shape (H, W, 3) and dtype uint8, not "
-            f"{picture.shape} and {picture.dtype}."
+            f"{'None' if picture is None else f'{given.shape} and {given.dtype}'}."
         )
-    return picture
 
 
 def trimmed(episode: RecordedEpisode) -> RecordedEpisode:
