@@ -108,8 +108,9 @@ def test_an_environment_gets_actions_within_its_bounds():
         scored = rollout.evaluate(env, actor, jax.random.key(0), episodes=8, greedy=greedy)
         np.testing.assert_array_equal(scored.returns, 20)
     played = rollout.record_episode(env, actor, jax.random.key(0), greedy=False)
-    assert (played.actions >= low).all()
-    assert (played.actions <= high).all()
+    played = np.asarray(played.actions)
+    assert (played >= low).all()
+    assert (played <= high).all()
 
 
 def collected(collector, env, policy, calls=1, seed=0):
