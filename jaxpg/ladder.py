@@ -33,6 +33,7 @@ from jaxpg.ladder_settings import (
     ReferenceFreeGRPOSettings,
     ReinforceSettings,
     child_of,
+    root,
 )
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.adaptation import adaptive_kl
@@ -41,6 +42,7 @@ from jaxpg.types import Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
 
 
+@root
 def reinforce(
     *,
     num_envs: int = 16,

@@ -13,12 +13,16 @@ rung is not in it, and is refused. New defaults of inherited settings are argume
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
+import numpy as np
+
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.types import Scalar
+from jaxpg.domains import DOMAINS, check_number
+from jaxpg.errors import UserError
+from jaxpg.types import Array, Scalar
 
 Algorithm = Callable[..., PolicyGradient]
 AlgorithmT = TypeVar("AlgorithmT", bound=Callable[..., Any])
@@ -105,6 +109,32 @@ class ClipFreeDAPOSettings(ReinforceSettings, MinibatchSettings, total=False):
     overlong_filtering: bool
 
 
+def root(algorithm: AlgorithmT) -> AlgorithmT:
+    """An algorithm without a parent, whose settings are checked (`check_scalars`) as those of its descendants are."""
+
+    @wraps(algorithm)
+    def checked(**settings: Any) -> Any:
+        check_scalars(settings)
+        return algorithm(**settings)
+
+    return cast(AlgorithmT, checked)
+
+
+def check_scalars(settings: Mapping[str, Any]) -> None:
+    """Refuse numbers that a setting cannot be (DOMAINS). What is traced, as under `jax.vmap`, is not known here.
+
+    Raises:
+        UserError: a number outside of its domain, or an array of several.
+    """
+    for name, value in settings.items():
+        if isinstance(value, Array | np.ndarray) and np.ndim(value):
+            raise UserError(
+                f"{name} must be one number, not an array of shape {np.shape(value)}: jax.vmap maps over several."
+            )
+        if name in DOMAINS and isinstance(value, int | float | np.number):  # a setting of one's own may be any number
+            check_number(name, value.item() if isinstance(value, np.number) else value, DOMAINS[name])
+
+
 def child_of(
     parent: Callable[P, Any],
     *_: P.args,
@@ -125,6 +155,7 @@ def child_of(
             unknown = ", ".join(setting for setting in settings if setting not in parameters)
             if unknown:
                 raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
+            check_scalars(settings)
             return algorithm(**(defaults | settings))
 
         returned = inspect.signature(algorithm, eval_str=True).return_annotation

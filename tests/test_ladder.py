@@ -195,7 +195,7 @@ def test_every_setting_is_read(name, setting):
     elif isinstance(default, bool):
         other = not default
     else:
-        other = default * 2 or 1
+        other = default / 2 or 1.0 if isinstance(default, float) else default * 2 or 1
     beside = BESIDE.get(setting, {})
     assert changed_fields(make(name, **{setting: other}, **beside), make(name, **beside))
 

@@ -69,7 +69,7 @@ def test_an_edge_changes_the_pinned_fields_and_defaults(child):
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
 def test_every_setting_is_read_and_explained(name, setting):
     default = defaults(name)[setting]
-    other = 1000 if default is None else default * 2 or 1
+    other = 1000 if default is None else (default / 2 or 1.0 if isinstance(default, float) else default * 2 or 1)
     assert changed_fields(ALGORITHMS[name](**{setting: other}), ALGORITHMS[name]())
     assert any(f"\n    {setting}: " in inspect.getdoc(ALGORITHMS[x]) for x in {name, "sarsa"})
 

@@ -80,7 +80,11 @@ def test_rainbow_is_the_sum_of_the_others(child):
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
 def test_every_setting_is_read(name, setting):
     default = defaults(name)[setting]
-    other = ANOTHER[setting] if setting in ANOTHER else default * 2 or 1
+    other = (
+        ANOTHER[setting]
+        if setting in ANOTHER
+        else (default / 2 or 1.0 if isinstance(default, float) else default * 2 or 1)
+    )
     assert changed_fields(values.ALGORITHMS[name](**{setting: other}), values.ALGORITHMS[name]())
 
 

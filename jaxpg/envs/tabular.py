@@ -72,6 +72,7 @@ def as_env(mdp: AnyMDP, time_limit: int, name: str) -> Env:
     """
     if time_limit < 1:
         raise UserError(f"{name}: time_limit must be at least 1, not {time_limit!r}.")
+    mdp = jax.tree.map(jnp.asarray, mdp)  # arrays of NumPy cannot be indexed by traced positions
     num_states, num_actions = num_states_and_actions(mdp)
     probabilities = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
     outcome_cdf, start_cdf = _cdf(probabilities), _cdf(mdp.start)

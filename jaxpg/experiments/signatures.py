@@ -14,6 +14,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxpg.domains import Domain, check_number, domain_of
 from jaxpg.errors import UserError, excerpt
 from jaxpg.printable import printable
@@ -70,6 +72,8 @@ def check(option: Option, value: Any) -> Any:
         UserError: it has another type, it is a number outside of the option's domain (domains.py), or a text that is
             empty or has control characters.
     """
+    if isinstance(value, np.generic | np.ndarray | Array) and np.ndim(value) == 0:
+        value = value.item()  # a number of NumPy's or jax's is one of Python's
     accepted = _members(option.kind)
     if (value is None or (isinstance(value, str) and value == "none")) and types.NoneType in accepted:
         return None

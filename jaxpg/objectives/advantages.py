@@ -199,7 +199,9 @@ def leave_one_out(
 def standardize(advantage: Array, loss_mask: Array, *, ddof: int = 1, eps: Scalar = 1e-8) -> Array:
     """(A - mean)/(std + eps), moments over the steps of `loss_mask` on all devices; 0 on the steps outside it.
 
-    The variance divides by steps - ddof. Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
+    The variance divides by steps - ddof. Where A is the same at all steps, what is left is the rounding of its mean,
+    which this makes as large as any advantage.
+    Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
     """
     count, mean, squares = sample_moments(advantage, loss_mask)
     std = jnp.sqrt(squares / jnp.maximum(count - ddof, 1))

@@ -85,8 +85,11 @@ def env_keys(key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[in
     """Keys `[B, *shape]` for the columns of this device; the columns of a group get the same keys.
 
     Key number i of column b is `fold_in(key, b // group_size * prod(shape) + i)`, with b counted over all devices. All
-    keys come from one call, because random-number code is a third of the compile time.
+    keys come from one call, because random-number code is a third of the compile time. A key of the old form, of
+    `jax.random.PRNGKey`, becomes one of the new.
     """
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
     columns = collectives.shard_index() * num_columns + jnp.arange(num_columns)
     per_column = math.prod(shape)
     numbers = (columns // group_size * per_column)[:, None] + jnp.arange(per_column)[None]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from jaxpg import parallel, user_code
@@ -96,7 +97,8 @@ def fit(
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))
         else:
             directory = Path(out)
-            run_directory.refuse_begun(directory)
+            remedy = f"Go on with it by the command jaxpg resume {directory}, or choose another out."
+            run_directory.refuse_begun(directory, remedy)
         plan = plan_stages(config, directory, directory, task=task, overrides=overrides)
         for stage in plan:
             check_total_steps(stage.config.total_steps)
@@ -126,6 +128,7 @@ def _overrides(
     named: _Named, network: Network | None, seeds: int | Sequence[int], total_steps: int | None
 ) -> dict[str, Any]:
     """The arguments of `fit` that are settings of a config."""
+    seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer) else seeds
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     if not isinstance(numbers, range) and not _are_integers(numbers):
         raise UserError(f"seeds is a number of them, or a list of their numbers, not {excerpt(seeds)}.")

@@ -17,8 +17,7 @@ def load(path: str | Path) -> Any:
     program = jax.export.deserialize(bytearray(Path(path).read_bytes()))
 
     def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int = 0) -> Any:
-        obs = jnp.asarray(obs)
-        if obs.dtype == jnp.uint8 and obs.ndim == 4:
+        if (obs := jnp.asarray(obs)).dtype == jnp.uint8 and obs.ndim == 4:
             raise ValueError("The policy was trained on images of float32: divide these bytes by 255.")
         begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(obs))
         memory = memory or [jnp.zeros((len(obs), *x.shape[1:]), x.dtype) for x in program.in_avals[4:]]

@@ -191,10 +191,10 @@ def _is_before_training(line: bytes) -> bool:
         return False
 
 
-def refuse_begun(run_dir: Path) -> None:
-    """Raise a UserError if a directory that is to hold a new run has one that has begun."""
+def refuse_begun(run_dir: Path, remedy: str = "Add --resume to go on with it, or choose another --out.") -> None:
+    """Raise a UserError, with a remedy, if a directory that is to hold a new run has one that has begun."""
     if has_begun(run_dir):
-        raise UserError(f"{run_dir} holds a run already. Add --resume to go on with it, or choose another --out.")
+        raise UserError(f"{run_dir} holds a run already. {remedy}")
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:

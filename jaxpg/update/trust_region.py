@@ -73,11 +73,12 @@ def trust_region_step(
     }
     if objective.value_loss is None:
         return params, opt_state, metrics
-    params, opt_state, value_metrics = minibatch_epochs(
+    fitted, opt_state, value_metrics = minibatch_epochs(
         _critic_objective(objective, objective.value_loss), optimizer, learning_rate, params, opt_state, batch, key,
         epochs=value_epochs, num_minibatches=value_minibatches,
     )  # fmt: skip
-    return params, opt_state, {**value_metrics, **metrics}
+    # Weight decay moves parameters that have no gradient: the policy stays where the search ended.
+    return fitted._replace(policy=params.policy), opt_state, {**value_metrics, **metrics}
 
 
 def _fisher_product(local_kl: Callable[[Array], Array], flat: Array, damping: Array | float, vector: Array) -> Array:

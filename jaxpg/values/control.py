@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypedDict, Unpack
 
-from jaxpg.ladder_settings import child_of
+from jaxpg.ladder_settings import child_of, root
 from jaxpg.types import Array, Scalar
 from jaxpg.update.optimizers import constant, linear_decay
 from jaxpg.values.deep_q import epsilon_decay
@@ -46,6 +46,7 @@ def of_best_action(chooses: Array, rates: Array, action: Array, epsilon: Array) 
     return rates[chooses.argmax()]
 
 
+@root
 def sarsa(
     *,
     num_envs: int = 1,

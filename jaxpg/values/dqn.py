@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypedDict, Unpack
 
 from jaxpg import rollout
-from jaxpg.ladder_settings import PARENTS, child_of
+from jaxpg.ladder_settings import PARENTS, child_of, root
 from jaxpg.types import Array, Scalar
 from jaxpg.update.optimizers import adam, constant, linear_decay
 from jaxpg.values import targets
@@ -56,6 +56,7 @@ class DQNSettings(LossFreeDQNSettings, total=False):
     huber_threshold: Scalar | None
 
 
+@root
 def dqn(
     *,
     num_envs: int = 8,

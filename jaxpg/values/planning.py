@@ -83,8 +83,9 @@ def policy_evaluation(
     Returns:
         [S], 0 in terminal states.
     """
-    backup = evaluation_backup(mdp, expected_rewards(mdp), policy, gamma)
-    zeros = jnp.zeros(len(mdp.terminal), policy.dtype)
+    rewards = expected_rewards(mdp)
+    backup = evaluation_backup(mdp, rewards, policy, gamma)
+    zeros = jnp.zeros(len(mdp.terminal), jnp.result_type(policy, rewards))
     return _sweep_until_converged(order, backup, zeros, gamma, tolerance, max_sweeps).values
 
 

@@ -113,6 +113,7 @@ def td_lambda(
         lambda_: decay of the traces, between 0 and 1.
         online: change the values after every step; otherwise by the sum of the changes at the end of an episode.
     """
+    values = _as_float(values)
 
     def step(carry: tuple[Array, Array, Array], x: TabularEpisodes) -> tuple[tuple[Array, Array, Array], None]:
         values, trace, changes = carry
@@ -154,6 +155,7 @@ def n_step_td(
     """
     if n < 1:
         raise UserError(f"n is {n}, but a target spans at least one step: choose n >= 1.")
+    values = _as_float(values)
 
     def episode(values: Array, x: TabularEpisodes) -> tuple[Array, Array]:
         rewards, factor = _target_parts(x, gamma, n)
@@ -168,6 +170,11 @@ def n_step_td(
         return after, after
 
     return lax.scan(episode, values, _by_episode(episodes))[1]
+
+
+def _as_float(values: Array) -> Array:
+    """Values to begin with, which a user may give as integers."""
+    return values.astype(jnp.result_type(values, jnp.float32))
 
 
 class PredictionError(NamedTuple):

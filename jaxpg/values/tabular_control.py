@@ -231,14 +231,15 @@ def _init(env: Env, algorithm: TabularControl, network: QNetwork, key: Key) -> C
     tables = network.init(key)
     env_state, state = jax.vmap(env.reset)(env_keys(reset_key, num_envs))
     noise = jax.vmap(jax.random.uniform)(env_keys(action_key, num_envs))
-    slots = jnp.zeros((num_envs, algorithm.n_steps), jnp.int32)
+    shape = num_envs, algorithm.n_steps
     runner = RunnerState(
         env_state=env_state,
         state=state,
         action=_policy(tables, state, algorithm.epsilon(steps)).at(noise),
         episode_return=jnp.zeros(num_envs),
         episode_length=jnp.zeros(num_envs, jnp.int32),
-        pending=Pending(slots, slots, slots.astype(jnp.float32)),
+        # Each its own array, or they could not be donated to a compiled step.
+        pending=Pending(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)),
     )
     return ControlState(Params(tables, ()), runner, steps)
 

@@ -175,19 +175,19 @@ def judge(tmp_path_factory):
         *(
             "042$$",
             "+42$$",
-            "42 $$",
-            " 42$$",
+            "4 2$$",
             "42.0$$",
             "4２$$".replace("２", "²"),
             "42<answer></answer>$$",
             "42",
             "4__2$$",
         ),
-        *("<answer>42</answer><answer>41</answer>$$", "<answer>42 </answer>$$", "42</answer>$$", "<think>42</think>$$"),
+        *("<answer>42</answer><answer>41</answer>$$", "42</answer>$$", "<think>42</think>$$"),
     ],
 )
 def test_an_exact_answer_is_the_text_itself(judge, text):
     assert judge("42$$", "exact")[0] == judge("<think>41</think><answer>42</answer>$$", "exact")[0] == 1
+    assert judge(" 42  $$", "exact") == judge("<answer>42 </answer>$$", "exact") == judge("42$$", "exact")
     assert judge(text, "exact")[0] == 0
 
 

@@ -1,0 +1,159 @@
+"""jaxpg as a library: integers, old keys, rows in the place of arrays, optimizers of one's own, donated states."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpg
+from jaxpg import envs, ladder, networks, values
+from jaxpg.envs import mdps
+from jaxpg.envs.tabular import MDP
+from jaxpg.errors import UserError
+from jaxpg.experiments.build import build
+from jaxpg.experiments.config import resolve_config
+from jaxpg.models.distributions import Categorical
+from jaxpg.objectives import returns
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.types import Learner
+
+
+def learner(algorithm: Any) -> Learner:
+    env = envs.make("CartPole-v1")
+    return policy_gradient(env, *networks.mlp(env, hidden=(8,)), algorithm)
+
+
+LEARNERS = {
+    "ppo": lambda: learner(ladder.ppo(num_envs=4, num_steps=8)),
+    "grpo": lambda: learner(ladder.grpo(num_envs=8, num_minibatches=1)),
+    "q_learning": lambda: values.tabular_control(envs.make("frozen_lake"), values.q_learning(num_steps=8)),
+    "dqn": lambda: build(resolve_config("cartpole", "dqn", {"buffer_size": 64, "learning_starts": 20})).learner,
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_key_of_the_old_form_is_one_of_the_new(name: str) -> None:
+    """`jax.random.PRNGKey`, which PureJaxRL and rejax use, gives the same numbers."""
+    made = LEARNERS[name]()
+    after = [made.step(made.init(key), key)[0] for key in (jax.random.PRNGKey(3), jax.random.key(3))]
+    jax.tree.map(np.testing.assert_array_equal, *(x.params for x in after))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_state_may_be_donated(name: str) -> None:
+    made = LEARNERS[name]()
+    state = made.init(jax.random.key(0))
+    step = jax.jit(made.step, donate_argnums=0)
+    for i in range(2):
+        state, metrics = step(state, jax.random.key(i))
+    assert np.isfinite(metrics["steps"])
+
+
+def test_weight_decay_does_not_move_a_policy_out_of_its_trust_region() -> None:
+    """The critic's epochs run the optimizer over all parameters; only those of the critic may follow it."""
+    algorithm = ladder.trpo(num_envs=8, num_steps=16, learning_rate=3e-2)
+    decaying = partial(optax.chain, optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(1.0))
+    ends = []
+    for optimizer in (algorithm.optimizer, decaying):
+        made = learner(algorithm._replace(optimizer=optimizer))
+        state = made.init(jax.random.key(0))
+        ends.append(jax.jit(made.step)(state, jax.random.key(1))[0].params)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ends[0].policy, ends[1].policy)
+    first, second = (jax.tree.leaves(end.critic)[0] for end in ends)
+    assert np.abs(first - second).max() > 1e-3
+
+
+KERNELS = {
+    "gae": lambda r, v: returns.gae(r, r, r > 9, r, v, 0.9, 0.9),
+    "lambda_returns": lambda r, v: returns.lambda_returns(r, r, r > 9, v, 0.9, 0.9),
+    "discounted_returns": lambda r, v: returns.discounted_returns(r, r, r > 9, v, 0.9),
+    "n_step_targets": lambda r, v: returns.n_step_targets(r, r, r > 9, v, 0.9, 2),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (5, 1), (5, 2, 1)])
+def test_a_row_of_values_is_not_broadcast_over_time(name: str, shape: tuple[int, ...]) -> None:
+    """As the last value `[B]` of other libraries would be."""
+    rewards = jnp.ones((5, 2))
+    assert KERNELS[name](rewards, rewards).shape == (5, 2)
+    with pytest.raises(UserError, match=r"must be \[T, B\] as the reward is, \(5, 2\), and has the shape"):
+        KERNELS[name](rewards, jnp.ones(shape))
+    with pytest.raises(UserError, match="with at least one step"):
+        KERNELS[name](jnp.ones((0, 2)), jnp.ones((0, 2)))
+
+
+def test_actions_of_any_integers_have_their_probability() -> None:
+    for logits in (jnp.arange(3.0), jnp.zeros(300)):
+        exact = jax.nn.log_softmax(logits)
+        for action in (jnp.uint8(2), jnp.int32(2), np.int64(2), 2):
+            np.testing.assert_allclose(Categorical(logits).log_prob(action), exact[2], rtol=1e-6)
+
+
+def test_integers_to_begin_with_become_floats() -> None:
+    mdp = mdps.random_mdp(jax.random.key(3), 5, 2)
+    episodes = values.sample_episodes(mdp, jnp.full((5, 2), 0.5), jax.random.key(1), num_episodes=9, time_limit=9)
+    for learn in (
+        values.monte_carlo,
+        partial(values.n_step_td, step_size=0.1, n=2),
+        partial(values.td_lambda, step_size=0.1, lambda_=0.5),
+    ):
+        integers, floats = (learn(episodes, jnp.zeros(5, dtype), 0.9) for dtype in (int, float))
+        np.testing.assert_array_equal(integers, floats)
+        assert np.abs(floats).max() > 0.01
+    chosen = jnp.arange(5) % 2
+    of_integers, of_floats = (values.policy_evaluation(mdp, jnp.eye(2, dtype=t)[chosen], 0.9) for t in (int, float))
+    np.testing.assert_array_equal(of_integers, of_floats)
+
+
+def test_a_process_of_numpy_arrays_is_an_environment() -> None:
+    mdp = mdps.random_mdp(jax.random.key(3), 5, 2)
+    ours, theirs = (envs.as_env(x, 9, "x") for x in (mdp, MDP(*map(np.asarray, mdp))))
+    for env in (ours, theirs):
+        state, _ = jax.jit(env.reset)(jax.random.key(0))
+        assert jax.jit(env.step)(jax.random.key(0), state, jnp.int32(1))[1].obs.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ladder.ppo(gamma=1.5), "gamma must be at most 1, not 1.5"),
+        (lambda: ladder.reinforce(gamma=-1.0), "gamma must be at least 0, not -1.0"),
+        (lambda: ladder.a2c(gae_lambda=np.float32(1.5)), "gae_lambda must be at most 1"),
+        (lambda: values.dqn(gamma=float("nan")), "gamma must be finite"),
+        (lambda: values.sarsa(epsilon_start=2.0), "epsilon_start must be at most 1"),
+        (lambda: ladder.ppo(gamma=jnp.array([0.9, 0.8])), r"gamma must be one number, .* shape \(2,\): jax.vmap"),
+        (lambda: ladder.grpo(learning_rate=np.ones(3)), "learning_rate must be one number"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_by_the_function_itself(make: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make()
+
+
+def test_a_schedule_over_no_steps_is_over_at_once() -> None:
+    assert ladder.ppo(anneal_steps=0).learning_rate(jnp.int32(5)) == 0
+    assert np.isfinite(ladder.ppo(anneal_steps=0).learning_rate(jnp.int32(0)))
+    assert np.isfinite(values.q_learning(epsilon_steps=0).epsilon(jnp.int32(0)))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    settings = {"learning_rate": np.float32(1e-3), "num_envs": np.int64(4), "gamma": jnp.float32(0.5)}
+    resolved = resolve_config("cartpole", "ppo", settings).settings
+    assert (resolved["learning_rate"], resolved["num_envs"], resolved["gamma"]) == (float(np.float32(1e-3)), 4, 0.5)
+    with pytest.raises(UserError, match="num_envs must be an integer"):
+        resolve_config("cartpole", "ppo", {"num_envs": np.float32(4.5)})
+
+
+def test_fit_says_how_to_go_on_with_what_is_there(tmp_path: Path) -> None:
+    settings = {"total_steps": 64, "num_envs": 4, "num_steps": 8, "evaluations": 1, "progress": False}
+    jaxpg.fit("CartPole-v1", "ppo", seeds=np.arange(2), out=tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=r"holds a run already. Go on with it by the command jaxpg resume .*run, or"):
+        jaxpg.fit("CartPole-v1", "ppo", seeds=2, out=tmp_path / "run", **settings)
