@@ -9,8 +9,6 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxpg.errors import UserError, excerpt
 
 INT32_MAX = 2**31 - 1
@@ -100,6 +98,8 @@ def domain_of(name: str) -> Domain:
 
 def as_float32(value: Any) -> float | None:
     """What a user's function returned, if it is a finite number that float32 holds; else None."""
+    import numpy as np  # here, since `jaxpg --help` needs the domains and is instant
+
     if not isinstance(value, numbers.Real | np.bool_):
         return None
     try:
