@@ -321,7 +321,7 @@ def main() -> None:
     console.print(f"Memory: {result['copied_bytes_per_cpu_s'] / 1e9:.1f} GB per CPU second, read and written.")
     for case in track([c for c in CASES if args.only in c.title], console=console, transient=True):
         result["cases"].append(one_case(case, peers, args.rounds, args.compiles, console))
-    write(args.out, result, console)
+        write(args.out, result, console)  # after every case: all of them take an hour
 
 
 def write(path: Path, result: dict[str, Any], console: Console) -> None:
