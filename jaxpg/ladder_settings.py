@@ -13,6 +13,7 @@ rung is not in it, and is refused. New defaults of inherited settings are argume
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
@@ -20,7 +21,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import DOMAINS, check_number
+from jaxpg.domains import DOMAINS, FLOAT32_MAX, check_number
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Scalar
 
@@ -131,7 +132,9 @@ def check_scalars(settings: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{name} must be one number, not an array of shape {np.shape(value)}: jax.vmap maps over several."
             )
-        if name in DOMAINS and isinstance(value, int | float | np.number):  # a setting of one's own may be any number
+        if name not in DOMAINS or not isinstance(value, int | float | np.number):
+            continue  # a setting of one's own may be any number
+        if not (math.isinf(value) and DOMAINS[name].high == FLOAT32_MAX):  # without a limit, as clip = inf
             check_number(name, value.item() if isinstance(value, np.number) else value, DOMAINS[name])
 
 

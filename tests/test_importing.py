@@ -128,6 +128,7 @@ def test_a_process_of_numpy_arrays_is_an_environment() -> None:
         (lambda: ladder.reinforce(gamma=-1.0), "gamma must be at least 0, not -1.0"),
         (lambda: ladder.a2c(gae_lambda=np.float32(1.5)), "gae_lambda must be at most 1"),
         (lambda: values.dqn(gamma=float("nan")), "gamma must be finite"),
+        (lambda: ladder.ppo(gamma=np.inf), "gamma must be finite"),
         (lambda: values.sarsa(epsilon_start=2.0), "epsilon_start must be at most 1"),
         (lambda: ladder.ppo(gamma=jnp.array([0.9, 0.8])), r"gamma must be one number, .* shape \(2,\): jax.vmap"),
         (lambda: ladder.grpo(learning_rate=np.ones(3)), "learning_rate must be one number"),
