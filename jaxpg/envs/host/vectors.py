@@ -185,9 +185,8 @@ def observation_converter(space: Any, name: str) -> tuple[Callable[[np.ndarray],
             outside of its Discrete space.
     """
     if not hasattr(space, "low"):
-        return partial(_one_hot, n=int(space.n), start=int(getattr(space, "start", 0)), name=name), _box(
-            np.zeros(space.n), np.ones(space.n)
-        )
+        n, start = int(space.n), int(getattr(space, "start", 0))
+        return partial(_one_hot, n=n, start=start, name=name), _box(np.zeros(n), np.ones(n))
     axes = len(space.shape)
     if space.dtype != np.uint8 or axes < 2 or (space.low != 0).any() or (space.high != 255).any():
         return partial(np.asarray, dtype=np.float32), _box(space.low, space.high)
@@ -208,11 +207,14 @@ def observation_converter(space: Any, name: str) -> tuple[Callable[[np.ndarray],
 
 
 def _one_hot(obs: np.ndarray, *, n: int, start: int, name: str) -> np.ndarray:
+    """`[..., n]`, the integers of Discrete(n, start) as one-hot vectors."""
     number = np.asarray(obs) - start
-    if outside := [x for x in number.ravel().tolist() if not 0 <= x < n]:
+    if number.size and not 0 <= number.min() <= number.max() < n:
+        space = f"Discrete({n}, start={start})" if start else f"Discrete({n})"
+        outside = number[(number < 0) | (number >= n)][0] + start
         raise UserError(
-            f"The environment {name} returned the observation {outside[0] + start}, which is not one of Discrete({n}"
-            f"{f', start={start}' if start else ''}). Mend the environment."
+            f"The environment {name} returned the observation {outside}, which is not one of {space}. Mend the "
+            "environment."
         )
     return np.eye(n, dtype=np.float32)[number]
 
