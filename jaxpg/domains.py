@@ -63,7 +63,10 @@ DOMAINS: dict[str, Domain] = {
     "reference_rate": FRACTION,
     "reference_kl_target": POSITIVE,
     "kl_gain": Domain(0, 5, above=True, below=True),  # from 5 on one iteration could take the whole weight away
+    "anneal_steps": COUNT,
     # value-based algorithms
+    "epsilon_steps": COUNT,
+    "beta_steps": COUNT,
     "epsilon_start": FRACTION,
     "epsilon_end": FRACTION,
     "target_rate": FRACTION,
@@ -88,7 +91,8 @@ DOMAINS: dict[str, Domain] = {
     "seeds": COUNT_OR_0,
     "threshold": ANY,
 }
-"""The domain of every setting whose value is not a COUNT. A name means the same thing wherever it is a setting."""
+"""The domain of every setting whose value is not a COUNT, and of what schedules divide by: algorithms check these when
+they are called as functions. A name means the same thing wherever it is a setting."""
 
 
 def domain_of(name: str) -> Domain:

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import DOMAINS, FLOAT32_MAX, check_number
+from jaxpg.domains import DOMAINS, POSITIVE, check_number
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Scalar
 
@@ -128,13 +128,14 @@ def check_scalars(settings: Mapping[str, Any]) -> None:
         UserError: a number outside of its domain, or an array of several.
     """
     for name, value in settings.items():
+        if name not in DOMAINS:
+            continue  # a setting of one's own may be anything
         if isinstance(value, Array | np.ndarray) and np.ndim(value):
             raise UserError(
                 f"{name} must be one number, not an array of shape {np.shape(value)}: jax.vmap maps over several."
             )
-        if name not in DOMAINS or not isinstance(value, int | float | np.number):
-            continue  # a setting of one's own may be any number
-        if not (math.isinf(value) and DOMAINS[name].high == FLOAT32_MAX):  # without a limit, as clip = inf
+        no_limit = DOMAINS[name] == POSITIVE and value == math.inf  # such as clip = inf
+        if isinstance(value, int | float | np.number) and not no_limit:
             check_number(name, value.item() if isinstance(value, np.number) else value, DOMAINS[name])
 
 

@@ -234,8 +234,8 @@ class HostParts(NamedTuple):
 
     restart(key, wanted, state) -> state, obs: as `Env.reset(key)`, of the environment in this state; the result means
         something only where `wanted` ([] bool) is true, and only there anything is reset.
-    to_action(action) -> the action as the environment takes it, of NumPy or jax, also with an axis of environments in
-        front: its integers may begin elsewhere than at 0, and its Box may be one of integers.
+    to_action(action) -> the action as the environment takes it, whose integers may begin elsewhere than at 0, and whose
+        Box may be one of integers. An array of jax's, or one of NumPy's, also with an axis of environments in front.
     frames(seed, actions [T, ...]) -> T + 1 pictures `[H, W, 3]` of an episode, and its T rewards; None if it cannot be
         drawn.
     """

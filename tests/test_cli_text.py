@@ -128,12 +128,16 @@ def test_sample(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "greedy always takes the most likely token" in refused(capsys, *command, "--greedy", *setting)
 
 
-def test_sample_takes_the_best_seed_unless_told_another(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("best", [0, 1])
+def test_sample_takes_the_best_seed_unless_told_another(
+    trained: Path, best: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jaxpg.runs.trained.best_seed", lambda *_: best)
     run, prompt = load(trained), "cab="
     by_seed = [run.complete(prompt, number=8, seed_index=index) for index in range(2)]
     assert by_seed[0] != by_seed[1]
-    assert run.complete(prompt, number=8) == by_seed[run.best_seed_index]
-    for index, options in ((run.best_seed_index, []), (0, ["--seed-index", "0"]), (1, ["--seed-index", "1"])):
+    assert run.complete(prompt, number=8) == by_seed[best]
+    for index, options in ((best, []), (0, ["--seed-index", "0"]), (1, ["--seed-index", "1"])):
         assert main(["sample", str(trained), "--prompt", prompt, *options]) == 0
         assert capsys.readouterr().out.splitlines() == by_seed[index]
     assert "seed indices 0 to 1, not 2" in refused(capsys, "sample", str(trained), "--seed-index", "2")

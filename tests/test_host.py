@@ -20,6 +20,8 @@ import jaxpg
 from jaxpg import envs, ladder, networks, report, user_code
 from jaxpg.cli.main import main
 from jaxpg.envs.host import doors, is_of_this_script
+from jaxpg.envs.host.door import host_env
+from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
 from jaxpg.parallel import host_callback
@@ -28,7 +30,7 @@ from jaxpg.rollout.collector import env_keys, make_actor, step_keys
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.rollout.segments import continuing
 from jaxpg.runs import load_policy
-from jaxpg.runs.export import export_policy
+from jaxpg.runs.export import export_policy, policy_program
 from jaxpg.training import array_files, checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
 
@@ -399,10 +401,58 @@ def test_what_cannot_be_drawn_is_shown_by_its_observations(
 
 
 def test_an_id_of_the_script_is_no_name_for_commands(tmp_path: Path) -> None:
-    gymnasium.register("OfTheScript-v0", "__main__:Nothing", max_episode_steps=3)
+    class OfTheScript(tiny_gym.Walk):
+        __module__ = "__main__"
+
+    gymnasium.register("OfTheScript-v0", OfTheScript, max_episode_steps=3)
+    gymnasium.register("OfTheScriptToo-v0", "__main__:OfTheScript", max_episode_steps=3)
     assert is_of_this_script("gymnasium:OfTheScript-v0")
+    assert is_of_this_script("gymnasium:OfTheScriptToo-v0")
     assert not is_of_this_script(WALK)
     assert not is_of_this_script("CartPole-v1")
+    with pytest.raises(UserError, match="this script registers it: register it in a module"):
+        jaxpg.fit("gymnasium:OfTheScript-v0", "ppo", out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_dies_at_once_points_to_the_guard_of_a_script() -> None:
+    """A worker imports the script anew, which trains anew where nothing guards it, and dies before a step."""
+
+    def dies(n: int, seed: int) -> Any:
+        raise EOFError
+
+    source = doors.DOORS["gymnasium"].source("tiny_gym:TinyWalk-v0", doors.default_settings(WALK))
+    with pytest.raises(UserError, match=r"died before it took a step.*__main__"):
+        run_until_failure(host_env(source._replace(make=dies)))
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_actions_become_those_of_the_space(array: Any) -> None:
+    """One of NumPy's or of jax's, and several of NumPy's."""
+    whole, _ = action_converter(gymnasium.spaces.Box(-1, 3, (2,), np.int64))
+    np.testing.assert_array_equal(whole(array([0.6, -0.7])), [1, -1])
+    np.testing.assert_array_equal(whole(array([9.0, -9.0])), [3, -1])
+    np.testing.assert_array_equal(whole(np.array([[9.0, -9.0], [0.4, 2.6]])), [[3, -1], [0, 3]])
+    assert np.issubdtype(whole(array([0.6, -0.7])).dtype, np.integer)
+    bounded, _ = action_converter(gymnasium.spaces.Box(-1.0, 0.1, (1,), np.float32))
+    for action, executed in ((0.05, 0.05), (0.5, 0.1)):
+        np.testing.assert_array_equal(bounded(array([action])), np.float32([executed]))
+    from_one, space = action_converter(gymnasium.spaces.Discrete(3, start=1))
+    assert from_one(array([0, 2])).tolist() == [1, 3]
+    assert space == Discrete(3)
+
+
+def test_an_exported_policy_refuses_the_bytes_of_images(tmp_path: Path) -> None:
+    """It was trained on numbers from 0 to 1, and would act on bytes without a word."""
+    env = envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=(16, 16, 3))
+    policy, critic = networks.cnn(env, channels=(2,), hidden=(4,))
+    learner = policy_gradient(env, policy, critic, ladder.ppo(num_envs=2, num_steps=2, num_minibatches=1))
+    (tmp_path / "policy.jax").write_bytes(policy_program(learner, learner.init(jax.random.key(0)), env))
+    act = load_policy.load(tmp_path / "policy.jax")
+    image = np.full((16, 16, 3), 99, np.uint8)
+    with pytest.raises(ValueError, match="divide these bytes by 255"):
+        act([image])
+    assert act([image / 255])[0].shape == (1,)
 
 
 def test_names_of_code_are_those_that_import_a_module() -> None:

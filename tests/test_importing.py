@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,13 @@ import pytest
 
 import jaxpg
 from jaxpg import envs, ladder, networks, values
+from jaxpg.algorithm import PolicyGradient
 from jaxpg.envs import mdps
 from jaxpg.envs.tabular import MDP
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
+from jaxpg.ladder_settings import A2CSettings, child_of
 from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import returns
 from jaxpg.policy_gradient import policy_gradient
@@ -130,6 +132,9 @@ def test_a_process_of_numpy_arrays_is_an_environment() -> None:
         (lambda: values.dqn(gamma=float("nan")), "gamma must be finite"),
         (lambda: ladder.ppo(gamma=np.inf), "gamma must be finite"),
         (lambda: values.sarsa(epsilon_start=2.0), "epsilon_start must be at most 1"),
+        (lambda: ladder.ppo(entropy_coefficient=-np.inf), "entropy_coefficient must be finite"),
+        (lambda: ladder.ppo(anneal_steps=0), "anneal_steps must be at least 1, not 0"),
+        (lambda: values.q_learning(epsilon_steps=0), "epsilon_steps must be at least 1, not 0"),
         (lambda: ladder.ppo(gamma=jnp.array([0.9, 0.8])), r"gamma must be one number, .* shape \(2,\): jax.vmap"),
         (lambda: ladder.grpo(learning_rate=np.ones(3)), "learning_rate must be one number"),
     ],
@@ -139,10 +144,21 @@ def test_numbers_that_cannot_be_are_refused_by_the_function_itself(make: Any, se
         make()
 
 
-def test_a_schedule_over_no_steps_is_over_at_once() -> None:
-    assert ladder.ppo(anneal_steps=0).learning_rate(jnp.int32(5)) == 0
-    assert np.isfinite(ladder.ppo(anneal_steps=0).learning_rate(jnp.int32(0)))
-    assert np.isfinite(values.q_learning(epsilon_steps=0).epsilon(jnp.int32(0)))
+def test_settings_of_ones_own_may_be_anything() -> None:
+    """Those that it inherits are checked by its parent."""
+
+    @child_of(ladder.ppo)
+    def weighted(*, weights: Any = (), factor: float = 1.0, **inherited: Unpack[A2CSettings]) -> PolicyGradient:
+        return ladder.ppo(**inherited)
+
+    assert weighted(weights=jnp.ones(3), factor=-np.inf).gamma == 0.99
+    with pytest.raises(UserError, match="gamma must be at most 1"):
+        weighted(gamma=1.5)
+
+
+def test_a_length_of_a_schedule_may_be_mapped_over() -> None:
+    rates = jax.vmap(lambda over: ladder.ppo(anneal_steps=over).learning_rate(jnp.int32(50)))(jnp.array([50, 100]))
+    np.testing.assert_allclose(rates, [0, 1.25e-4], rtol=1e-5)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -158,7 +158,7 @@ def run_play(arguments: argparse.Namespace) -> int:
         raise UserError(f"{config.task} is a text task. Look at its completions with: jaxpg sample {arguments.run}")
     from jaxpg import report
 
-    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    index = run.seed_index(arguments.seed_index)
     of_seed = run.learner_of(index)
     actor = experiment.learner.actor(of_seed)
     record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
@@ -192,9 +192,10 @@ def run_sample(arguments: argparse.Namespace) -> int:
     _check_sample_arguments(arguments)
     run = _load_run(arguments)
     run.refuse_without_text()
-    settings = {name: getattr(arguments, name) for name in ("number", "temperature", "top_k", "top_p", "greedy")}
-    check_sampling(**{name: value for name, value in settings.items() if name != "number"})
-    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    settings = {name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "greedy")}
+    check_sampling(**settings)
+    settings["number"] = arguments.number
+    index = run.seed_index(arguments.seed_index)
     params, key = run.learner_of(index).params.policy, jax.random.key(arguments.seed)
     if arguments.out is not None:
         only, prompts = arguments.only or "ended", arguments.prompts or PROMPTS
@@ -237,7 +238,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     if not kind_of(config).has_policy or run.experiment.env.context:
         print(f"No policy: what {config.algorithm} has learned on {config.task} does not act on observations.")
         return 0
-    index = run.best_seed_index if arguments.seed_index is None else arguments.seed_index
+    index = run.seed_index(arguments.seed_index)
     path = export_policy(run, out, index)
     print(f"{printable(path)}: seed {config.seeds[index]}; {LOADER} beside it loads it without jaxpg")
     return 0

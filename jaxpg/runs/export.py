@@ -42,7 +42,7 @@ def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:
     Raises:
         UserError: as `Run.policy_of`; the directory cannot be written to.
     """
-    index = run.best_seed_index if seed_index is None else seed_index
+    index = run.seed_index(seed_index)
     run.refuse_without_actions()
     program = policy_program(run.experiment.learner, run.learner_of(index), run.experiment.env)
     with explain_os_error(out):

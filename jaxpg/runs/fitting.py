@@ -88,17 +88,11 @@ def fit(
     with contextlib.ExitStack() as stack:
         stack.enter_context(user_code.give(named.functions))
         config = resolve_config(task, name, overrides)
-        if out is not None and is_of_this_script(config.environment):
-            raise UserError(
-                f"With out, commands have to find {config.environment}, and this script registers it: register it in a "
-                "module of its own and name that too, gymnasium:MODULE:ID."
-            )
         if out is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))
         else:
             directory = Path(out)
-            remedy = f"Go on with it by the command jaxpg resume {directory}, or choose another out."
-            run_directory.refuse_begun(directory, remedy)
+            _check_kept(directory, config.environment)
         plan = plan_stages(config, directory, directory, task=task, overrides=overrides)
         for stage in plan:
             check_total_steps(stage.config.total_steps)
@@ -111,6 +105,17 @@ def fit(
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there
         return run
+
+
+def _check_kept(directory: Path, environment: str) -> None:
+    """Refuse a directory that has a run, and an environment that commands would not find when they read the run."""
+    if is_of_this_script(environment):
+        raise UserError(
+            f"With out, commands have to find {environment}, and this script registers it: register it in a module of "
+            "its own and name that too, gymnasium:MODULE:ID."
+        )
+    remedy = f"Go on with it by the command jaxpg resume {directory}, or choose another out."
+    run_directory.refuse_begun(directory, remedy)
 
 
 def _train(

@@ -72,6 +72,10 @@ class Run:
         if self.experiment.env.context:
             raise UserError(f"{self.config.task} is a text task: its policy writes, see Run.complete and jaxpg sample.")
 
+    def seed_index(self, chosen: int | None) -> int:
+        """The index of the seed that was chosen, or of the best where none was."""
+        return self.best_seed_index if chosen is None else chosen
+
     def learner_of(self, seed_index: int) -> Any:
         """The learner's state of a seed, by its index in `config.seeds`.
 
@@ -102,8 +106,7 @@ class Run:
         self.refuse_without_text()
         check_number("number", number, COUNT)
         check_sampling(**settings)
-        index = self.best_seed_index if seed_index is None else seed_index
-        params, key = self.learner_of(index).params.policy, jax.random.key(seed)
+        params, key = self.learner_of(self.seed_index(seed_index)).params.policy, jax.random.key(seed)
         return completions.complete_prompt(self.config, self.experiment, params, prompt, key, number=number, **settings)
 
     def refuse_without_text(self) -> None:

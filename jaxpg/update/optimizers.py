@@ -92,4 +92,4 @@ def constant(steps: Array, *, value: Array | float) -> Array:
 
 def linear_decay(steps: Array, *, value: Array | float, over: int) -> Array:
     """`value` max(1 - steps / over, 0), `steps` and `over` in environment steps (detail 4 of the 37 of PPO)."""
-    return value * jnp.maximum(1 - steps / max(over, 1), 0.0)
+    return value * jnp.maximum(1 - steps / over, 0.0)

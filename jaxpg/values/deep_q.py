@@ -183,4 +183,4 @@ def _step(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metric
 
 def epsilon_decay(steps: Array, *, start: Scalar, end: Scalar, over: int) -> Array:
     """From `start` to `end` linearly over the first `over` environment steps, then `end` (Mnih et al. 2015)."""
-    return end + (start - end) * jnp.maximum(1 - steps / max(over, 1), 0.0)
+    return end + (start - end) * jnp.maximum(1 - steps / over, 0.0)

@@ -220,10 +220,10 @@ def _one_hot(obs: np.ndarray, *, n: int, start: int, name: str) -> np.ndarray:
 
 
 def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
-    """How actions `[...]` or `[n, ...]` of agents become those of a space, and the space that agents see.
+    """How actions of agents become those of a space (see `HostParts.to_action`), and the space that agents see.
 
-    Actions beyond the bounds of a Box are clipped, as the agent's Gaussian knows no bounds; in a Box of integers they
-    become the nearest ones. What converts takes arrays of NumPy and of jax, whose integers may have fewer bits.
+    Actions are clipped to a Box's own bounds, from which those of float32 may differ by rounding; in a Box of integers
+    they become the nearest ones. Integers of jax may have fewer bits.
     """
     if hasattr(space, "low"):
         low, high, whole = space.low, space.high, space.dtype.kind in "iu"

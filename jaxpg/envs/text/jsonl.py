@@ -16,7 +16,6 @@ from jaxpg.envs.text import matching
 from jaxpg.envs.text.jsonl_reader import (
     HeldOut,
     Record,
-    cut_off,
     encode_fields,
     encode_prompts,
     held_out_share,
@@ -25,6 +24,7 @@ from jaxpg.envs.text.jsonl_reader import (
     read_content,
     split_records,
     too_long,
+    truncated,
 )
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.tokenizer import load_tokenizer
@@ -180,7 +180,7 @@ def _read_rows(
     )
     shown = [fields.completion, fields.answer]
     rows = encode_fields(records, shown, tokenizer, end=True)
-    unusable = cut_off(records, fields.completion)
+    unusable = truncated(records, fields.completion)
     if unusable is None and (long := too_long(records, shown, rows, limit=max_tokens, setting="max_tokens")):
         unusable = f"{long} Raise max_tokens to learn from demonstrations."
     demonstrations = pad_rows([row[:max_tokens] for row in rows], max_tokens)
@@ -272,7 +272,7 @@ def _read_completions(
     records, prompts = encode_prompts(
         every, prompt_field, tokenizer, prompt_length=prompt_length, skip_long=skip_long_prompts
     )
-    if len(completion_fields) == 1 and (sentence := cut_off(records, *completion_fields)):
+    if len(completion_fields) == 1 and (sentence := truncated(records, *completion_fields)):
         raise UserError(sentence)
     completions = []
     for field in completion_fields:

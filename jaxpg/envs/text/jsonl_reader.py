@@ -227,7 +227,7 @@ def too_long(
     return f"{record.location}: the field {field!r} has {counted}, more than {setting} = {limit}{others}."
 
 
-def cut_off(records: Sequence[Record], field: str) -> str | None:
+def truncated(records: Sequence[Record], field: str) -> str | None:
     """A sentence on the first record whose completion was truncated, as `jaxpg sample` notes; None if there is none."""
     for record in records:
         if field in record.fields and record.fields.get("ended") is False:
