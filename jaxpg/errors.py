@@ -80,9 +80,9 @@ class UserError(ValueError):
 
 
 def excerpt(value: Any, length: int = 60) -> str:
-    """A value as Python writes it, cut off after `length` characters, for the sentence that refuses it."""
+    """A value as Python writes it, on one line of at most `length` characters, for the sentence that refuses it."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # an integer of thousands of digits, or thousands of brackets
         return "a value too long to show"
     return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -101,7 +101,7 @@ def policy_gradient(
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
             f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
-            f"from 0 to {env.observation_space.n - 1}, of which a mean says nothing. Set it to false."
+            f"from 0 to {env.observation_space.n - 1}, whose mean is meaningless. Set it to false."
         )
     if normalize_observations and env.action_mask:
         raise UserError(
@@ -164,7 +164,7 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     algorithm, params = parts.algorithm, state.params
     collect_key, update_key = jax.random.split(key)
     collector, rollout, stats = _collect(parts, state, collect_key)
-    rollout, term_moments, weighed = standardize_rewards(
+    rollout, term_moments, weighted = standardize_rewards(
         parts.env.reward_terms, rollout, state.normalization.reward_terms
     )
     normalization = state.normalization._replace(reward_terms=term_moments)
@@ -176,7 +176,7 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     params, opt_state, metrics = algorithm.update(
         parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
     )
-    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighed}
+    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighted}
     metrics |= state.algorithm
     state = TrainState(
         params=params,

@@ -222,7 +222,7 @@ class Rollout(NamedTuple):
 
     def map_columns(self, function: Callable[..., Array], *others: Rollout) -> Rollout:
         """`function(axis, x, *others_x)` of every array and the same arrays of `others`; `axis` is the column axis."""
-        parts = zip(*(part for part in (self, *others)), strict=True)
+        parts = zip(self, *others, strict=True)
         steps, loss_mask, final_obs, episodes = (
             jax.tree.map(partial(function, axis), *part) for axis, part in zip((1, 1, 1, 0), parts, strict=True)
         )

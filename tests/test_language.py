@@ -212,8 +212,8 @@ def test_attention_beside_the_one_of_jax(at_once, machine_with):
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None]).reshape(2, 7, -1)
 
     def with_gradient(function):
-        weighed = lambda *x: (function(*x) * jnp.arange(32.0)[None, None]).sum()  # noqa: E731
-        return function(q, k, v), tiny.jit(jax.grad(weighed, argnums=(0, 1, 2)))(q, k, v)
+        weighted = lambda *x: (function(*x) * jnp.arange(32.0)[None, None]).sum()  # noqa: E731
+        return function(q, k, v), tiny.jit(jax.grad(weighted, argnums=(0, 1, 2)))(q, k, v)
 
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4), with_gradient(ours), with_gradient(theirs))
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), atol=1e-5)

@@ -213,7 +213,7 @@ def test_labels_of_a_file_stand_where_its_steps_end(tmp_path):
         ({"labels": [1, 10**400, 0]}, "a label is true, false or a number from 0 to 1, not 1000000"),
         ({"labels": "110"}, "line 2: the field 'labels' must be a list"),
         ({"labels": None}, "the field 'labels' must be a list"),
-        ({"completions": ["<think>0", 1, "x"]}, "a step in 'completions' must be a text that is not empty, not 1"),
+        ({"completions": ["<think>0", 1, "x"]}, "a step in 'completions' must be a non-empty string, not 1"),
         (
             {"completions": ["<think>", "01", "</think><answer>1</answer>"]},
             "line 2: the steps in 'completions' do not end where those of parity do.*this completion into 3: .'<thi",

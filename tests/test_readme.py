@@ -110,7 +110,7 @@ def test_an_environment_of_ones_own_is_as_the_page_says(tmp_path: Path, monkeypa
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    shown = [command for block in blocks("", page) for command in commands(block) if "mine:corridor" in command]
+    shown = [command for block in blocks("bash", page) for command in commands(block) if "mine:corridor" in command]
     assert [command[1] for command in shown] == ["check", "train"]
     for command in shown:
         assert main([*command[1:], *(["--steps", "4000", "--quiet"] if command[1] == "train" else [])]) == 0

@@ -87,8 +87,8 @@ def test_rewards_are_standardised_over_the_batch_and_by_running_moments():
         before_end = np.arange(4)[:, None] < LENGTHS - 1
         assert (reward[before_end] == 0).all()
         assert (reward[np.arange(4)[:, None] >= LENGTHS] == POISON).all()
-        np.testing.assert_allclose(metrics["weighed_rule"], 2 * values["rule"].mean(), rtol=1e-5)
-        np.testing.assert_allclose(metrics["weighed_model"], 0, atol=1e-5)  # a batch has the mean 0
+        np.testing.assert_allclose(metrics["weighted_rule"], 2 * values["rule"].mean(), rtol=1e-5)
+        np.testing.assert_allclose(metrics["weighted_model"], 0, atol=1e-5)  # a batch has the mean 0
         total = sum(metrics.values())
         np.testing.assert_allclose(total, np.mean(expected), atol=1e-4)
     assert moments["style"].samples == 3 * len(LENGTHS)

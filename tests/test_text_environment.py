@@ -99,10 +99,10 @@ def test_a_completion_step_by_step(name):
         "reward_format": form,
         "reward_length": -length / T,
         "reward_overlong": overlong,
-        "weighed_accuracy": 2 * accuracy,
-        "weighed_format": 0.5 * form,
-        "weighed_length": -0.25 * length / T,
-        "weighed_overlong": 3 * overlong,
+        "weighted_accuracy": 2 * accuracy,
+        "weighted_format": 0.5 * form,
+        "weighted_length": -0.25 * length / T,
+        "weighted_overlong": 3 * overlong,
         "accuracy": accuracy,
         "format": form,
         "truncated": truncated,
@@ -139,7 +139,7 @@ def test_only_the_rewards_asked_for_are_paid_and_listed():
     assert outcome.parts.keys() == {"reward_accuracy", "accuracy", "format", "truncated"}
     assert outcome.reward == 0
     _, outcome = walk(text_env(copying(), rewards={"format": -1, "length": 1.0}), (A, 1), "a", [A, END])
-    several = {f"{kind}_{name}" for kind in ("reward", "weighed") for name in ("format", "length")}
+    several = {f"{kind}_{name}" for kind in ("reward", "weighted") for name in ("format", "length")}
     assert outcome.parts.keys() == several | {"accuracy", "format", "truncated"}
     np.testing.assert_allclose(outcome.reward, -1 - 2 / T, rtol=1e-6)
     assert outcome.parts["accuracy"] == 1

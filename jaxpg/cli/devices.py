@@ -118,7 +118,7 @@ def refuse_different(arguments: Sequence[Mapping[str, str]]) -> None:
             if given.get(name) != first:
                 raise UserError(
                     f"The processes of this run got different arguments: {name} is {first} in process 0 and "
-                    f"{given.get(name)} in process {process}. Give all of them the same ones."
+                    f"{given.get(name)} in process {process}. Start every process with the same arguments."
                 )
 
 

@@ -137,30 +137,33 @@ def _add_training_commands(commands: Any) -> None:
     """The commands that train: train, compare, sweep, resume; and show, which says what they would train."""
     training = _training_arguments()
     train = commands.add_parser("train", parents=[training], help="train an algorithm on a task")
-    train.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
+    task, algorithm = "a task (see jaxpg list), a TOML file, or brax:ant", "an algorithm, see jaxpg list algorithms"
+    train.add_argument("task", type=name, metavar="TASK", help=task)
     train.add_argument(
         "algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm (see jaxpg list), or a stage of the task"
     )
 
     compare = commands.add_parser("compare", parents=[training], help="train algorithms on a task, and compare them")
-    compare.add_argument("task", type=name, metavar="TASK")
-    compare.add_argument("algorithms", type=name, nargs="+", metavar="ALGO")
+    compare.add_argument("task", type=name, metavar="TASK", help=task)
+    compare.add_argument("algorithms", type=name, nargs="+", metavar="ALGO", help=algorithm)
 
-    sweep = commands.add_parser("sweep", parents=[training], help="train with many settings, and find the best")
-    sweep.add_argument("task", type=name, metavar="TASK")
-    sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO")
+    sweep = commands.add_parser(
+        "sweep", parents=[_training_arguments(sweeps=True)], help="train with many settings, and find the best"
+    )
+    sweep.add_argument("task", type=name, metavar="TASK", help=task)
+    sweep.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help=algorithm)
     grid = "values of a setting, or low:high:log:n (no default)"
     sweep.add_argument("--grid", nargs="+", action="extend", metavar="K=V,V", help=grid)
     sweep.add_argument("--memory", type=positive, metavar="GIB", help="limit for all devices together (default: all)")
 
-    show = commands.add_parser("show", help="what train would train: settings and their sources, shapes, memory")
-    show.add_argument("task", type=name, metavar="TASK", help="a task (see jaxpg list), a TOML file, or brax:ant")
-    show.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help="an algorithm, see jaxpg list algorithms")
+    show = commands.add_parser("show", help="print the settings, shapes and memory without training")
+    show.add_argument("task", type=name, metavar="TASK", help=task)
+    show.add_argument("algorithms", type=name, nargs=1, metavar="ALGO", help=algorithm)
     _add_setting_arguments(show)
     show.add_argument("--time", action="store_true", help="compile, train two iterations, and say how long it takes")
     _add_trust_argument(show)
 
-    resume = commands.add_parser("resume", help="go on with what train, compare or sweep has begun in a directory")
+    resume = commands.add_parser("resume", help="continue a train, compare or sweep that was stopped")
     _add_resume_arguments(resume)
 
 
@@ -208,7 +211,7 @@ def _add_run_commands(commands: Any) -> None:
 
 def _add_other_commands(commands: Any) -> None:
     """The commands that need no run: plan, gridworld, check, list."""
-    plan = commands.add_parser("plan", help="optimal values and policy of a world whose P and R are known")
+    plan = commands.add_parser("plan", help="solve a known MDP: optimal values and policy")
     _add_plan_arguments(plan)
 
     world = commands.add_parser("gridworld", help="a grid world in the browser: planning and learning step by step")
@@ -242,28 +245,30 @@ def _version() -> str:
         return "of a checkout that is not installed"
 
 
-def _training_arguments() -> ArgumentParser:
+def _training_arguments(*, sweeps: bool = False) -> ArgumentParser:
     """Those of train, compare and sweep."""
     parser = ArgumentParser(add_help=False)
     _add_setting_arguments(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
-    parser.add_argument("--resume", action="store_true", help="go on with what is in --out, or begin it")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it")
     parser.set_defaults(grid=None, memory=None)
-    _add_machine_arguments(parser)
+    _add_machine_arguments(parser, sweeps=sweeps)
     return parser
 
 
 def _add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     """What wins over the settings of a task."""
-    parser.add_argument("--seeds", type=count, metavar="N", help="how many, side by side (default: the task's)")
-    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="the first of them (default 0)")
+    parser.add_argument(
+        "--seeds", type=count, metavar="N", help="number of seeds, trained in parallel (default: the task's)"
+    )
+    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="first seed (default 0)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="such as gamma=0.9 (default: none)")
     parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: the task's)")
     parser.add_argument(
-        "--from", type=name, dest="initial", metavar="RUN", help="begin with its policy (default: none)"
+        "--from", type=name, dest="initial", metavar="RUN", help="start from the policy of this run (default: none)"
     )
     parser.add_argument(
-        "--reward", type=name, metavar="RUN", help="its reward model judges completions (default: none)"
+        "--reward", type=name, metavar="RUN", help="use the reward model of this run as the reward (default: none)"
     )
 
 
@@ -276,32 +281,38 @@ def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     _add_machine_arguments(parser)
 
 
-def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a command that trains runs on."""
+def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = False) -> None:
+    """What a command that trains runs on.
+
+    A sweep is one process and has no loggers: its help does not show those options, and it refuses them.
+    """
+
+    def shown(text: str) -> str:
+        return argparse.SUPPRESS if sweeps else text
+
     parser.add_argument(
         "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
     )
-    parser.add_argument("--mesh", type=name, metavar="A=N,A=N", help="their axes, as data=4,seed=2 (default: seed)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument(
-        "--wandb", dest="loggers", action="append_const", const="wandb", help="log to Weights & Biases, too"
+        "--mesh", type=name, metavar="A=N,A=N", help="device mesh, such as data=4,seed=2 (default: seed)"
     )
-    detailed = "log each seed, the settings and completions to TensorBoard, too (default: means over seeds)"
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    too = shown("log to Weights & Biases, too")
+    parser.add_argument("--wandb", dest="loggers", action="append_const", const="wandb", help=too)
+    detailed = shown("log each seed, the settings and completions to TensorBoard, too (default: means over seeds)")
     parser.add_argument("--tensorboard", dest="loggers", action="append_const", const="tensorboard", help=detailed)
     _add_trust_argument(parser)
 
-    several = parser.add_argument_group(
-        "several hosts", "The same command in one process per host, with an --out that all of them see."
-    )
-    several.add_argument("--distributed", action="store_true", help="this is one process of several")
-    several.add_argument(
-        "--coordinator", type=name, metavar="HOST:PORT", help="address of process 0 (default: the cluster's)"
-    )
-    several.add_argument("--processes", type=count, metavar="N", help="number of processes (default: the cluster's)")
-    several.add_argument(
-        "--process", type=count_or_0, metavar="I", help="number of this one, from 0 (default: the cluster's)"
-    )
-    seconds = "how long to wait for all of them (default 300)"
+    together = "The same command in one process per host, with an --out that all of them see."
+    several = parser.add_argument_group("several hosts", None if sweeps else together)
+    several.add_argument("--distributed", action="store_true", help=shown("this is one process of several"))
+    address = shown("address of process 0 (default: the cluster's)")
+    several.add_argument("--coordinator", type=name, metavar="HOST:PORT", help=address)
+    number_of = shown("number of processes (default: the cluster's)")
+    several.add_argument("--processes", type=count, metavar="N", help=number_of)
+    this = shown("number of this one, from 0 (default: the cluster's)")
+    several.add_argument("--process", type=count_or_0, metavar="I", help=this)
+    seconds = shown("how long to wait for all of them (default 300)")
     several.add_argument("--join-seconds", type=count, default=300, metavar="N", help=seconds)
 
 
@@ -310,14 +321,16 @@ def _trained_arguments() -> ArgumentParser:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     _add_checkpoint_argument(parser)
-    parser.add_argument("--greedy", action="store_true", help="the mode of the policy instead of samples")
+    parser.add_argument("--greedy", action="store_true", help="take the most likely action instead of sampling")
     parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
     _add_trust_argument(parser)
     return parser
 
 
 def _add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one (default best)")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "last"), default="best", help="checkpoint to load (default best)"
+    )
 
 
 def _add_seed_index_argument(parser: argparse.ArgumentParser) -> None:

@@ -55,8 +55,7 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
             stack.enter_context(locked(out))
         planned = plan_command(options, out)
         arguments = to_json(dataclasses.replace(planned, command_line=""))  # which has the number of the process
-        if not processes.same_on_all(f"{out}\n{arguments}"):
-            raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
+        processes.refuse_different_arguments(f"{out}\n{arguments}")
         stack.enter_context(locked(out))
         before = (out / RECORD).read_text(encoding="utf-8") if (out / RECORD).exists() else None
         rows = _bytes_of_rows(out)

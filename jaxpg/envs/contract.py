@@ -18,7 +18,7 @@ from jax import lax
 from jax.tree_util import keystr
 
 from jaxpg.envs.text.task import Task
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.models.distributions import MASKED
 from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import compiler_options
@@ -78,15 +78,15 @@ def _check_fields(env: Any, name: str) -> None:
     if isinstance(env, Task):
         raise UserError(f"{name} returns a text task, which the signature of its function must say: -> Task.")
     if not isinstance(env, Env):
-        raise UserError(f"{name} must return a jaxpg.types.Env, not {_short(env)}.")
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {excerpt(env, 100)}.")
     for field in ("reset", "step", "context", "outcome", "measure", "action_mask"):
         function = getattr(env, field)
         if not callable(function) and (function is not None or field in ("reset", "step")):
-            raise UserError(f"{name}: {field} must be a function, not {_short(function)}.")
+            raise UserError(f"{name}: {field} must be a function, not {excerpt(function)}.")
     for field, meaning in (("time_limit", "the longest episode"), ("min_truncation_step", "the earliest time-out")):
         steps = getattr(env, field)
         if type(steps) is not int or not 1 <= steps <= _MOST:
-            raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {_short(steps)}.")
+            raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {excerpt(steps)}.")
     _check_space(env.observation_space, f"{name}: observation_space")
     _check_space(env.action_space, f"{name}: action_space")
 
@@ -94,16 +94,16 @@ def _check_fields(env: Any, name: str) -> None:
 def _check_space(space: Any, where: str) -> None:
     if isinstance(space, Discrete):
         if type(space.n) is not int or not 1 <= space.n <= _MOST:
-            raise UserError(f"{where} is Discrete(n) with an int n from 1 to 2^31 - 1, not {_short(space.n)}.")
+            raise UserError(f"{where} is Discrete(n) with an int n from 1 to 2^31 - 1, not {excerpt(space.n)}.")
     elif isinstance(space, Box):
         if not all(isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "fiu" for x in space):
-            raise UserError(f"{where} is a Box of two arrays of numbers, low and high, not {_short(space)}.")
+            raise UserError(f"{where} is a Box of two arrays of numbers, low and high, not {excerpt(space, 100)}.")
         if space.low.shape != space.high.shape:
             raise UserError(f"{where}: low and high differ in shape, {space.low.shape} and {space.high.shape}.")
         if not np.all(np.asarray(space.low) <= np.asarray(space.high)):
             raise UserError(f"{where}: low must be at most high everywhere, and neither may be NaN.")
     else:
-        raise UserError(f"{where} must be a jaxpg.types.Box or Discrete, not {_short(space)}.")
+        raise UserError(f"{where} must be a jaxpg.types.Box or Discrete, not {excerpt(space, 100)}.")
 
 
 def _trace(function: Callable[..., Any], what: str, check: Callable[[Any, str], None], *arguments: Any) -> Any:
@@ -114,7 +114,7 @@ def _trace(function: Callable[..., Any], what: str, check: Callable[[Any, str], 
         check(result, what)
         for path, x in jax.tree_util.tree_flatten_with_path(result)[0]:
             if not isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float):
-                raise UserError(f"The {what} must return arrays, not {_short(x)} at {keystr(path)}.")
+                raise UserError(f"The {what} must return arrays, not {excerpt(x)} at {keystr(path)}.")
         return result
 
     with explain_failure(f"The {what}"):
@@ -207,7 +207,7 @@ def _check_numbers(env: Env, name: str) -> None:
         return
     if not _in_space(env.observation_space, obs):
         expected = "finite" if isinstance(env.observation_space, Box) else f"from 0 to {env.observation_space.n - 1}"
-        raise UserError(f"{name}: the obs {when} must be {expected}, not {_short(obs)}.")
+        raise UserError(f"{name}: the obs {when} must be {expected}, not {excerpt(obs, 100)}.")
     if not np.isfinite(reward):
         raise UserError(f"{name}: the reward {when} must be finite, not {reward}.")
     if not 0 <= discount <= 1:
@@ -274,17 +274,11 @@ def _describe(value: Any) -> str:
     if isinstance(value, jax.ShapeDtypeStruct | jax.Array):
         return f"{value.dtype.name}{list(value.shape)}"
     if jax.tree_util.all_leaves([value]):
-        return _short(value)
-    return _short(jax.tree.map(lambda x: _Text(_describe(x)), value))
+        return excerpt(value, 100)
+    return excerpt(jax.tree.map(lambda x: _Text(_describe(x)), value), 100)
 
 
 class _Text(str):
     """A string that prints without quotation marks, inside of a structure too."""
 
     __repr__ = str.__str__
-
-
-def _short(value: Any) -> str:
-    """What a value looks like, in at most 100 characters of one line."""
-    text = " ".join(f"{value!r}".split())
-    return text if len(text) <= 100 else f"{text[:97]}..."

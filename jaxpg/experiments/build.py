@@ -286,8 +286,8 @@ def _env(config: Config, split: str, models: Mapping[str, Tree]) -> Env:
         return make_env(config, split)
     if not envs.task_factory(config.environment):
         raise UserError(
-            f"A list of rewards is that of a text task, and {config.environment} is none: take {' and '.join(given)} "
-            f"away. There are: {', '.join(envs.TEXT_TASKS)}."
+            f"{config.environment} is not a text task, so it takes no list of rewards: remove {' and '.join(given)}. "
+            f"There are: {', '.join(envs.TEXT_TASKS)}."
         )
     task, rewards = text_task(config, split), dict(config.reward_list)
     settings = {name: x for name, x in config.environment_settings.items() if name in options(envs.text.text_env)}

@@ -242,7 +242,7 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
     if "group_size" in own:
         refuse_unscaled_groups(algorithm, *layers)
     if not networks_of(algorithm) and any(layer.get("network") for layer in layers[1:]):
-        raise UserError(f"{algorithm} learns a table and has no network: take the setting network away.")
+        raise UserError(f"{algorithm} learns a table and has no network: remove the setting network.")
     merged = reduce(config_file.merge, layers)
     name = check_name(merged.pop("task", source.stem))
     check(options(Config)["algorithm"], merged.pop("algorithm", algorithm))

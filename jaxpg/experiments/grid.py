@@ -85,7 +85,7 @@ def plan_grid(
     """
     for name in grid:
         if name in overrides:
-            raise UserError(f"{name} is in --grid and is also set to one value: take one of the two away.")
+            raise UserError(f"{name} is in --grid and is also set to one value: remove one of them.")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     resolved = resolve_configs(task, algorithm, [{**overrides, **point} for point in points])
     traced = tuple(n for n in grid if all(type(config.settings.get(n)) is float for config in resolved))

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpg import files, preferences
 from jaxpg.envs.text import PAD, TextState
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import Experiment, kind_of, networks, text_task, writes_text
+from jaxpg.experiments.build import Experiment, kind_of, networks, text_task
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.pair_sampling import SIDE_BY_SIDE, sample_pairs
 from jaxpg.experiments.signatures import options
@@ -156,12 +156,6 @@ def _sample_demonstrations(file: Path, config: Config) -> None:
     sampled = {name: settings.get(name, defaults[name]) for name in ("prompts", "number", "temperature")}
     policy, key = jax.tree.map(lambda x: x[0], params.policy), jax.random.key(0)
     sample_to_file(file, earlier, build_experiment(earlier), policy, key, only="right", **sampled)
-
-
-def check_writes_text(config: Config, experiment: Experiment, run: Path | str) -> None:
-    """Raise a UserError unless a run writes completions."""
-    if not writes_text(config, experiment.env):
-        raise UserError(f"{run} is a run of {config.algorithm} on {config.task}, which writes no text.")
 
 
 def _draw(

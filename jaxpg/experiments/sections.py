@@ -111,7 +111,7 @@ def check_kind(name: str, table: Mapping[str, Any]) -> None:
 def refuse_scheduled(overrides: Mapping[str, Any]) -> None:
     """Refuse a step size beside a schedule, where both were asked for."""
     if "learning_rate" in overrides:
-        raise UserError("schedule states the step size, so learning_rate would have no effect: take one of them away.")
+        raise UserError("schedule states the step size, so learning_rate would have no effect: remove one of them.")
 
 
 def refuse_unscaled_groups(algorithm: str, top_level: Mapping[str, Any], *layers: Mapping[str, Any]) -> None:

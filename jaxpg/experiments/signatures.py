@@ -69,7 +69,7 @@ def check(option: Option, value: Any) -> Any:
     """The value converted to the option's type: an int to a float, a list to a tuple, "none" to None.
 
     Raises:
-        UserError: it has another type, it is a number outside of the option's domain (domains.py), or a text that is
+        UserError: it has another type, it is a number outside of the option's domain (domains.py), or a string that is
             empty or has control characters.
     """
     if isinstance(value, np.generic | np.ndarray | Array) and np.ndim(value) == 0:
@@ -119,7 +119,7 @@ def _converted(value: Any, kind: Any) -> Any:
 def _check_domain(option: Option, value: Any) -> None:
     name, domain = option.name, option.domain or domain_of(option.name)
     if isinstance(value, str) and (not value or printable(value) != value):
-        raise UserError(f"{name} must be a text that is not empty, without control characters, not {excerpt(value)}.")
+        raise UserError(f"{name} must be a non-empty string without control characters, not {excerpt(value)}.")
     for x in value if isinstance(value, list | tuple) else (value,):
         if isinstance(x, int | float) and not isinstance(x, bool):
             check_number(name, x, domain)
@@ -140,11 +140,11 @@ def check_free_settings(name: str, value: Any) -> None:
             check_free_settings(name, inner)
     elif isinstance(value, str):
         if printable(value) != value:
-            raise UserError(f"{name} must be a text without control characters, not {excerpt(value)}.")
+            raise UserError(f"{name} must be a string without control characters, not {excerpt(value)}.")
     elif isinstance(value, int | float):
         check_number(name, value)
     else:
-        raise UserError(f"{name} must be a number, a text, true or false, a list or a table, not {excerpt(value)}.")
+        raise UserError(f"{name} must be a number, a string, true or false, a list or a table, not {excerpt(value)}.")
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

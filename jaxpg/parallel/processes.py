@@ -57,6 +57,14 @@ def same_on_all(text: str) -> bool:
     return len(set(gather_texts(text))) == 1
 
 
+def refuse_different_arguments(arguments: str) -> None:
+    """Raise a UserError unless the arguments of the run are the same in all processes, which wait for each other."""
+    if not same_on_all(arguments):
+        raise UserError(
+            "The processes of this run got different arguments. Start every process with the same arguments."
+        )
+
+
 def on_main_process(action: Callable[[], object]) -> None:
     """Call `action` in process 0 alone, while the others wait.
 

@@ -56,7 +56,7 @@ def make_pairs(
             raise UserError(f"The preference pairs from {sampled_from} are sampled by `jaxpg train`.")
         return stored_pairs(*load_pairs(Path(file), task), end=task.vocabulary.end)
     if earlier_share:
-        raise UserError("earlier_share is a share of sampled pairs: set pairs.sampled_from, or take it away.")
+        raise UserError("earlier_share is a share of sampled pairs: set pairs.sampled_from, or remove it.")
     if file is not None:
         return _pairs_of_file(file, task, skip_long_prompts)
     if not 0 <= slip_rate <= 1:

@@ -144,7 +144,7 @@ def make_step_labels(
     if label_noise or num_completions is not None:
         raise UserError(
             "step_labels.label_noise and step_labels.num_completions are for completions that the task checks, and "
-            f"have no effect on the file {file}: take them away."
+            f"have no effect on the file {file}: remove them."
         )
     task.check_steps_exist()
     train, test = (

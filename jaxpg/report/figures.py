@@ -39,13 +39,13 @@ def step_grid(curves: Curves, bins: int = BINS) -> Floats:
     return np.linspace(0.0, max(float(np.nanmax(steps, initial=0.0)) for steps, _ in curves.values()) or 1.0, bins + 1)
 
 
-def drawing_grid(curves: Curves, bins: int = BINS) -> tuple[Floats, bool]:
+def drawing_grid(curves: Curves) -> tuple[Floats, bool]:
     """`step_grid` for a figure, and whether it is logarithmic.
 
     It is where every curve has settled, within 5% of the range of all, in the first quarter of the steps: on a linear
     axis what happens would be a wall at its left end.
     """
-    edges = step_grid(curves, bins)
+    edges = step_grid(curves)
     means = [interquartile_mean(binned(steps, returns, edges)) for steps, returns in curves.values()]
     known = [mean for mean in means if np.isfinite(mean).any()]
     first = min((x for steps, _ in curves.values() for x in np.ravel(steps)[np.ravel(steps) > 0]), default=0.0)
@@ -53,9 +53,9 @@ def drawing_grid(curves: Curves, bins: int = BINS) -> tuple[Floats, bool]:
         return edges, False
     spread = np.nanmax(known) - np.nanmin(known)
     settled = max(_settles(mean, 0.05 * spread) for mean in known)
-    if not spread or settled > bins / 4:
+    if not spread or settled > BINS / 4:
         return edges, False
-    return np.geomspace(max(first, edges[-1] / 1000), edges[-1], bins + 1), True
+    return np.geomspace(max(first, edges[-1] / 1000), edges[-1], BINS + 1), True
 
 
 def _settles(curve: Floats, tolerance: float) -> int:

@@ -27,6 +27,7 @@ from jaxpg.report.drawing import STYLE, literal, save
 from jaxpg.report.palette import BLUE, VERMILION
 from jaxpg.report.statistics import Estimate, bootstrap
 
+MAX_ROWS = 20  # of a table
 Grid = Mapping[str, Sequence[Any]]
 """The values of each setting; points are ordered with the last setting varying fastest."""
 
@@ -63,20 +64,19 @@ def write_sweep(
     return points[ranked(scores)[0]]
 
 
-def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, max_rows: int = 20) -> Table:
+def sweep_table(grid: Grid, scores: np.ndarray, *, title: str) -> Table:
     """The best points of a grid, a line each.
 
     Args:
         grid: the settings.
         scores: [P, S], the final return of each point and seed, NaN where a run diverged.
         title: what was trained.
-        max_rows: lines.
     """
     table = Table(title=Text(printable(title), "italic"), title_justify="left", box=box.SIMPLE_HEAD)
     for name in (*grid, "IQM [95%]", "mean", "diverged"):
         table.add_column(_cell(name))
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
-    for place in ranked(scores)[:max_rows]:
+    for place in ranked(scores)[:MAX_ROWS]:
         diverged = int(np.isnan(scores[place]).sum())
         mean = format_number(float(scores[place].mean()))
         row = [
@@ -86,8 +86,8 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str, max_rows: int = 2
             str(diverged or ""),
         ]
         table.add_row(*map(_cell, row))
-    if len(points) > max_rows:
-        table.caption = f"the best {max_rows} of {len(points)}"
+    if len(points) > MAX_ROWS:
+        table.caption = f"the best {MAX_ROWS} of {len(points)}"
     return table
 
 

@@ -106,7 +106,7 @@ class Rerun(NamedTuple):
         return UserError(
             f"The environment {self.experience.env.name} returned {fault.quantity} {when}: seed "
             f"{self.seeds[diverged.index]}, {where}, environment step {fault.steps}. {last_checkpoint(self.run_dir)}. "
-            "Mend the environment."
+            "Fix the environment."
         )
 
     def _fault_in_training(self, diverged: Diverged) -> Fault | None:
@@ -150,8 +150,8 @@ def _check_rollout(experience: Experience, learner_state: Tree, key: Key) -> Che
     rollout, elapsed = experience.collect(learner_state, key)
     steps = rollout.steps
     return CheckedRollout(
-        obs=_all_finite(steps.obs, 2),
-        action=_all_finite(steps.action, 2),
+        obs=_all_finite(steps.obs),
+        action=_all_finite(steps.action),
         reward=steps.reward,
         discount=steps.discount,
         successor=_finite_successors(rollout),
@@ -165,17 +165,17 @@ def _finite_successors(rollout: Rollout) -> Array:
     """[T, B], whether the final observation is finite where a column breaks off without a termination."""
     if not jax.tree.leaves(rollout.final_obs):
         return jnp.ones_like(rollout.steps.last)
-    finite = _all_finite(rollout.final_obs, 2)
+    finite = _all_finite(rollout.final_obs)
     breaks_off = bootstraps_at(rollout.steps)
     slot = jnp.clip(jnp.cumsum(breaks_off, 0) - 1, 0, finite.shape[0] - 1)
     return jnp.take_along_axis(finite, slot, 0) | ~breaks_off | (rollout.steps.discount == 0)
 
 
 def _check_episodes(episodes: RecordedEpisode) -> tuple[Array, Array, Array]:
-    return _all_finite(episodes.observations, 2), episodes.rewards, episodes.length
+    return _all_finite(episodes.observations), episodes.rewards, episodes.length
 
 
-def _all_finite(tree: Tree, axes: int) -> Array:
-    """Whether all numbers behind the first axes are finite, over all arrays of a tree."""
-    arrays = [x.reshape(*x.shape[:axes], -1) for x in jax.tree.leaves(tree)]
+def _all_finite(tree: Tree) -> Array:
+    """Whether all numbers behind the first two axes are finite, over all arrays of a tree."""
+    arrays = [x.reshape(*x.shape[:2], -1) for x in jax.tree.leaves(tree)]
     return jnp.stack([jnp.isfinite(x).all(-1) for x in arrays]).all(0)

@@ -122,8 +122,7 @@ def train(
     shapes = abstract_state(learner, len(seeds))
     programs = compile_programs(learner, evaluate, shapes, mesh)
     check_memory(programs, shapes, mesh, config, evaluates=evaluate is not None)
-    if not processes.same_on_all(files.toml_dumps(config)):
-        raise UserError("The processes of this run got different arguments. Give all of them the same ones.")
+    processes.refuse_different_arguments(files.toml_dumps(config))
     keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
     with locked(run_dir), explain_exhaustion(config, len(seeds)):
         begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
@@ -314,7 +313,9 @@ def _find_last(run_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
     """The checkpoint to continue from, if there is one: the same in all processes, and of this config."""
     last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
     if not processes.same_on_all(str(last and last.steps)):
-        raise UserError(f"The processes see different checkpoints in {run_dir}. Give all of them the same directory.")
+        raise UserError(
+            f"The processes see different checkpoints in {run_dir}. Start every process with the same directory."
+        )
     if last is not None:
         stored = run_directory.resume_point(last).config
         run_directory.refuse_other_config(f"The checkpoint {last.path}", stored, config)

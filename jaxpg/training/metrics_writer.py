@@ -24,7 +24,7 @@ GROUPS = {
     "episodes": ("return", "length", "episodes", "length_", "return_variation"),
     "completions": (
         *("accuracy", "format", "truncated", "correct", "incorrect", "frac_zero_std", "scratchpad_used"),
-        *("reward_", "weighed_", "pass@", "cons@", "reasoning_steps"),
+        *("reward_", "weighted_", "pass@", "cons@", "reasoning_steps"),
     ),
     "advantages": ("advantage_",),
     "gradients": ("gradient_norm", "policy_gradient_norm", "value_gradient_norm"),

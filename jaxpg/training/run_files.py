@@ -59,7 +59,7 @@ def parse_file(path: Path, parse: Callable[[bytes], T]) -> T:
     raise ValueError(reason)
 
 
-def parse_json(content: bytes, check: Check, name: str = "its content") -> Any:
+def parse_json(content: bytes, check: Check) -> Any:
     """JSON whose value satisfies a check.
 
     Raises:
@@ -71,7 +71,7 @@ def parse_json(content: bytes, check: Check, name: str = "its content") -> Any:
         if not content.strip(b"\0 \n\r\t"):
             raise ValueError("it is empty") from None
         raise ValueError(f"it is not JSON: {error.msg}, in line {error.lineno}, column {error.colno}") from None
-    return check(name, value)
+    return check("its content", value)
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def finite(name: str, value: Any) -> float:
 def text(name: str, value: Any) -> str:
     """A string."""
     if not isinstance(value, str):
-        raise ValueError(_expected(name, value, "a text"))
+        raise ValueError(_expected(name, value, "a string"))
     return value
 
 

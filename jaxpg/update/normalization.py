@@ -18,6 +18,8 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Metrics, Policy, RewardTerm, Rollout, Tree
 
+EPS = 1e-8  # added to variances
+
 
 class Moments(NamedTuple):
     """Number of samples so far `[]`, their mean and their (biased) variance `[...]`."""
@@ -62,16 +64,16 @@ def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
     )
 
 
-def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0, eps: float = 1e-8) -> Array:
+def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0) -> Array:
     """(x - mean) / std, clipped to +-`limit` (Huang et al. 2022, details 6 and 7 of the continuous-control part)."""
     lead = (1,) * (x.ndim - moments.mean.ndim)
     mean, variance = (m.reshape(*lead, *m.shape) for m in (moments.mean, moments.variance))
-    return jnp.clip((x - mean) * lax.rsqrt(variance + eps), -limit, limit)
+    return jnp.clip((x - mean) * lax.rsqrt(variance + EPS), -limit, limit)
 
 
-def scale_rewards(moments: Moments, reward: Array, *, limit: float = 10.0, eps: float = 1e-8) -> Array:
-    """reward / std, clipped to +-`limit`; not centred, which would change the task (details 8 and 9, ibid.)."""
-    return jnp.clip(reward * lax.rsqrt(moments.variance + eps), -limit, limit)
+def scale_rewards(moments: Moments, reward: Array) -> Array:
+    """reward / std, clipped to +-10; not centred, which would change the task (details 8 and 9, ibid.)."""
+    return jnp.clip(reward * lax.rsqrt(moments.variance + EPS), -10.0, 10.0)
 
 
 def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Array | float) -> tuple[Array, Array]:
@@ -128,7 +130,7 @@ def initial_term_moments(terms: Mapping[str, RewardTerm] | None) -> dict[str, Mo
 def standardize_rewards(
     terms: Mapping[str, RewardTerm] | None, rollout: Rollout, running: Mapping[str, Moments]
 ) -> tuple[Rollout, dict[str, Moments], Metrics]:
-    """The rollout with the reward of each episode made anew from its terms, the new moments, and the weighed terms.
+    """The rollout with the reward of each episode made anew from its terms, the new moments, and the weighted terms.
 
         reward_b = sum_k weight_k z_kb,    z_kb = (x_kb - mean_k) / sqrt(variance_k + 1e-8), clipped to +-10,
 
@@ -138,7 +140,7 @@ def standardize_rewards(
     included. So mean and scale are the same for all groups. A group method then takes the group's own mean off the sum
     and may divide by its spread: for it the means do not matter, and the scales decide how much each term counts.
 
-    Dynamic sampling looks for groups with signal before this, by the sum of the plain weighed values; an episode that
+    Dynamic sampling looks for groups with signal before this, by the sum of the plain weighted values; an episode that
     it has replaced counts in neither mean nor variance.
 
     Args:
@@ -147,11 +149,11 @@ def standardize_rewards(
         running: the moments of the "running" terms.
 
     Returns:
-        The rollout; the moments; as metrics the means of the terms, standardised and weighed, "weighed_NAME".
+        The rollout; the moments; as metrics the means of the terms, standardised and weighted, "weighted_NAME".
     """
     if not terms:
         return rollout, {}, {}
-    values, moments, weighed = rollout.episodes.reward_terms, dict(running), {}
+    values, moments, weighted = rollout.episodes.reward_terms, dict(running), {}
     for name, term in terms.items():
         x = values[name]
         if term.standardize:
@@ -159,10 +161,10 @@ def standardize_rewards(
             x = normalize_obs(seen, x)
             if name in moments:
                 moments[name] = seen
-        weighed[name] = term.weight * x
+        weighted[name] = term.weight * x
     steps = rollout.steps
     last_step = steps.mask.sum(0).astype(jnp.int32) - 1
-    total = sum(weighed.values(), jnp.zeros(steps.reward.shape[1], jnp.float32))
+    total = sum(weighted.values(), jnp.zeros(steps.reward.shape[1], jnp.float32))
     reward = steps.reward.at[last_step, jnp.arange(len(last_step))].set(total)
-    metrics = {f"weighed_{name}": collectives.mean(x) for name, x in weighed.items()}
+    metrics = {f"weighted_{name}": collectives.mean(x) for name, x in weighted.items()}
     return rollout._replace(steps=steps._replace(reward=reward)), moments, metrics

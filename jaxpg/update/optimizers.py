@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxpg.types import Array, Params, Tree
 
 FLAT_BELOW = 2**20
+"""Parameters from which on the optimizer updates array by array instead of as one vector."""
 
 
 def adam(

@@ -107,7 +107,9 @@ def expected_sarsa(**inherited: Unpack[SarsaSettings]) -> TabularControl:
 def q_learning(**inherited: Unpack[SarsaSettings]) -> TabularControl:
     """Q-learning (Watkins 1989): the values of the greedy policy, learned while another one explores.
 
-    target = r + gamma max_a Q(s', a)
+        target = r + gamma max_a Q(s', a)
+
+    It learns about the greedy policy from the actions of another, so it is off-policy.
     """
     return sarsa(**inherited)._replace(bootstrap=of_best_action)
 
@@ -128,7 +130,7 @@ def double_q_learning(**inherited: Unpack[SarsaSettings]) -> TabularControl:
 def n_step_sarsa(*, n_steps: int = 4, **inherited: Unpack[SarsaSettings]) -> TabularControl:
     """n-step SARSA (Sutton & Barto 2018, section 7.2): targets of n rewards, which end with their episode.
 
-        target = r_{t+1} + gamma r_{t+2} + ... + gamma^{n-1} r_{t+n} + gamma^n Q(s_{t+n}, a_{t+n})
+        target = r_t + gamma r_{t+1} + ... + gamma^{n-1} r_{t+n-1} + gamma^n Q(s_{t+n}, a_{t+n})
 
     Args:
         n_steps: rewards in a target.

@@ -18,7 +18,7 @@ from jaxpg.values.replay import uniform
 from jaxpg.values.replay_learning import ReplaySettings, from_replay
 from jaxpg.values.rollout_learning import RolloutSettings, from_rollout
 
-FLAT_BELOW = 2**14
+DQN_FLAT_BELOW = 2**14
 """Parameters from which on Adam updates array by array. Gradient steps on a few rows are many, and copying 130,000
 parameters into a vector takes as long as such a step (benchmarks/LOG.md, "DQN with a convolution")."""
 
@@ -117,7 +117,7 @@ def dqn(
         sampling=uniform(),
         move_target=partial(targets.move_target, period=target_period, rate=target_rate),
         learn=from_replay(ReplaySettings(buffer_size, batch_size, learning_starts, gradient_steps, repeats)),
-        optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps, flat_below=FLAT_BELOW),
+        optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps, flat_below=DQN_FLAT_BELOW),
         learning_rate=partial(schedule, value=learning_rate),
     )
 
@@ -141,7 +141,9 @@ def double_dqn(**inherited: Unpack[DQNSettings]) -> DeepQ:
 def dueling_dqn(**inherited: Unpack[DQNSettings]) -> DeepQ:
     """Dueling DQN (Wang et al. 2016): the network adds a state value and advantages of mean 0.
 
-    Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')
+        Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')    (equation 9)
+
+    Without the mean, V and A would be determined only up to a constant.
     """
     return dqn(**inherited)._replace(head=DuelingHead)
 

@@ -67,7 +67,7 @@ def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, 
 def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, first_visit: bool = True) -> Array:
     """v(s) = the mean of the returns that followed visits to s, after each episode: `[E, S]`.
 
-    Source: Sutton & Barto 2018, sections 5.1; Singh & Sutton 1996 for the bias of every-visit.
+    Source: Sutton & Barto 2018, section 5.1; Singh & Sutton 1996 for the bias of every-visit.
 
     Args:
         episodes: that end; the return of one that timed out has no bootstrap.

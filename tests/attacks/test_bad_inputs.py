@@ -155,7 +155,7 @@ KNOWN = [
     ("wrappers.frame_stack.num", 10**9, "frame_stack: num must be at least 1 and at most 1000"),
     ("environment_settings.gravity", float("inf"), "environment_settings.gravity must be finite"),
     ("environment_settings.max_steps_in_episode", 10**10, "environment_settings.max_steps_in_episode must be at most"),
-    ("environment_settings.gravity", "\0", "environment_settings.gravity must be a text without control characters"),
+    ("environment_settings.gravity", "\0", "environment_settings.gravity must be a string without control characters"),
 ]
 
 
@@ -203,7 +203,7 @@ BASE = 'environment = "CartPole-v1"\n'
 FILES: list[tuple[str | bytes, str]] = [
     ("", "does not say which environment"),
     (" \n# nothing\n", "does not say which environment"),
-    ("environment = ''", "environment must be a text that is not empty"),
+    ("environment = ''", "environment must be a non-empty string"),
     ("environment = 3", "environment must be a string, not 3"),
     ("environment = 'CartPole'", "no environment 'CartPole'. Did you mean 'CartPole-v1'"),
     (b"\xff\xfe\x00", "is not valid TOML, which is text in UTF-8"),
@@ -249,7 +249,7 @@ FILES: list[tuple[str | bytes, str]] = [
     (BASE + "wrappers = {flatten = 1}", "wrappers.flatten must be a table, not 1"),
     (BASE + "wrappers = {flaten = {}}", "no wrapper 'flaten'. Did you mean 'flatten'"),
     (BASE + "environment_settings = {gravity = nan}", "environment_settings.gravity must be finite"),
-    (BASE + "environment_settings = {gravity = 1979-05-27}", "environment_settings.gravity must be a number, a text"),
+    (BASE + "environment_settings = {gravity = 1979-05-27}", "environment_settings.gravity must be a number, a string"),
     (BASE + "environment_settings = {gravity = true}", "gravity must be like its default"),
     (BASE + "environment_settings = {gravty = 1.0}", "Did you mean 'gravity'"),
     (BASE + "pairs = {slip_rate = 2}", "slip_rate must be at most 1, not 2"),

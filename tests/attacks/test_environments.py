@@ -204,7 +204,7 @@ def test_what_is_not_finite_is_named_at_its_source(tmp_path: Path, kind: str) ->
     """The environment, the field, and the step at which it happens, which is known here."""
     env, algorithm, expected = NOT_FINITE[kind]
     told = sentence_of(tmp_path, learner_in(env, algorithm))
-    assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Mend", told)
+    assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Fix", told)
 
 
 OF_VALUES = {
@@ -220,7 +220,7 @@ def test_what_is_not_finite_is_named_where_action_values_are_learned(tmp_path: P
     """The iterations of DQN consist of several rollouts, with gradient steps in between."""
     env, _, expected = NOT_FINITE[kind]
     told = sentence_of(tmp_path, values.deep_q(env, values.mlp(env, hidden=(4,)), OF_VALUES[algorithm]))
-    assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Mend", told)
+    assert re.search(f"^The environment line returned {expected}. There was no checkpoint yet. Fix", told)
 
 
 @pytest.mark.full

@@ -183,7 +183,7 @@ class _Group:
             if not np.isfinite(obs[i]).all() or not np.isfinite(reward[i]):
                 bad_reward = not np.isfinite(reward[i])
                 what = f"a reward of {reward[i]}" if bad_reward else "an observation that is not finite in float32"
-                raise UserError(f"The environment {self._source.name} returned {what} {when}. Mend the environment.")
+                raise UserError(f"The environment {self._source.name} returned {what} {when}. Fix the environment.")
 
 
 class _Groups:

@@ -213,7 +213,7 @@ def _one_hot(obs: np.ndarray, *, n: int, start: int, name: str) -> np.ndarray:
         space = f"Discrete({n}, start={start})" if start else f"Discrete({n})"
         outside = number[(number < 0) | (number >= n)][0] + start
         raise UserError(
-            f"The environment {name} returned the observation {outside}, which is not one of {space}. Mend the "
+            f"The environment {name} returned the observation {outside}, which is not one of {space}. Fix the "
             "environment."
         )
     return np.eye(n, dtype=np.float32)[number]

@@ -278,7 +278,7 @@ def _read_completions(
     for field in completion_fields:
         rows = encode_fields(records, [field], tokenizer, end=True)
         if sentence := too_long(records, [field], rows, limit=max_tokens, setting="max_tokens"):
-            raise UserError(f"{sentence} Raise max_tokens where the task has it, or take such lines away.")
+            raise UserError(f"{sentence} Raise max_tokens where the task has it, or remove such lines.")
         completions.append(rows)
     _refuse_equal_pairs(records, completions)
     padded = pad_rows(list(chain(*completions)), max_tokens).reshape(len(completions), len(records), -1)
@@ -295,7 +295,7 @@ def _refuse_equal_pairs(records: Sequence[Record], completions: Sequence[Sequenc
         others = f", and so have {len(equal) - 1} other records" if len(equal) > 1 else ""
         raise UserError(
             f"{equal[0].location} has the same completion as chosen and as rejected{others}: nothing can be learned "
-            "from such a pair, take it away."
+            "from such a pair, remove it."
         )
 
 

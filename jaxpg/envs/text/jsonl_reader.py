@@ -90,7 +90,7 @@ def _parse_record(
         raise UserError(f"{location} cannot be read: {error}.") from error
     if not isinstance(fields, dict):
         example = '{"prompt": "1+1=", "answer": "2"}'
-        raise UserError(f"{location} is not an object such as {example}, but {_excerpt(fields)}.")
+        raise UserError(f"{location} is not an object such as {example}, but {_json_excerpt(fields)}.")
     for name in required:
         if name not in fields:
             raise UserError(f"{location} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
@@ -109,7 +109,7 @@ def as_text(value: Any) -> str | None:
 def _checked_text(value: Any, name: str, location: str, may_be_empty: bool) -> str:
     text = as_text(value)
     if text is None or (isinstance(value, float) and not math.isfinite(value)):
-        raise UserError(f"{location}: the field {name!r} must be a string, not {_excerpt(value)}.")
+        raise UserError(f"{location}: the field {name!r} must be a string, not {_json_excerpt(value)}.")
     if _HALF_CHARACTER.search(text):
         raise UserError(f"{location}: the field {name!r} holds half of a surrogate pair, which is not a character.")
     if not text.strip() and not may_be_empty:
@@ -117,7 +117,7 @@ def _checked_text(value: Any, name: str, location: str, may_be_empty: bool) -> s
     return text
 
 
-def _excerpt(value: Any) -> str:
+def _json_excerpt(value: Any) -> str:
     """A value as JSON of at most 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -92,9 +92,7 @@ def _encode_steps(record: Record, task: Task) -> _Row:
         )
     for step in steps:
         if not isinstance(step, str) or not step:
-            raise UserError(
-                f"{record.location}: a step in {STEPS!r} must be a text that is not empty, not {excerpt(step)}."
-            )
+            raise UserError(f"{record.location}: a step in {STEPS!r} must be a non-empty string, not {excerpt(step)}.")
     pieces = encode_fields([Record(record.location, {STEPS: step}) for step in steps], [STEPS], task.vocabulary)
     pieces[-1].append(task.vocabulary.end)
     ends = (np.cumsum([len(piece) for piece in pieces]) - 1).tolist()

@@ -20,6 +20,7 @@ from jaxpg.errors import UserError
 from jaxpg.types import Array, Key
 
 PLUS, MINUS, TIMES = (CHARACTERS.id(symbol) for symbol in "+-*")
+MAX_LENGTH = 1000
 
 
 class Word(NamedTuple):
@@ -218,18 +219,16 @@ def modular_chain(
     return make_task("modular_chain", problems, TaskSettings(split, think, scratchpad_share, max_tokens))
 
 
-def length_range(
-    name: str, longest: int, shortest: int | None, *, minimum: int = 1, setting: str = "length", maximum: int = 1000
-) -> int:
+def length_range(name: str, longest: int, shortest: int | None, *, minimum: int = 1, setting: str = "length") -> int:
     """The shortest length: the one given, or half of the longest, at least `minimum`.
 
     Raises:
-        UserError: not minimum <= shortest <= longest <= maximum.
+        UserError: not minimum <= shortest <= longest <= MAX_LENGTH.
     """
     shortest = max(minimum, (longest + 1) // 2) if shortest is None else shortest
-    if not minimum <= shortest <= longest <= maximum:
+    if not minimum <= shortest <= longest <= MAX_LENGTH:
         raise UserError(
-            f"{name}: {setting} and min_{setting} must be from {minimum} to {maximum}, and min_{setting} at most "
+            f"{name}: {setting} and min_{setting} must be from {minimum} to {MAX_LENGTH}, and min_{setting} at most "
             f"{setting}, not {longest!r} and {shortest!r}."
         )
     return shortest

@@ -88,7 +88,7 @@ class Reward(NamedTuple):
 
     function: the value of a completion.
     weight: of the value in the sum.
-    standardize: None, or what the values are standardised over before they are weighed: "batch" or "running" (see
+    standardize: None, or what the values are standardised over before they are weighted: "batch" or "running" (see
         `update.normalization.standardize_rewards`).
     """
 
@@ -206,7 +206,7 @@ def _function(
 ) -> RewardFunction:
     """The function of a table: the score of a model, a named function, or one of the user's own."""
     if "model" in entry and "function" in entry:
-        raise UserError(f"{task.name}: the reward {name} has a function and a model: take one of the two away.")
+        raise UserError(f"{task.name}: the reward {name} has a function and a model: remove one of them.")
     if "model" in entry:
         if model is None:
             raise UserError(
@@ -239,7 +239,7 @@ def _check_settings(name: str, known: Any, settings: Mapping[str, Any], task: Ta
         value = settings.get(key)
         if not isinstance(value, str) or not value:
             given = "" if key not in settings else f", not {excerpt(value)}"
-            raise UserError(f"{task.name}: the reward {name} needs {key}, a text that is not empty{given}.")
+            raise UserError(f"{task.name}: the reward {name} needs {key}, a non-empty string{given}.")
 
 
 def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, Any], task: Task) -> RewardFunction:

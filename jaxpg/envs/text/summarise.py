@@ -16,6 +16,7 @@ from jaxpg.types import Array, Key
 
 IMPORTANT = 8
 """The first letters of the alphabet, a to h, are the content of a text; as many from its end, s to z, are filler."""
+TOKEN_PENALTY, FOREIGN_PENALTY = 0.7, 0.3
 FILLER = CHARACTERS.id("z") + 1 - IMPORTANT
 
 
@@ -92,12 +93,10 @@ def summarise_toy(
     return task._replace(demonstration=demonstration, true_reward=true_reward)
 
 
-def true_reward(
-    text: Text, completion: Array, length: Array, *, token_price: float = 0.7, foreign_price: float = 0.3
-) -> Array:
+def true_reward(text: Text, completion: Array, length: Array) -> Array:
     """The quality of a summary, from -1 to 1: [] float32.
 
-        share of the important letters that it mentions - (token_price tokens + foreign_price foreign tokens) / T
+        share of the important letters that it mentions - (0.7 tokens + 0.3 foreign tokens) / T
 
     over its tokens without the end, of the first `length` of `completion` `[T]`. Foreign tokens are those that the text
     does not have. Repeating a letter costs and gains nothing, and the order does not matter.
@@ -108,8 +107,8 @@ def true_reward(
     important = _first_important(text)
     covered = (important & same_letter.any(1)).sum() / jnp.maximum(important.sum(), 1)
     foreign = written & ~same_letter.any(0)
-    price = (token_price * written.sum() + foreign_price * foreign.sum()) / len(completion)
-    return (covered - price).astype(jnp.float32)
+    penalty = (TOKEN_PENALTY * written.sum() + FOREIGN_PENALTY * foreign.sum()) / len(completion)
+    return (covered - penalty).astype(jnp.float32)
 
 
 def _letter(index: Array, important: Array) -> Array:

@@ -44,7 +44,7 @@ def text_env(
     Observations are the token before each action: the last one of the prompt, then those of the completion. The context
     is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
     Rewards of the tokens are 0. The reward of the outcome is Σ weight · value over the list of rewards. Its parts are
-    the values ("reward_accuracy" and so on), of several rewards also weight · value ("weighed_accuracy" and so on),
+    the values ("reward_accuracy" and so on), of several rewards also weight · value ("weighted_accuracy" and so on),
     "accuracy" (pass@1), "format", "truncated" (1 where the completion has no end token) and, for tasks with a
     scratchpad, "scratchpad_used". Where values are to be standardised, that is left to the learner, which sees all
     episodes of a rollout (`Env.reward_terms`): the reward of the outcome, which is logged as the return and by which
@@ -90,12 +90,12 @@ def text_env(
         graded = grade(task, state.problem, state.tokens, state.length, overlong_cache)
         verdict = graded.verdict
         values = {name: reward.function(graded).astype(jnp.float32) for name, reward in made.items()}
-        weighed = {name: reward.weight * values[name] for name, reward in made.items()}
-        total = sum(weighed.values(), jnp.zeros((), jnp.float32))
+        weighted = {name: reward.weight * values[name] for name, reward in made.items()}
+        total = sum(weighted.values(), jnp.zeros((), jnp.float32))
         truncated = state.tokens[state.length - 1] != vocabulary.end
         parts = {f"reward_{name}": value for name, value in values.items()}
-        if len(weighed) > 1 and not terms:
-            parts |= {f"weighed_{name}": value for name, value in weighed.items()}
+        if len(weighted) > 1 and not terms:
+            parts |= {f"weighted_{name}": value for name, value in weighted.items()}
         parts |= {"accuracy": verdict.accuracy, "format": verdict.format, "truncated": truncated.astype(jnp.float32)}
         if not isinstance(verdict.scratchpad_used, tuple):
             parts["scratchpad_used"] = verdict.scratchpad_used

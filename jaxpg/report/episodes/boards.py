@@ -102,6 +102,7 @@ def grid_world(
     return _world(walls, rewards, cell, actions, fps=5)
 
 
+_TRIES = 32  # of every action in every cell, since moves may be random
 _STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 
 
@@ -149,7 +150,7 @@ def _world(
     return Scene(view, draw, fps, actions, width)
 
 
-def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[tuple[int, int], float]]:
+def _explore(env: Env, state: Tree) -> tuple[np.ndarray, dict[tuple[int, int], float]]:
     """The floor plan of a grid world: walls `[rows, columns]`, and the rewards of its terminal cells.
 
     Vertical neighbours are `columns` apart in the numbering of the cells; unreachable cells are walls.
@@ -159,7 +160,7 @@ def _explore(env: Env, state: Tree, tries: int = 32) -> tuple[np.ndarray, dict[t
         after, timestep = env.step(key, _move_agent(state, cell), action)
         return unwrap(after).position, timestep.reward, timestep.discount == 0
 
-    sizes = prod(env.observation_space.shape), len(_STEPS), tries
+    sizes = prod(env.observation_space.shape), len(_STEPS), _TRIES
     origin, action, _ = (x.reshape(-1) for x in np.indices(sizes))
     keys = jax.random.split(jax.random.key(0), origin.size)
     reached, reward, ended = (np.asarray(x) for x in jax.jit(jax.vmap(attempt))(origin, action, keys))
