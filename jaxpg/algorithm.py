@@ -114,8 +114,8 @@ def _distribution(policy: Policy, params: Params, batch: Batch) -> Any:
 
 
 def _evaluated_together(policy: Policy, critic: Critic | None) -> Callable[..., tuple[Any, Array]] | None:
-    """`WithPolicy.both` of this policy and this critic; None for two that do not belong together, and with noise."""
-    found = critic.with_policy if critic else None
+    """`JointEvaluation.both` of this policy and critic; None for two that do not belong together, and with noise."""
+    found = critic.joint if critic else None
     if found is None or critic is None or policy.noise:
         return None
     return found.both if found.evaluate is policy.evaluate and found.values is critic.values else None

@@ -343,16 +343,16 @@ class Critic(NamedTuple):
         discount is not 0 (see `rollout.successor_values`). `params` is the whole of Params, so that a critic can use
         the policy's torso in `params.policy`.
     evaluates_packed: `values` also takes rollouts whose context is PackedTexts; v_t is 0 after the last slot of a text.
-    with_policy: how it is evaluated together with its policy; None for one that has nothing to do with a policy.
+    joint: how it is evaluated together with its policy; None for one that has nothing to do with a policy.
     """
 
     init: Callable[[Key], Tree]
     values: Callable[[Params, Rollout], tuple[Array, Array]]
     evaluates_packed: bool = False
-    with_policy: WithPolicy | None = None
+    joint: JointEvaluation | None = None
 
 
-class WithPolicy(NamedTuple):
+class JointEvaluation(NamedTuple):
     """A policy and a critic evaluated together, for speed alone: a torso that they share once, or two side by side.
 
     evaluate, values: those of the Policy and the Critic that it stands for. Where one of them has been replaced, both

@@ -18,13 +18,13 @@ PRIORITIES = {"priority_alpha": 0.6, "priority_beta": 0.4, "beta_steps": 500_000
 FROM_REPLAY = set(ReplaySettings._fields) | {"train_frequency", "target_period", "target_rate", "huber_threshold"}
 # child: (fields that differ when both have the child's settings, new or changed defaults, settings dropped)
 EDGES = {
-    "double_dqn": ({"chooses"}, {}, set()),
+    "double_dqn": ({"selector"}, {}, set()),
     "dueling_dqn": ({"head"}, {}, set()),
     "n_step_dqn": ({"n_steps"}, {"n_steps": 3}, set()),
     "prioritized_dqn": ({"sampling"}, PRIORITIES, set()),
     "qr_dqn": ({"head", "loss"}, {"quantiles": 50}, set()),
     "rainbow": (
-        {"chooses", "head", "loss", "n_steps", "sampling"},
+        {"selector", "head", "loss", "n_steps", "sampling"},
         {**PRIORITIES, "priority_alpha": 0.5, "n_steps": 3, "quantiles": 50},
         set(),
     ),

@@ -25,6 +25,7 @@ from jaxpg.types import (
     Critic,
     Discrete,
     Env,
+    JointEvaluation,
     Key,
     PackedTexts,
     Params,
@@ -32,7 +33,6 @@ from jaxpg.types import (
     Prompt,
     Rollout,
     Tree,
-    WithPolicy,
 )
 
 
@@ -222,7 +222,7 @@ def _shared_critic(model: Decoder, evaluate: Callable[..., Any], of_features: Ca
         features = features_of(model, of_policy, rollout)
         return of_features(of_policy, features), value(params, features)
 
-    return Critic(init, values, evaluates_packed=True, with_policy=WithPolicy(evaluate, values, both))
+    return Critic(init, values, evaluates_packed=True, joint=JointEvaluation(evaluate, values, both))
 
 
 def _separate_critic(model: Decoder) -> Critic:

@@ -31,7 +31,7 @@ from jaxpg.models.layers import (
 )
 from jaxpg.parallel.machine import machine
 from jaxpg.rollout.successors import bootstrap_steps, successor_values
-from jaxpg.types import Array, Critic, Discrete, Env, Key, Params, Policy, Rollout, Tree, WithPolicy
+from jaxpg.types import Array, Critic, Discrete, Env, JointEvaluation, Key, Params, Policy, Rollout, Tree
 
 
 def mlp(
@@ -259,7 +259,7 @@ def _feedforward(
         act=lambda params, memory, obs: (distribution(params, obs), memory),
         evaluate=evaluate,
     )
-    return policy, Critic(critic_init, values, with_policy=WithPolicy(evaluate, values, both))
+    return policy, Critic(critic_init, values, joint=JointEvaluation(evaluate, values, both))
 
 
 def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Array) -> Sequence[Array]:
@@ -333,5 +333,5 @@ def _recurrent(
     return policy, Critic(
         lambda key: {"head": value_head.init(key, initial_memory())},
         values,
-        with_policy=WithPolicy(evaluate, values, both),
+        joint=JointEvaluation(evaluate, values, both),
     )

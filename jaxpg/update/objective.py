@@ -59,7 +59,7 @@ class TextReader(NamedTuple):
 
 
 class JointLoss(NamedTuple):
-    """The sum of two losses by one evaluation of both networks, for speed alone: see `types.WithPolicy`.
+    """The sum of two losses by one evaluation of both networks, for speed alone: see `types.JointEvaluation`.
 
     of: the losses of policy and critic that it is the sum of. An objective in which one has been replaced sums its own.
     loss(params, batch) -> loss, metrics

@@ -31,19 +31,19 @@ class SarsaSettings(TypedDict, total=False):
     initial_value: Scalar
 
 
-def of_next_action(chooses: Array, rates: Array, action: Array, epsilon: Array) -> Array:
+def of_next_action(q_selector: Array, q_value: Array, action: Array, epsilon: Array) -> Array:
     """Q(s', a') of the action that the policy takes next. Arguments as in `TabularControl.bootstrap`."""
-    return rates[action]
+    return q_value[action]
 
 
-def of_policy(chooses: Array, rates: Array, action: Array, epsilon: Array) -> Array:
+def of_policy(q_selector: Array, q_value: Array, action: Array, epsilon: Array) -> Array:
     """sum_a pi(a|s') Q(s', a) of the epsilon-greedy policy: (1 - epsilon) Q(s', a*) + epsilon mean_a Q(s', a)."""
-    return (1 - epsilon) * rates[chooses.argmax()] + epsilon * rates.mean()
+    return (1 - epsilon) * q_value[q_selector.argmax()] + epsilon * q_value.mean()
 
 
-def of_best_action(chooses: Array, rates: Array, action: Array, epsilon: Array) -> Array:
+def of_best_action(q_selector: Array, q_value: Array, action: Array, epsilon: Array) -> Array:
     """max_a Q(s', a): the value of the greedy policy, whatever the policy does next."""
-    return rates[chooses.argmax()]
+    return q_value[q_selector.argmax()]
 
 
 @root

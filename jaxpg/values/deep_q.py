@@ -37,7 +37,7 @@ class DeepQ(NamedTuple):
     """An algorithm that learns action values with a network, and acts epsilon-greedily. One iteration is
 
         rollout ~ collect(epsilon-greedy policy of Q)
-        target = n-step rewards + gamma^n Q_target(s', argmax_a chooses(Q, Q_target)(s', a))
+        target = n-step rewards + gamma^n Q_target(s', argmax_a selector(Q, Q_target)(s', a))
         params <- params - learning_rate optimizer(gradient of loss(Q(s, a), target))
 
     as often as `learn` says, on steps of a replay buffer or on those of the rollout itself.
@@ -47,7 +47,7 @@ class DeepQ(NamedTuple):
     epsilon: environment steps so far -> share of random actions.
     collect: how experience is gathered, a continuing rollout.
     head: number of actions -> the last layers of the network (q_networks.py).
-    chooses: whose values choose the successor's action (targets.py).
+    selector: whose values choose the successor's action (targets.py).
     loss: estimates and targets -> the loss of each row (targets.py).
     sampling: how rows are drawn from the replay buffer (replay.py), None without a buffer.
     move_target: target network, parameters, updates so far -> target network (targets.py); None without one.
@@ -61,7 +61,7 @@ class DeepQ(NamedTuple):
     epsilon: Callable[[Array], Array]
     collect: Collector
     head: Callable[..., nn.Module]
-    chooses: Callable[[Array, Array], Array]
+    selector: Callable[[Array, Array], Array]
     loss: Callable[[Array, Array], Array]
     sampling: Sampling | None
     move_target: Callable[[Tree, Tree, Array], Tree] | None

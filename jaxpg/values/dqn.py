@@ -112,7 +112,7 @@ def dqn(
         epsilon=partial(epsilon_decay, start=epsilon_start, end=epsilon_end, over=epsilon_steps),
         collect=rollout.continuing(num_envs=num_envs, num_steps=train_frequency),
         head=LinearHead,
-        chooses=targets.by_target_network,
+        selector=targets.by_target_network,
         loss=_error_loss(huber_threshold),
         sampling=uniform(),
         move_target=partial(targets.move_target, period=target_period, rate=target_rate),
@@ -134,7 +134,7 @@ def double_dqn(**inherited: Unpack[DQNSettings]) -> DeepQ:
 
     The largest of several noisy estimates is too large on average; the estimate of another network is not.
     """
-    return dqn(**inherited)._replace(chooses=targets.by_online_network)
+    return dqn(**inherited)._replace(selector=targets.by_online_network)
 
 
 @child_of(dqn)
@@ -221,7 +221,7 @@ def rainbow(
         quantiles: numbers per action.
     """
     return dqn(**inherited)._replace(
-        chooses=targets.by_online_network,
+        selector=targets.by_online_network,
         head=partial(DuelingHead, quantiles=quantiles),
         n_steps=n_steps,
         sampling=prioritized(alpha=priority_alpha, beta=priority_beta, over=beta_steps),

@@ -227,10 +227,10 @@ def _learn(
 
 
 def td_target(parts: Parts, params: Tree, target_params: Tree, batch: NStep) -> Array:
-    """reward_sum + bootstrap_discount Z_target(s', a*), `[R, N]`, with a* the action that `chooses` prefers."""
+    """reward_sum + bootstrap_discount Z_target(s', a*), `[R, N]`, with a* the action that `selector` prefers."""
     network = parts.network
     estimates = network.returns(target_params, batch.next_obs)
-    q_online = network.values(params, batch.next_obs)  # compiled only where `chooses` reads it
-    action = parts.algorithm.chooses(q_online, estimates.mean(-1)).argmax(-1)
+    q_online = network.values(params, batch.next_obs)  # compiled only where `selector` reads it
+    action = parts.algorithm.selector(q_online, estimates.mean(-1)).argmax(-1)
     bootstrap = batch.bootstrap_discount[:, None] * pick(estimates, action)
     return batch.reward_sum[:, None] + bootstrap

@@ -39,8 +39,8 @@ class TabularControl(NamedTuple):
     initial_value: of all entries.
     num_tables: 1; or 2, one of which changes at a step, drawn at random.
     n_steps: rewards in a target (static).
-    bootstrap: (chooses, rates, a', epsilon) -> the value of the successor; `[A]` of the table that changes, `[A]` of
-        the other one (the same if there is one only), the next action, the share of random actions.
+    bootstrap: (q_selector, q_value, a', epsilon) -> the value of the successor; `[A]` of the table that changes,
+        `[A]` of the other one (the same if there is one only), the next action, the share of random actions.
     learning_rate: environment steps so far -> step size.
     """
 
@@ -339,14 +339,14 @@ def _learn(
     """The tables after the changes for all steps that are due, one after the other, oldest first."""
     factors = algorithm.gamma ** jnp.arange(algorithm.n_steps, 0, -1)
 
-    def value(chooses: Array, rates: Array, action: Array) -> Array:
-        return algorithm.bootstrap(chooses, rates, action, x.epsilon)
+    def value(q_selector: Array, q_value: Array, action: Array) -> Array:
+        return algorithm.bootstrap(q_selector, q_value, action, x.epsilon)
 
     def change(tables: Array, slot: tuple[Pending, Array, Array]) -> tuple[Array, _Changes]:
         step, due, factor = slot
         other = (successor.table + 1) % algorithm.num_tables
-        chooses, rates = (tables[k, successor.state] for k in (successor.table, other))
-        bootstrap = factor * successor.discount * jax.vmap(value)(chooses, rates, successor.action)
+        q_selector, q_value = (tables[k, successor.state] for k in (successor.table, other))
+        bootstrap = factor * successor.discount * jax.vmap(value)(q_selector, q_value, successor.action)
         before = tables[successor.table, step.state, step.action]
         error = step.reward_sum + bootstrap - before
         cells = jnp.stack([successor.table, step.state, step.action], axis=-1)
