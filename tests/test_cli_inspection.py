@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from argparse import SUPPRESS
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from jaxpg import files, report
 from jaxpg.cli import record
 from jaxpg.cli.inspection import Starts, compared_runs, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
-from jaxpg.cli.parser import make_parser
+from jaxpg.cli.parser import command_words, make_parser
 from jaxpg.cli.record import CommandRecord
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import parse_overrides
@@ -309,5 +310,16 @@ def test_help_says_every_default() -> None:
     commands = next(action for action in make_parser()._actions if action.dest == "command").choices
     for name, command in commands.items():
         for action in command._actions:
-            if action.option_strings and action.nargs != 0 and not action.required:
+            if action.option_strings and action.nargs != 0 and not action.required and action.help != SUPPRESS:
                 assert "default" in action.help, f"{name} {action.option_strings}"
+
+
+def test_help_of_a_sweep_has_no_options_that_a_sweep_refuses() -> None:
+    """They are read all the same, so that a sentence refuses them (tests/test_loggers.py, attacks/)."""
+    commands = next(action for action in make_parser()._actions if action.dest == "command").choices
+    hosts = ("--distributed", "--coordinator", "--processes", "--process", "--join-seconds")
+    hidden = {"--wandb", "--tensorboard", *hosts}
+    words = command_words(commands)
+    assert not hidden & set(words["sweep"])
+    assert hidden <= set(words["train"])
+    commands["sweep"].parse_args(["cartpole", "ppo", "--wandb", "--processes", "2"])

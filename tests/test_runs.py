@@ -289,7 +289,7 @@ def nameless() -> PolicyGradient:
         (("cartpole", "ppo", {"lr": 1e-3}), "'lr'.*It is called 'learning_rate' here"),
         (("cartpole", "ppo", {"gamma": 2.0}), "gamma must be"),
         (("cartpole", "ppo", {"seeds": 0}), "seeds are different numbers, from one"),
-        (("cartpole", "ppo", {"seeds": "8"}), "seeds must be an int (how many) or a list of ints, not '8'"),
+        (("cartpole", "ppo", {"seeds": "8"}), "seeds must be the number of seeds or a list of ints, not '8'"),
         (("cartpole", "ppo", {"seeds": [0, 0]}), "seeds are different numbers"),
         (("cartpole", "ppo", {"total_steps": -5}), "total_steps"),
         (("cartpole", "ppo", {"network": "mpl"}), "There is no kind of network 'mpl'.*Did you mean 'mlp'"),

@@ -136,7 +136,7 @@ def _overrides(
     seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer) else seeds
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     if not isinstance(numbers, range) and not _are_integers(numbers):
-        raise UserError(f"seeds must be an int (how many) or a list of ints, not {excerpt(seeds)}.")
+        raise UserError(f"seeds must be the number of seeds or a list of ints, not {excerpt(seeds)}.")
     check_seeds(numbers)
     overrides: dict[str, Any] = {"seeds": list(numbers)}
     if total_steps is not None:
