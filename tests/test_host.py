@@ -19,8 +19,8 @@ import tiny_gym
 import jaxpg
 from jaxpg import envs, ladder, networks, report, user_code
 from jaxpg.cli.main import main
-from jaxpg.envs.host import doors, is_of_this_script
-from jaxpg.envs.host.door import host_env
+from jaxpg.envs.host import is_of_this_script, packages
+from jaxpg.envs.host.host_env import host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
@@ -225,7 +225,9 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
 @pytest.mark.parametrize("faulty", range(3))
 def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(faulty: int) -> None:
     """Of three side by side one begins anew and rests for a step; the others rest before their third step."""
-    source = doors.DOORS["gymnasium"].source("tiny_gym:TinyWalk-v0", doors.default_settings(WALK) | {"fault": "raise"})
+    source = packages.PACKAGES["gymnasium"].source(
+        "tiny_gym:TinyWalk-v0", packages.default_settings(WALK) | {"fault": "raise"}
+    )
     walks, actions, numbers = source.make(3, 0), np.ones(3, np.int64), np.arange(3)
     assert walks.rest
     walks.begin(np.ones(3, bool), numbers)
@@ -421,7 +423,7 @@ def test_a_worker_that_dies_at_once_points_to_the_guard_of_a_script() -> None:
     def dies(n: int, seed: int) -> Any:
         raise EOFError
 
-    source = doors.DOORS["gymnasium"].source("tiny_gym:TinyWalk-v0", doors.default_settings(WALK))
+    source = packages.PACKAGES["gymnasium"].source("tiny_gym:TinyWalk-v0", packages.default_settings(WALK))
     with pytest.raises(UserError, match=r"died before it took a step.*__main__"):
         run_until_failure(host_env(source._replace(make=dies)))
 

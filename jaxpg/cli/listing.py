@@ -25,7 +25,7 @@ _HOST = {
     "gymnasium": ("Gymnasium", "any of its IDs, and my_module:MyEnv-v0"),
     "envpool": ("EnvPool", "Pong-v5, Breakout-v5"),
 }
-"""The doors of `envs.host`: library and examples."""
+"""The packages of `envs.host`: library and examples."""
 
 
 def run_list(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 """Environments that live outside of the compiled program: Gymnasium's and EnvPool's, stepped by calls to the host."""
 
-from jaxpg.envs.host.doors import comes_in, default_settings, ids, is_of_this_script, make
+from jaxpg.envs.host.packages import comes_in, default_settings, ids, is_of_this_script, make
 
 __all__ = ["comes_in", "default_settings", "ids", "is_of_this_script", "make"]

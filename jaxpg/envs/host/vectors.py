@@ -46,7 +46,7 @@ class Vector(NamedTuple):
 class Source(NamedTuple):
     """Where vectors come from.
 
-    name: of the environment, with the prefix of its door.
+    name: of the environment, with the prefix of its package.
     make(n, seed) -> Vector. `seed` is for environments that take none for an episode.
     observation_space, action_space, time_limit, min_truncation_step: as in `Env`.
     convert(obs): observations `[n, ...]` of the environment as the float32 arrays that agents see.
@@ -67,21 +67,21 @@ class Source(NamedTuple):
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
 
-def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
-    """`n` environments (`lanes.Lane`) of this process, one after the other.
+def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
+    """`n` environments (`sub_env.SubEnv`) of this process, one after the other.
 
     As Gymnasium's `SyncVectorEnv` without resets of its own, and without its copies and its `infos`, which took more
     time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
     """
-    lanes = [make_lane() for _ in range(n)]
-    step_one = [lane.env.step for lane in lanes]  # not `lane.step`, which looks at what each returns by itself
-    shape = lanes[0].observation_space.shape
+    envs = [make_sub_env() for _ in range(n)]
+    step_one = [env.env.step for env in envs]  # not `env.step`, which looks at what each returns by itself
+    shape = envs[0].observation_space.shape
     obs: list[Any] = [None] * n
     taken, resting = np.zeros(n, np.int64), np.zeros(n, bool)
 
     def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         for i in np.flatnonzero(wanted):
-            obs[i] = lanes[i].reset(seed=int(seeds[i]))[0]
+            obs[i] = envs[i].reset(seed=int(seeds[i]))[0]
         taken[wanted], resting[wanted] = 0, False
         return np.array(obs)
 
@@ -96,7 +96,7 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
                 for one, action in zip(step_one, actions, strict=True):
                     rows.append(one(action))
         except (Exception, SystemExit) as error:
-            raise lanes[len(rows)].failure(error, taken[len(rows)]) from error
+            raise envs[len(rows)].failure(error, taken[len(rows)]) from error
         obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
         try:
             ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
@@ -105,27 +105,27 @@ def sync_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
                 return results
         except (TypeError, ValueError):  # one of another kind, or several that differ in shape
             pass
-        numbers = [lane.check(*row[:4], steps) for lane, row, steps in zip(lanes, rows, taken, strict=True)]
+        numbers = [env.check(*row[:4], steps) for env, row, steps in zip(envs, rows, taken, strict=True)]
         return Results(np.array(obs), *map(np.array, zip(*numbers, strict=True)))
 
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
 
     def close() -> None:
-        for lane in lanes:
-            lane.close()
+        for env in envs:
+            env.close()
 
     return Vector(begin, step, rest, close)
 
 
-def async_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
+def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     """`n` environments in a process each: Gymnasium's `AsyncVectorEnv` without resets of its own.
 
     What is not `reset` or `step` goes through the options of `reset`, which Gymnasium hands to a single environment.
     """
     from gymnasium import logger, vector
 
-    from jaxpg.envs.host.lanes import REST, WAKE
+    from jaxpg.envs.host.sub_env import REST, WAKE
 
     def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         level, logger.min_level = logger.min_level, logger.ERROR + 1  # it prints what workers raise; so do we
@@ -135,7 +135,7 @@ def async_vector(make_lane: Callable[[], Any], n: int, seed: int) -> Vector:
             logger.min_level = level
 
     env = vector.AsyncVectorEnv(
-        [make_lane] * n,
+        [make_sub_env] * n,
         copy=False,
         context="spawn",  # a fork of a process with jax's threads may hang
         autoreset_mode=vector.AutoresetMode.DISABLED,

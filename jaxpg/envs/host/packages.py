@@ -1,4 +1,4 @@
-"""The doors by which environments on the host come in: `gymnasium:ID` and `envpool:ID`, with their settings.
+"""The packages from which environments on the host come: `gymnasium:ID` and `envpool:ID`, with their settings.
 
 Each needs a package that jaxpg does not install by itself, and which is imported when the first of its environments is
 asked for.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpg.envs.host import vectors
-from jaxpg.envs.host.door import host_env
+from jaxpg.envs.host.host_env import host_env
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.types import Env
 from jaxpg.user_code import argument_defaults, describe_failure, import_user_module
@@ -31,7 +31,7 @@ _OF_THE_POOL = (
 """What EnvPool calls settings and jaxpg sets itself."""
 
 
-class Door(NamedTuple):
+class Package(NamedTuple):
     """A package of environments.
 
     ids(): its environments.
@@ -51,7 +51,7 @@ def default_settings(name: str) -> dict[str, Any]:
         UserError: the package is not installed, or has no such environment; the nearest is named.
     """
     prefix, _, env_id = name.partition(":")
-    return DOORS[prefix].settings(env_id)
+    return PACKAGES[prefix].settings(env_id)
 
 
 def make(name: str, settings: dict[str, Any]) -> Env:
@@ -61,7 +61,7 @@ def make(name: str, settings: dict[str, Any]) -> Env:
         UserError: it cannot be made, has spaces that jaxpg cannot use, or no time limit.
     """
     prefix, _, env_id = name.partition(":")
-    return host_env(DOORS[prefix].source(env_id, default_settings(name) | settings))
+    return host_env(PACKAGES[prefix].source(env_id, default_settings(name) | settings))
 
 
 def ids(prefix: str) -> list[str]:
@@ -70,7 +70,7 @@ def ids(prefix: str) -> list[str]:
     Raises:
         UserError: the package is not installed.
     """
-    return DOORS[prefix].ids()
+    return PACKAGES[prefix].ids()
 
 
 def is_of_this_script(name: str) -> bool:
@@ -83,8 +83,8 @@ def is_of_this_script(name: str) -> bool:
 
 
 def comes_in(name: str) -> bool:
-    """Whether an environment of this name comes in by one of the doors."""
-    return name.partition(":")[0] in DOORS and ":" in name
+    """Whether an environment of this name is from one of these packages."""
+    return name.partition(":")[0] in PACKAGES and ":" in name
 
 
 @contextlib.contextmanager
@@ -161,8 +161,8 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     try:
         with _deprecations_ignored():
             flatten = not _is_plain(make_one().observation_space)
-            make_lane = partial(_make_lane, make_one, name, flatten)
-            env = make_lane()
+            make_sub_env = partial(_make_sub_env, make_one, name, flatten)
+            env = make_sub_env()
         space = _plain(env.observation_space, "observations", name)
         convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
@@ -177,7 +177,7 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     drawable = "rgb_array" in (env.metadata.get("render_modes") or ())
     return vectors.Source(
         name=name,
-        make=partial(VECTORIZATIONS[vectorization], make_lane),
+        make=partial(VECTORIZATIONS[vectorization], make_sub_env),
         observation_space=observation_space,
         action_space=action_space,
         time_limit=limit,
@@ -189,14 +189,14 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     )
 
 
-def _make_lane(make_one: Callable[..., Any], name: str, flatten: bool) -> Any:
+def _make_sub_env(make_one: Callable[..., Any], name: str, flatten: bool) -> Any:
     """One environment for a vector."""
     import gymnasium
 
-    from jaxpg.envs.host.lanes import Lane
+    from jaxpg.envs.host.sub_env import SubEnv
 
     env = make_one()
-    return Lane(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
+    return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
 
 
 def _frames(
@@ -274,8 +274,8 @@ def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
     )
 
 
-DOORS: dict[str, Door] = {
-    "gymnasium": Door(_gymnasium_ids, _gymnasium_settings, _gymnasium_source),
-    "envpool": Door(_envpool_ids, _envpool_settings, _envpool_source),
+PACKAGES: dict[str, Package] = {
+    "gymnasium": Package(_gymnasium_ids, _gymnasium_settings, _gymnasium_source),
+    "envpool": Package(_envpool_ids, _envpool_settings, _envpool_source),
 }
 """By prefix."""

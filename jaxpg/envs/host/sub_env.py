@@ -24,7 +24,7 @@ def _scalar(x: Any) -> float:
     return np.asarray(x, np.float64).item()
 
 
-class Lane(gymnasium.Wrapper):
+class SubEnv(gymnasium.Wrapper):
     """An environment that can rest, and whose failures say at which step of its episode they happened.
 
     Args:
