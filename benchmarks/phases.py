@@ -46,7 +46,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
     state = jax.jit(learner.init)(key)
     params, runner = state.params, state.runner.collector
     objective, optimizer = make_objective(policy, critic, algorithm), algorithm.optimizer()
-    collect = partial(algorithm.collect.collect, env, policy)
+    collect = partial(algorithm.collector.collect, env, policy)
     part = jax.jit(collect)(params.policy, runner, key)[1]
 
     def over_steps(step: Callable[[Any, jax.Array], Any], carry: Any, keys: jax.Array) -> Any:

@@ -282,7 +282,7 @@ def language_learning(size: str, num_envs: int, agents: int, devices: int, steps
 
     def init(key: jax.Array) -> Any:
         params = Params(policy.init(key), ())
-        written = algorithm.collect.collect(env, policy, params.policy, (), key)[1]
+        written = algorithm.collector.collect(env, policy, params.policy, (), key)[1]
         batch, _ = make_batch(policy, None, algorithm, params, (), jnp.zeros(()), written)
         return params, optimizer.init(params), batch, key
 

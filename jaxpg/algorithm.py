@@ -31,7 +31,7 @@ class PolicyGradient(NamedTuple):
         params <- update(loss)
 
     gamma: discount.
-    collect: how experience is gathered (rollout/).
+    collector: how experience is gathered (rollout/).
     credit: the psi_t of Schulman et al. 2016, equation 1, and the critic's targets (objectives/advantages.py).
     normalize: the scale of psi, per minibatch (objectives/advantages.py).
     surrogate: per-step loss of the policy, or a PerEpisode of one (objectives/surrogates.py).
@@ -49,7 +49,7 @@ class PolicyGradient(NamedTuple):
     """
 
     gamma: Array | float
-    collect: Collector
+    collector: Collector
     credit: Callable[..., Credit]
     normalize: Callable[[Array, Array], Array]
     surrogate: Callable[[Array, Array, Array], Array] | PerEpisode
@@ -78,7 +78,7 @@ def make_objective(policy: Policy, critic: Critic | None, algorithm: PolicyGradi
         distribution=partial(_distribution, policy),
         normalize=algorithm.normalize,
         needs_trajectories=needs_trajectories(policy, algorithm),
-        padded=algorithm.collect.whole_episodes,
+        padded=algorithm.collector.whole_episodes,
         texts=policy.evaluates_from_context,
         text_reader=None if isinstance(algorithm.surrogate, PerEpisode) else _text_reader(policy, critic, algorithm),
         noise=policy.noise,
@@ -94,12 +94,12 @@ def needs_trajectories(policy: Policy, algorithm: PolicyGradient) -> bool:
 def _text_reader(policy: Policy, critic: Critic | None, algorithm: PolicyGradient) -> TextReader | None:
     """How these networks read texts side by side, None if one of them cannot. A critic reads a text with its prompt."""
     networks = policy.evaluates_packed and (critic is None or critic.evaluates_packed)
-    if not networks or not algorithm.collect.whole_episodes:
+    if not networks or not algorithm.collector.whole_episodes:
         return None
     read_prompts = None
     if policy.read_prompts and critic is None:
         read_prompts = partial(_of_policy, policy.read_prompts)
-    return TextReader(algorithm.collect.group_size, read_prompts)
+    return TextReader(algorithm.collector.group_size, read_prompts)
 
 
 def _of_policy(function: Callable[..., Any], params: Params, *arguments: Any) -> Any:

@@ -73,7 +73,7 @@ def reinforce(
     schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return PolicyGradient(
         gamma=gamma,
-        collect=rollout.episodic(num_envs=num_envs),
+        collector=rollout.episodic(num_envs=num_envs),
         credit=advantages.total_return,
         normalize=advantages.standardize if normalize_advantages else advantages.unchanged,
         surrogate=surrogates.score_function,
@@ -154,7 +154,7 @@ def actor_critic_td(*, num_steps: int = 16, **inherited: Unpack[CriticSettings])
     """
     parent = actor_critic_mc(**inherited)
     return parent._replace(
-        collect=rollout.continuing(num_envs=parent.collect.num_envs, num_steps=num_steps),
+        collector=rollout.continuing(num_envs=parent.collector.num_envs, num_steps=num_steps),
         credit=partial(advantages.n_step, n=num_steps),
         loss_weights=loss_weights.per_step,
     )
@@ -179,12 +179,12 @@ def a2c(
         reset_pool: draw this many start states per environment and segment in advance, instead of one at every step.
     """
     parent = actor_critic_td(**inherited)
-    num_envs = parent.collect.num_envs
+    num_envs = parent.collector.num_envs
     if num_steps is None:
-        collect = rollout.episodic(num_envs=num_envs)
+        collector = rollout.episodic(num_envs=num_envs)
     else:
-        collect = rollout.continuing(num_envs=num_envs, num_steps=num_steps, reset_pool=reset_pool)
-    return parent._replace(collect=collect, credit=partial(advantages.generalized_advantage, lambda_=gae_lambda))
+        collector = rollout.continuing(num_envs=num_envs, num_steps=num_steps, reset_pool=reset_pool)
+    return parent._replace(collector=collector, credit=partial(advantages.generalized_advantage, lambda_=gae_lambda))
 
 
 @child_of(a2c, num_steps=128, gae_lambda=0.97, normalize_advantages=True)
@@ -349,7 +349,7 @@ def grpo(
     """
     parent = ppo(**inherited)
     return parent._replace(
-        collect=rollout.episodic(num_envs=parent.collect.num_envs, group_size=group_size),
+        collector=rollout.episodic(num_envs=parent.collector.num_envs, group_size=group_size),
         credit=partial(advantages.group_relative, group_size=group_size),
         loss_weights=loss_weights.per_episode,
         value_loss=None,
@@ -369,7 +369,7 @@ def process_grpo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
     for whole episodes, an episode is one step, and with gamma = 1 this is GRPO.
     """
     parent = grpo(**inherited)
-    return parent._replace(credit=partial(advantages.process_relative, group_size=parent.collect.group_size))
+    return parent._replace(credit=partial(advantages.process_relative, group_size=parent.collector.group_size))
 
 
 @child_of(grpo)
@@ -381,7 +381,7 @@ def rloo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
     The baseline is unbiased, since it does not depend on the episode that it is subtracted from.
     """
     parent = grpo(**inherited)
-    return parent._replace(credit=partial(advantages.leave_one_out, group_size=parent.collect.group_size))
+    return parent._replace(credit=partial(advantages.leave_one_out, group_size=parent.collector.group_size))
 
 
 @child_of(grpo)
@@ -398,7 +398,7 @@ def dr_grpo(*, max_length: int, **inherited: Unpack[GRPOSettings]) -> PolicyGrad
     """
     parent = grpo(**inherited)
     return parent._replace(
-        credit=partial(advantages.group_relative, group_size=parent.collect.group_size, divide_by_std=False),
+        credit=partial(advantages.group_relative, group_size=parent.collector.group_size, divide_by_std=False),
         loss_weights=partial(loss_weights.per_episode_over, length=max_length),
     )
 
@@ -435,12 +435,14 @@ def dapo(
         overlong_filtering: exclude episodes that the time limit truncated from training.
     """
     parent = grpo(kl=None, **inherited)
-    collect = parent.collect
+    collector = parent.collector
     if max_resample_rounds is not None:
-        collect = rollout.with_dynamic_sampling(collect, max_resample_rounds=max_resample_rounds, gamma=parent.gamma)
+        collector = rollout.with_dynamic_sampling(
+            collector, max_resample_rounds=max_resample_rounds, gamma=parent.gamma
+        )
     if overlong_filtering:
-        collect = rollout.with_overlong_filtering(collect)
-    return parent._replace(collect=collect, loss_weights=loss_weights.per_step)
+        collector = rollout.with_overlong_filtering(collector)
+    return parent._replace(collector=collector, loss_weights=loss_weights.per_step)
 
 
 @child_of(dapo)

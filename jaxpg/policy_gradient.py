@@ -108,7 +108,7 @@ def policy_gradient(
             f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
             "which must stay zeros and ones. Set it to false."
         )
-    if isinstance(algorithm.surrogate, PerEpisode) and not algorithm.collect.whole_episodes:
+    if isinstance(algorithm.surrogate, PerEpisode) and not algorithm.collector.whole_episodes:
         raise UserError(
             "The surrogate is of whole episodes (PerEpisode), and the experience is collected in segments that cut "
             "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
@@ -147,8 +147,8 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         params=params,
         opt_state=parts.optimizer.init(params),
         runner=RunnerState(
-            collector=algorithm.collect.init(parts.env, acting, params.policy, runner_key),
-            reward_sum=jnp.zeros(algorithm.collect.num_envs, jnp.float32) if scale_rewards else (),
+            collector=algorithm.collector.init(parts.env, acting, params.policy, runner_key),
+            reward_sum=jnp.zeros(algorithm.collector.num_envs, jnp.float32) if scale_rewards else (),
         ),
         normalization=normalization,
         baseline=jnp.zeros((), jnp.float32),
@@ -204,7 +204,7 @@ def _adapted(parts: Parts, state: TrainState) -> Parts:
 def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
     """The rollout of an iteration, with observations and rewards of the environment."""
     acting = with_normalized_obs(parts.policy, state.normalization)
-    return parts.algorithm.collect.collect(parts.env, acting, state.params.policy, state.runner.collector, key)
+    return parts.algorithm.collector.collect(parts.env, acting, state.params.policy, state.runner.collector, key)
 
 
 def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Array]:
@@ -221,7 +221,7 @@ def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: Rollou
     metrics = episode_metrics(stats) | outcome_metrics(episodes.outcome)
     metrics |= credit_metrics(batch.advantage, batch.target, rollout.loss_mask)
     if parts.env.measure:
-        group_size = parts.algorithm.collect.group_size
+        group_size = parts.algorithm.collector.group_size
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
     if parts.algorithm.adaptation and parts.algorithm.reference_kl:
         log_ratio = k1(rollout.steps.log_prob, batch.reference_log_prob)

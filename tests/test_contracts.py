@@ -154,7 +154,7 @@ def test_evaluating_a_batch_gives_the_log_probabilities_of_acting(name, whole):
     """Also in the middle of episodes, where a continuing rollout began with a memory."""
     env, network = POLICIES[name]
     policy, _ = network(env)
-    collector = (ladder.reinforce(num_envs=8) if whole else ladder.a2c(num_envs=8, num_steps=6)).collect
+    collector = (ladder.reinforce(num_envs=8) if whole else ladder.a2c(num_envs=8, num_steps=6)).collector
 
     def log_probs(key):
         params = jax.tree.map(lambda x: x + jax.random.normal(key, x.shape), policy.init(key))

@@ -38,7 +38,7 @@ EDGES = {
     ),
     "actor_critic_td": (
         "actor_critic_mc",
-        {"collect", "credit", "loss_weights"},
+        {"collector", "credit", "loss_weights"},
         {"num_envs": 1, "num_steps": 16},
         (),
     ),
@@ -82,7 +82,7 @@ EDGES = {
     ),
     "rlhf": (
         "ppo",
-        {"collect", "reference_kl"},
+        {"collector", "reference_kl"},
         {
             "max_grad_norm": 1.0,
             "gamma": 1.0,
@@ -97,7 +97,7 @@ EDGES = {
     ),
     "grpo": (
         "ppo",
-        {"collect", "credit", "loss_weights", "value_loss", "reference_kl"},
+        {"collector", "credit", "loss_weights", "value_loss", "reference_kl"},
         {
             "max_grad_norm": 1.0,
             "gamma": 1.0,
@@ -115,7 +115,7 @@ EDGES = {
     "gspo": ("grpo", {"surrogate"}, {"clip": 3e-4, "clip_high": 4e-4}, ()),
     "dapo": (
         "grpo",
-        {"collect", "loss_weights", "reference_kl"},
+        {"collector", "loss_weights", "reference_kl"},
         {"clip_high": 0.28, "max_resample_rounds": 4, "overlong_filtering": False},
         ("kl", "kl_coefficient", "reference_rate"),
     ),

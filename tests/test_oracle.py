@@ -203,7 +203,7 @@ def test_a2c_over_whole_episodes_is_unbiased_with_any_critic_at_lambda_one():
     whole = ladder.reinforce(**EPISODES)
     for lambda_, verdict in ((1.0, close), (0.5, far)):
         algorithm = ladder.a2c(gae_lambda=lambda_, **SEGMENT)
-        algorithm = algorithm._replace(collect=whole.collect, loss_weights=whole.loss_weights)
+        algorithm = algorithm._replace(collector=whole.collector, loss_weights=whole.loss_weights)
         assert verdict(gradients(algorithm, FORWARD, critic=WRONG_CRITIC), exact(FORWARD, GAMMA))
 
 

@@ -71,7 +71,7 @@ def first_batch(name: str, padding: str = "right", **settings: Any) -> tuple[Any
     critic_or_none = critic if algorithm.value_loss else None
 
     make = partial(tiny.text_batch, algorithm, policy, critic_or_none)
-    rollout = completions(padding, algorithm.collect.group_size)
+    rollout = completions(padding, algorithm.collector.group_size)
     return algorithm, make_objective(policy, critic_or_none, algorithm), *tiny.jit(make)(rollout)
 
 

@@ -166,13 +166,13 @@ def test_a_loss_of_whole_episodes_is_never_cut():
     whole = ppo._replace(surrogate=surrogates.PerEpisode(ppo.surrogate), value_loss=None)
     with pytest.raises(UserError, match="whole episodes"):
         policy_gradient(env, policy, None, whole)
-    policy_gradient(env, policy, None, whole._replace(collect=rollout.episodic(num_envs=4)))
+    policy_gradient(env, policy, None, whole._replace(collector=rollout.episodic(num_envs=4)))
 
 
 def test_dapo_with_signal_everywhere_is_grpo_weighing_all_steps_alike():
     settings = WHOLE | ONE_STEP | PLAIN | {"group_size": 4, "clip_high": 0.28}
     grpo = ladder.grpo(kl=None, **settings)
-    grpo = grpo._replace(loss_weights=loss_weights.per_step, collect=first_round(grpo.collect))
+    grpo = grpo._replace(loss_weights=loss_weights.per_step, collector=first_round(grpo.collector))
     assert same(one_update(ladder.dapo(max_resample_rounds=3, **settings)), one_update(grpo))
 
 

@@ -29,7 +29,7 @@ EDGES = {
         set(),
     ),
     "pqn": (
-        {"collect", "learn", "loss", "move_target", "sampling"},
+        {"collector", "learn", "loss", "move_target", "sampling"},
         {
             "num_envs": 128,
             "learning_rate": 5e-4,

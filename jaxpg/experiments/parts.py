@@ -124,10 +124,10 @@ def make_algorithm(name: str, settings: Mapping[str, Any]) -> PolicyGradient:
             f"The algorithm {name} must return a PolicyGradient, such as ladder.ppo()._replace(...), not "
             f"{_type_of(algorithm)}."
         )
-    if algorithm.collect.num_envs != settings["num_envs"]:
+    if algorithm.collector.num_envs != settings["num_envs"]:
         raise UserError(
-            f"The algorithm {name} collects from {algorithm.collect.num_envs} environments where its setting num_envs "
-            f"is {settings['num_envs']}: pass num_envs on to what it builds on."
+            f"The algorithm {name} collects from {algorithm.collector.num_envs} environments where its setting "
+            f"num_envs is {settings['num_envs']}: pass num_envs on to what it builds on."
         )
     return algorithm
 

@@ -185,7 +185,7 @@ class _Named:
             return self._function("algorithm", algorithm, ALGORITHMS)
         record = algorithm
 
-        def constant(*, num_envs: int = record.collect.num_envs) -> PolicyGradient:
+        def constant(*, num_envs: int = record.collector.num_envs) -> PolicyGradient:
             return record
 
         return self._give("algorithm", constant, "a PolicyGradient, which has none: give the function that makes it")

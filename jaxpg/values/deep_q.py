@@ -45,7 +45,7 @@ class DeepQ(NamedTuple):
     gamma: discount.
     n_steps: rewards in a target before it bootstraps (static).
     epsilon: environment steps so far -> share of random actions.
-    collect: how experience is gathered, a continuing rollout.
+    collector: how experience is gathered, a continuing rollout.
     head: number of actions -> the last layers of the network (q_networks.py).
     selector: whose values choose the successor's action (targets.py).
     loss: estimates and targets -> the loss of each row (targets.py).
@@ -59,7 +59,7 @@ class DeepQ(NamedTuple):
     gamma: Scalar
     n_steps: int
     epsilon: Callable[[Array], Array]
-    collect: Collector
+    collector: Collector
     head: Callable[..., nn.Module]
     selector: Callable[[Array, Array], Array]
     loss: Callable[[Array, Array], Array]
@@ -157,7 +157,7 @@ def _init(parts: Parts, key: Key) -> DeepQState:
     network_key, collector_key = jax.random.split(key)
     params = Params(parts.network.init(network_key), ())
     steps = jnp.zeros((), jnp.int32)
-    collector = algorithm.collect.init(parts.env, parts.policy(steps), params.policy, collector_key)
+    collector = algorithm.collector.init(parts.env, parts.policy(steps), params.policy, collector_key)
     return DeepQState(
         params=params,
         target=copy_tree(params.policy) if algorithm.move_target else (),

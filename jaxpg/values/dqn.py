@@ -110,7 +110,7 @@ def dqn(
         gamma=gamma,
         n_steps=1,
         epsilon=partial(epsilon_decay, start=epsilon_start, end=epsilon_end, over=epsilon_steps),
-        collect=rollout.continuing(num_envs=num_envs, num_steps=train_frequency),
+        collector=rollout.continuing(num_envs=num_envs, num_steps=train_frequency),
         head=LinearHead,
         selector=targets.by_target_network,
         loss=_error_loss(huber_threshold),
@@ -257,7 +257,7 @@ def pqn(
     """
     parent = dqn(**inherited)
     return parent._replace(
-        collect=rollout.continuing(num_envs=parent.collect.num_envs, num_steps=num_steps, reset_pool=reset_pool),
+        collector=rollout.continuing(num_envs=parent.collector.num_envs, num_steps=num_steps, reset_pool=reset_pool),
         loss=targets.squared_loss,
         sampling=None,
         move_target=None,

@@ -82,7 +82,7 @@ def _init(settings: ReplaySettings, parts: Parts, collector: Tree) -> ReplayStat
     policy, params = parts.policy(jnp.zeros((), jnp.int32)), jax.eval_shape(parts.network.init, jax.random.key(0))
 
     def rows(collector: Tree, params: Tree) -> StoredSteps:
-        _, rollout, _ = algorithm.collect.collect(parts.env, policy, params, collector, jax.random.key(0))
+        _, rollout, _ = algorithm.collector.collect(parts.env, policy, params, collector, jax.random.key(0))
         return replay.stored_steps(rollout)
 
     like = jax.eval_shape(rows, collector, params)
@@ -158,7 +158,7 @@ def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQ
     """A rollout of the policy as it is now, written into the buffer; also the rows that were written."""
     algorithm, memory = parts.algorithm, state.runner.replay
     assert algorithm.sampling is not None
-    collector, rollout, stats = algorithm.collect.collect(
+    collector, rollout, stats = algorithm.collector.collect(
         parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
     )
     rows = replay.stored_steps(rollout)
@@ -171,7 +171,7 @@ def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQ
 
 
 def _window(parts: Parts, buffer: StoredSteps, steps: Array) -> replay.Window:
-    return replay.window(buffer, steps // parts.algorithm.collect.num_envs)
+    return replay.window(buffer, steps // parts.algorithm.collector.num_envs)
 
 
 def _gradient_step(

@@ -73,7 +73,7 @@ def _iterate(
 
 def _collect(parts: Parts, state: DeepQState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
     """A rollout of the policy as it is now."""
-    return parts.algorithm.collect.collect(
+    return parts.algorithm.collector.collect(
         parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
     )
 
