@@ -27,6 +27,7 @@ from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
 from jaxpg.runs.export import policy_program
@@ -216,6 +217,35 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two seeds that was written."""
     out = tmp_path_factory.mktemp("fitted") / "run"
     return jaxpg.fit("cartpole", "a2c", seeds=2, total_steps=1500, out=out, progress=False, **SETTINGS)
+
+
+def test_double_precision_of_the_session_changes_nothing(tmp_path: Path) -> None:
+    """`jax_enable_x64` is the user's: training, loading and acting go on in float32, with the same bits."""
+
+    def trained(out: Path) -> tuple[Any, np.ndarray]:
+        jaxpg.fit("frozen_lake", "q_learning", seeds=2, total_steps=512, out=out, **SMALL)
+        run = jaxpg.load(out)
+        return run.state.learner, run.policy.act(np.eye(16)[:5])
+
+    expected = trained(tmp_path / "single")
+    with jax.enable_x64(True):
+        got = trained(tmp_path / "double")
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+    assert [x.dtype for x in jax.tree.leaves(got)] == [x.dtype for x in jax.tree.leaves(expected)]
+
+
+@pytest.mark.parametrize("name", ["reinforce", "a2c", "trpo", "ppo", "grpo"])
+def test_a_learner_keeps_its_dtypes_under_double_precision(name: str) -> None:
+    """A scan over `step` needs that; parameters are float32, biases too."""
+    env = tiny.counter(time_limit=4)
+    with jax.enable_x64(True):
+        policy, critic = networks.mlp(env, hidden=(4,))
+        algorithm = getattr(ladder, name)(num_envs=8)
+        learner = policy_gradient(env, policy, critic if algorithm.value_loss else None, algorithm)
+        before = jax.eval_shape(learner.init, jax.random.key(0))
+        after, _ = jax.eval_shape(learner.step, before, jax.random.key(1))
+    assert {x.dtype for x in jax.tree.leaves(before.params)} == {np.dtype("float32")}
+    assert [x.dtype for x in jax.tree.leaves(after)] == [x.dtype for x in jax.tree.leaves(before)]
 
 
 @pytest.mark.full

@@ -67,8 +67,10 @@ def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     devices.start_jax(options)
     if options.distributed:
         devices.check_same_command(arguments)
+    import jax
+
     from jaxpg import user_code
     from jaxpg.cli import commands, trust
 
-    with user_code.trust(trust.trusted_by(arguments)):
+    with user_code.trust(trust.trusted_by(arguments)), jax.enable_x64(False):
         return commands.COMMANDS[arguments.command](arguments)

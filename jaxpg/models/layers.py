@@ -53,8 +53,8 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        weights = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        weights = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         x, weights, bias = nn.dtypes.promote_dtype(x, weights, bias)
         y = _dot_small(x, weights)
         return y + _bias_of_rows(bias.reshape((1,) * (y.ndim - 1) + bias.shape), y)
@@ -106,8 +106,8 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         shape = (1,) * (x.ndim - 1) + x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:]).reshape(shape)
-        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:]).reshape(shape)
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32).reshape(shape)
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32).reshape(shape)
         centred = x - _spread(_row_mean(x), x)
         return centred * _spread(lax.rsqrt(_row_mean(centred**2) + 1e-6), x) * scale + bias
 
@@ -126,7 +126,8 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:]).reshape((1,) * (x.ndim - 1) + x.shape[-1:])
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], jnp.float32)
+        scale = scale.reshape((1,) * (x.ndim - 1) + x.shape[-1:])
         x = x.astype(jnp.float32)
         return (x * _spread(lax.rsqrt(_row_mean(x**2) + 1e-6), x) * scale).astype(self.dtype)
 
@@ -227,7 +228,7 @@ class PolicyHead(nn.Module):
             return Categorical(dense(self.space.n, self.gain)(features))
         size = self.space.shape[-1]
         mean = dense(size, self.gain)(features)
-        log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (size,))
+        log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (size,), jnp.float32)
         log_std = jnp.broadcast_to(log_std, mean.shape)
         if self.state_std:
             log_std += dense(size, self.gain)(features)

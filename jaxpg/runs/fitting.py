@@ -87,6 +87,7 @@ def fit(
     console = make_console(quiet=not progress, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(user_code.give(named.functions))
+        stack.enter_context(jax.enable_x64(False))  # the bits of the command line, whatever the session has
         config = resolve_config(task, name, overrides)
         if out is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))

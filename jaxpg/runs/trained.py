@@ -107,7 +107,10 @@ class Run:
         check_number("number", number, COUNT)
         check_sampling(**settings)
         params, key = self.learner_of(self.seed_index(seed_index)).params.policy, jax.random.key(seed)
-        return completions.complete_prompt(self.config, self.experiment, params, prompt, key, number=number, **settings)
+        with jax.enable_x64(False):  # as it was trained
+            return completions.complete_prompt(
+                self.config, self.experiment, params, prompt, key, number=number, **settings
+            )
 
     def refuse_without_text(self) -> None:
         """Raise a UserError unless the run writes text."""
@@ -156,6 +159,7 @@ def open_run(config: Config, directory: Path, checkpoint: str = "best") -> Run:
         UserError: as `load`.
     """
     check_vocabulary(config, directory)
-    experiment = build_experiment(config)
     host_callback.clear_failures()
-    return Run(config, experiment, restore(experiment.learner, directory, config.seeds, checkpoint), directory)
+    with jax.enable_x64(False):  # as it was trained
+        experiment = build_experiment(config)
+        return Run(config, experiment, restore(experiment.learner, directory, config.seeds, checkpoint), directory)
