@@ -77,17 +77,24 @@ def toml_dumps(tree: Mapping[str, Any], prefix: str = "") -> str:
 
 def _toml_key(key: str) -> str:
     """A key, quoted where it is no bare one."""
-    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _toml_string(key)
 
 
 def _toml_value(value: Any) -> str:
     if value is None:
         return '"none"'
-    if isinstance(value, bool | str):  # the same in JSON and TOML
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     return repr(value)
+
+
+def _toml_string(text: str) -> str:
+    """A string in quotes: as in JSON, but TOML has no surrogate pairs and wants DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

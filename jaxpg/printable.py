@@ -28,3 +28,8 @@ def printable(text: object, keep: str = "") -> str:
 
 def _is_shown(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 seed", "8 seeds"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

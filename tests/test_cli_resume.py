@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -25,7 +28,7 @@ from jaxpg.cli.planning import groups_of, plan_command, stages_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import grid
-from jaxpg.training import lock, run_directory
+from jaxpg.training import checkpoint, lock, run_directory
 
 TASK = """
 environment = "sort"
@@ -120,6 +123,16 @@ def test_more_steps_may_be_asked_for(begun: Path) -> None:
     assert [stage.config.total_steps for stage in stages] == [1500, 2000]
 
 
+def test_fewer_steps_than_were_trained_are_refused(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the run would count as finished, and never go on."""
+    checkpoint.save(begun / checkpoint.CHECKPOINTS, {"x": np.zeros(2)}, steps=800, about={})
+    before = (begun / record.RECORD).read_bytes()
+    assert main(["resume", str(begun), "--steps", "700"]) == 2
+    assert "has trained 800 steps each, more than --steps 700" in capsys.readouterr().err
+    assert (begun / record.RECORD).read_bytes() == before
+    assert stages_of(planned("resume", begun, "--steps", "900"), begun)[-1].config.total_steps == 900
+
+
 CONTRADICTIONS = [
     (["train", "{task}", "grpo"], "holds a run already. Add --resume"),
     (["train", "{task}", "rloo", "--resume"], "is of grpo on mine, not rloo on mine"),
@@ -196,6 +209,10 @@ def test_a_damaged_record_is_refused(begun: Path, damage: str, capsys: pytest.Ca
         assert main([str(word) for word in command]) == 2
         message = capsys.readouterr().err
         assert re.fullmatch(r"jaxpg: .*plan.json is damaged, .*\n", message)
+        assert "resumed one by one" in message
+    (begun / "config.toml").touch()  # that of a single run is the run's own
+    assert main(["resume", str(begun)]) == 2
+    assert f"Delete it to go on with the run in {begun} alone." in capsys.readouterr().err
 
 
 def test_a_hint_is_a_command(begun: Path) -> None:
@@ -206,6 +223,29 @@ def test_a_hint_is_a_command(begun: Path) -> None:
         command = runs.resume_command(runs.Session(record.read(begun), Path(name), options))
         parsed = make_parser().parse_args(shlex.split(command)[1:])
         assert (parsed.out, parsed.resume, parsed.process) == (Path(name), True, 1 if more else None)
+
+
+def test_a_hint_trusts_the_code_that_a_run_names(begun: Path) -> None:
+    """Otherwise the command that it shows would be refused."""
+    begun_record, options = record.read(begun), read_run_options(make_parser().parse_args(["resume", "x"]))
+    assert begun_record is not None
+    runs_of = [run | {"config": run["config"] | {"environment": "mine:corridor"}} for run in begun_record.runs]
+    own = dataclasses.replace(begun_record, runs=runs_of)
+    for of_its_author, expected in ((begun_record, []), (own, ["--trust-code"])):
+        words = runs.command_on(runs.Session(of_its_author, Path("-a b"), options), "play", "--gif", "x.gif")
+        assert words == ["jaxpg", "play", "./-a b", "--gif", "x.gif", *expected]
+
+
+def test_a_directory_that_is_gone_does_not_hide_what_went_wrong(begun: Path) -> None:
+    options = read_run_options(make_parser().parse_args(["resume", str(begun)]))
+
+    def train() -> None:
+        with runs.open_session(options, begun):
+            shutil.rmtree(begun)
+            raise UserError("what went wrong")
+
+    with pytest.raises(UserError, match="what went wrong"):
+        train()
 
 
 HOLD = """

@@ -322,6 +322,12 @@ def test_settings_of_layers_do_not_collide() -> None:
     assert not configs.task_options().keys() & ladder.ALGORITHMS.keys()
 
 
+@pytest.mark.parametrize("text", ["rocket🚀", 'a "b" \\', "\x7f", "tab\t", "é\u2028"])
+def test_any_text_is_read_as_it_was_written(text: str) -> None:
+    """TOML has no surrogate pairs, as JSON writes characters above U+FFFF, and wants DEL escaped."""
+    assert tomllib.loads(files.toml_dumps({"task": text, "table": {text: 1}})) == {"task": text, "table": {text: 1}}
+
+
 def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
     resolved = configs.resolve_config("cartpole", "ppo", {"max_grad_norm": None, "seeds": [0, 5]})
     text = files.toml_dumps(configs.to_dict(resolved))

@@ -192,6 +192,14 @@ def toy_runs() -> dict[str, report.RunResult]:
     return {name: report.RunResult(*curve, finals[name], 75.0, rates[name]) for name, curve in toy_curves().items()}
 
 
+def test_a_page_numbers_seeds_as_the_run_does() -> None:
+    rows = [[f">{seed}</td>" for seed in seeds] for seeds in (range(6), range(100, 106))]
+    for expected, seeds in zip(rows, ((), tuple(range(100, 106))), strict=True):
+        page = report.comparison_page(toy_runs(), title="task", details={}, seeds=seeds)
+        assert [row in page for row in expected] == [True] * 6
+    assert rows[0][0] not in page
+
+
 class Outline(HTMLParser):
     """Checks that tags close in order, and collects what a page refers to."""
 

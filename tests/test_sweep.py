@@ -187,6 +187,21 @@ def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Pat
     assert report.write_sweep(rates, finals, tmp_path, title="", details={}) == {"learning_rate": 0.2}
 
 
+@pytest.mark.parametrize(("seeds", "heading"), [(2, "final return, IQM"), (8, "final return, IQM [95% interval]")])
+def test_a_map_says_what_its_cells_have(seeds: int, heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few seeds have no interval; and the heading fits into the picture, however small the grid."""
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    grid = {"learning_rate": [0.1, 0.2], "num_envs": [4, 8]}
+    scores = np.random.default_rng(0).normal(size=(4, seeds))
+    heatmap.sweep_figure(grid, scores, "map.png", title="actor_critic_td on mountain_car_continuous, 8 seeds")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    title = figure._suptitle
+    assert title.get_text().splitlines()[1] == heading
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_where_all_diverge_there_is_no_best(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Runs of every point diverged"):
         report.write_sweep({"gamma": [0.9]}, np.full((1, 2), np.nan), tmp_path, title="", details={})

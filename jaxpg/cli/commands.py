@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
-from jaxpg.printable import printable
+from jaxpg.printable import counted, printable
 from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.runs.training import PAGE, write_page
@@ -49,7 +50,7 @@ def _finish_train(session: Session) -> int:
     if code := _train_stages(session):
         return code
     if processes.is_main_process():
-        _show_run(stages_of(session.record, session.out)[-1].config, session.out)
+        _show_run(stages_of(session.record, session.out)[-1].config, session)
         _show_stages(session)
     return 0
 
@@ -71,10 +72,11 @@ def _train_stages(session: Session) -> int:
     return 0 if finished else runs.report_interrupted(session, interruption)
 
 
-def _show_run(config: Config, out: Path) -> None:
+def _show_run(config: Config, session: Session) -> None:
     """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
 
+    out = session.out
     run = run_result(run_directory.load_metrics(out), config.threshold)
     curve, curves = out / "learning_curve.png", {config.algorithm: (run.steps, run.returns)}
     units = curve_units(to_dict(config))
@@ -83,12 +85,12 @@ def _show_run(config: Config, out: Path) -> None:
         write_page(config, out)
     summaries = report.summarize({config.algorithm: run}, config.threshold)
     console = make_console()
-    console.print(report.comparison_table(summaries, title=f"{config.task}, {len(config.seeds)} seeds"))
+    console.print(report.comparison_table(summaries, title=f"{config.task}, {counted(len(config.seeds), 'seed')}"))
     _print_line(console, f"Learning curve: {curve}")
     _print_line(console, f"Report:         {out / PAGE}")
     if kind_of(config).has_policy:
-        look = f"sample {out}" if (out / SAMPLES).exists() else f"play {out} --gif {config.task}.gif"
-        _print_line(console, f"Look at it:     jaxpg {look}")
+        look = ("sample",) if (out / SAMPLES).exists() else ("play", "--gif", f"{Path(config.task).name}.gif")
+        _print_line(console, f"Look at it:     {shlex.join(runs.command_on(session, *look))}")
 
 
 def _finish_compare(session: Session) -> int:
@@ -121,9 +123,10 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
         details=details,
         completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
         units=curve_units(to_dict(first)),
+        seeds=max((config.seeds for config in resolved.values()), key=len),
     )
     console = make_console()
-    console.print(report.comparison_table(summaries, title=f"{first.task}, {len(first.seeds)} seeds"))
+    console.print(report.comparison_table(summaries, title=f"{first.task}, {counted(len(first.seeds), 'seed')}"))
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
 
@@ -151,7 +154,7 @@ def _finish_sweep(session: Session) -> int:
         return runs.report_interrupted(session, interruption)
     from jaxpg import report
 
-    title = f"{config.algorithm} on {config.task}, {len(config.seeds)} seeds"
+    title = f"{config.algorithm} on {config.task}, {counted(len(config.seeds), 'seed')}"
     best = report.write_sweep(sweep.grid, scores, out, title=title, details=_provenance(session))
     files.replace_file(out / "best.toml", files.toml_dumps(to_dict(config_at(groups, best))))
     console = make_console()
@@ -189,8 +192,8 @@ def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruptio
 
 def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
     config, points = groups[0].config, sum(len(group.points) for group in groups)
-    programs = f"{len(groups)} program{'s' if len(groups) > 1 else ''}"
-    details = f"{points} points x {len(config.seeds)} seeds, {config.total_steps:,} steps each, {programs}"
+    runs_of = f"{counted(points, 'point')} x {counted(len(config.seeds), 'seed')}"
+    details = f"{runs_of}, {config.total_steps:,} steps each, {counted(len(groups), 'program')}"
     return heading(f"{config.algorithm} on {config.task}", details, out)
 
 

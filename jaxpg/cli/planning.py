@@ -18,7 +18,7 @@ from jaxpg.experiments.config_file import file_name, read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
 from jaxpg.experiments.sections import check_name
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
-from jaxpg.training import run_directory
+from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.loop import check_total_steps
 
 
@@ -233,17 +233,22 @@ def _overridden(begun: configs.Config, overrides: Mapping[str, Any], directory: 
     """The config of a run that goes on, with the settings of the command line, of which `total_steps` alone may differ.
 
     Raises:
-        UserError: another setting differs, or a run whose learning rate is annealed is to go on for longer.
+        UserError: another setting differs, the run has trained for longer already, or its learning rate is annealed and
+            it is to go on for longer.
     """
     source = directory / run_directory.CONFIG
     config = configs.resolve_tables(configs.to_dict(begun), begun.algorithm, overrides, source=source)
     run_directory.refuse_other_config(f"The run in {directory}", configs.to_dict(begun), configs.to_dict(config))
+    trained = checkpoint.find(directory / checkpoint.CHECKPOINTS)
+    if trained is not None and config.total_steps < min(trained.steps, begun.total_steps):
+        more = f"{trained.steps:,} steps each, more than --steps {config.total_steps:,}"
+        raise UserError(f"The run in {directory} has trained {more}.")
     over = config.settings.get("anneal_steps")
     if config.total_steps > begun.total_steps and over is not None and over < config.total_steps:
         raise UserError(
             f"The run in {directory} anneals its learning rate to zero over {over:,} steps, so it would learn nothing "
             f"from there to {config.total_steps:,}. Train a new run for as long, or one that starts from this policy: "
-            f"--from {directory} with another --out."
+            f"{shlex.join(['--from', str(directory)])} with another --out."
         )
     return config
 

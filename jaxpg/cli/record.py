@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxpg import files
 from jaxpg.errors import UserError
+from jaxpg.training.run_directory import CONFIG
 
 RECORD = "plan.json"
 
@@ -95,9 +96,14 @@ def read(out: Path) -> CommandRecord | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         intact = False
     if not intact:
+        remedy = (
+            f"Delete it to go on with the run in {out} alone."
+            if (out / CONFIG).is_file()
+            else "Its runs can be looked at and be resumed one by one."
+        )
         raise UserError(
-            f"{path} is damaged, or another version of jaxpg wrote it, so what it was asked for is lost. Its runs can "
-            f"be looked at and be resumed one by one. To train anew, choose another --out."
+            f"{path} is damaged, or another version of jaxpg wrote it, so what it was asked for is lost. {remedy} To "
+            "train anew, choose another --out."
         )
     return record
 

@@ -76,10 +76,11 @@ def _bytes_of_rows(out: Path) -> int:
 
 def _put_back(out: Path, before: str | None) -> None:
     """Restore the record of a directory, which had none if `before` is None."""
-    if before is None:
-        (out / RECORD).unlink()
-    else:
-        files.replace_file(out / RECORD, before)
+    with contextlib.suppress(OSError):  # the directory may be gone; what went wrong first is what is told
+        if before is None:
+            (out / RECORD).unlink()
+        else:
+            files.replace_file(out / RECORD, before)
 
 
 def save_record(session: Session) -> None:
@@ -154,12 +155,16 @@ def console_of(options: RunOptions) -> Console:
     return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True)
 
 
+def command_on(session: Session, command: str, *options: str) -> list[str]:
+    """The words of a command on the directory of a session, which also trusts the code that its record names."""
+    path = str(session.out)
+    trust = ["--trust-code"] if user_code.code_names(dataclasses.asdict(session.record)) else []
+    return ["jaxpg", command, f"./{path}" if path.startswith("-") else path, *options, *trust]
+
+
 def resume_command(session: Session) -> str:
     """What goes on with a command with the same result, as it is typed; of several processes, in this one."""
-    path, several = str(session.out), session.options.devices
-    words = ["jaxpg", "resume", f"./{path}" if path.startswith("-") else path]
-    if user_code.code_names(dataclasses.asdict(session.record)):
-        words.append("--trust-code")
+    words, several = command_on(session, "resume"), session.options.devices
     if several.distributed:
         words.append("--distributed")
     if several.coordinator is not None:

@@ -18,7 +18,7 @@ from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.experiments.stages import build_planned
-from jaxpg.printable import printable
+from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
@@ -60,7 +60,7 @@ def _time(config: Config, experiment: Experiment) -> str:
     steps, seeds = int(after["steps"]) - int(before["steps"]), len(config.seeds)
     iterations, devices = math.ceil(config.total_steps / max(steps, 1)), len(devices_of(config))
     whole = iterations * seconds * math.ceil(seeds / devices)
-    of_seeds = f"{seeds} seed{'s' if seeds > 1 else ''} on {devices} device{'s' if devices > 1 else ''}"
+    of_seeds = f"{counted(seeds, 'seed')} on {counted(devices, 'device')}"
     return (
         f"time: about {format_duration(whole)} for {iterations:,} iterations of {of_seeds}, at {1000 * seconds:.3g} ms "
         f"each; compiling took {compiled - began:.3g} s"
@@ -106,7 +106,7 @@ def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
     needed, limit = least_memory(learner, seeds, mesh), memory_limit(mesh)
     yield (
         f"memory: {_amount(bytes_of(state))} for the state of a seed; training takes at least {_amount(needed)} for "
-        f"{seeds} seed{'s' if seeds > 1 else ''}, on each of {mesh.size} device{'s' if mesh.size > 1 else ''} with "
+        f"{counted(seeds, 'seed')}, on each of {counted(mesh.size, 'device')} with "
         f"{_amount(limit)}"
     )
 

@@ -122,7 +122,7 @@ def _parse_range(name: str, text: str) -> list[float]:
     unbounded = not np.isfinite(ends).all() or (spacing == "log" and min(ends) <= 0)
     if spacing not in SPACINGS or unbounded or not 2 <= number <= MOST_POINTS:
         raise UserError(
-            "A range is low:high:log:n or low:high:linear:n with n at least 2, above 0 for log; not "
+            f"A range is low:high:log:n or low:high:linear:n with n from 2 to {MOST_POINTS:,}, above 0 for log; not "
             f"{excerpt(f'{name}={text}')}."
         )
     return [float(f"{x:.3g}") for x in SPACINGS[spacing](*ends, number)]

@@ -155,6 +155,7 @@ def write_comparison(
     details: Mapping[str, Any],
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
+    seeds: Sequence[int] = (),
 ) -> dict[str, Summary]:
     """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
 
@@ -167,6 +168,7 @@ def write_comparison(
             them, by heading; printed at the end of the page and stored in the JSON.
         completions: algorithm -> what it wrote, by heading.
         units: of the axes.
+        seeds: their numbers, those of the algorithm with the most; 0, 1, ... if not given.
 
     Returns:
         The summaries, for `comparison_table`.
@@ -179,7 +181,7 @@ def write_comparison(
     text = json.dumps(to_jsonable(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
     page = comparison_page(
-        runs, title=title, threshold=threshold, details=details, completions=completions, units=units
+        runs, title=title, threshold=threshold, details=details, completions=completions, units=units, seeds=seeds
     )
     replace_file(directory / "comparison.html", page)
     return summaries
@@ -193,6 +195,7 @@ def comparison_page(
     details: Mapping[str, Any],
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
+    seeds: Sequence[int] = (),
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
@@ -208,7 +211,7 @@ def comparison_page(
             (*COLUMNS, "before training"),
             *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
         ],
-        seeds=[("seed", *summaries), *_per_seed(summaries)],
+        seeds=[("seed", *summaries), *_per_seed(summaries, seeds)],
         diagnostics={name: (run.steps, run.metrics) for name, run in runs.items()},
         details=details,
         completions=completions,
@@ -245,11 +248,12 @@ def _sentence(name: str, run: RunResult, summary: Summary, threshold: float | No
     return f"{sentence}; {count} of {len(reached)} seeds reached {threshold:g}{first}."
 
 
-def _per_seed(summaries: Mapping[str, Summary]) -> list[tuple[str, ...]]:
+def _per_seed(summaries: Mapping[str, Summary], seeds: Sequence[int]) -> list[tuple[str, ...]]:
     """Final performance, a row per seed and a column per algorithm."""
     count = max(len(summary.final) for summary in summaries.values())
     columns = [[format_number(x) for x in s.final] + ["–"] * (count - len(s.final)) for s in summaries.values()]
-    return [(str(seed), *row) for seed, row in enumerate(zip(*columns, strict=True))]
+    rows = zip(*columns, strict=True)
+    return [(str(seed), *row) for seed, row in zip(seeds or range(count), rows, strict=True)]
 
 
 def to_jsonable(value: Any) -> Any:

@@ -153,6 +153,9 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     return figure
 
 
+_INCHES_PER_CHARACTER = 0.12  # of a bold heading of 12 points
+
+
 def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: str) -> Figure:
     """Heat maps of the two settings with the most values, one for each combination of the others."""
     names = list(grid)
@@ -164,10 +167,12 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
     rows, columns = maps.shape[1:]
     maps_per_row = min(len(maps), 3)
     map_rows = -(-len(maps) // maps_per_row)
-    size = (1.2 + maps_per_row * (0.9 + 0.82 * columns), 1.1 + map_rows * (1.0 + 0.55 * rows))
-    figure = Figure(figsize=size, layout="constrained")
-    heading = literal(f"{title}: final return, IQM [95% interval]")
-    figure.suptitle(heading, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    some = np.isfinite(estimate.low).any()
+    lines = [title, "final return, IQM [95% interval]" if some else "final return, IQM"]
+    needed = 0.3 + _INCHES_PER_CHARACTER * max(map(len, lines))
+    width = max(needed, 1.2 + maps_per_row * (0.9 + 0.82 * columns))
+    figure = Figure(figsize=(width, 1.3 + map_rows * (1.0 + 0.55 * rows)), layout="constrained")
+    figure.suptitle("\n".join(map(literal, lines)), x=0.01, ha="left", fontweight="bold", fontsize=12)
     known = estimate.value[np.isfinite(estimate.value)]
     scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
     all_axes = figure.subplots(map_rows, maps_per_row, squeeze=False).flat

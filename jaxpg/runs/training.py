@@ -24,6 +24,7 @@ from jaxpg.experiments.sampling import sample_data
 from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
+from jaxpg.printable import counted
 from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
 from jaxpg.runs.loggers import Loggers, check_loggers
 from jaxpg.runs.progress import Reporter, StallWarnings
@@ -125,7 +126,7 @@ def header(stage: Stage, mesh: Mesh, shown: Path | None) -> Text:
     """What the training of a run begins with; `shown` is its directory."""
     name, config, _ = stage
     what = config.algorithm if name == config.algorithm else f"{name}: {config.algorithm}"
-    seeds = f"{len(config.seeds)} seed{'s' if len(config.seeds) > 1 else ''}"
+    seeds = counted(len(config.seeds), "seed")
     machine = f"{parallel.describe_mesh(mesh)}, jax {jax.__version__}"
     details = f"{seeds}, {config.total_steps:,} steps each; {machine}"
     return heading(f"{what} on {config.task}", details, shown)
@@ -175,5 +176,6 @@ def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingPro
         details=details,
         completions={config.algorithm: completions.completions_by_heading(out)},
         units=curve_units(to_dict(config)),
+        seeds=config.seeds,
     )
     files.replace_file(out / PAGE, page)
