@@ -41,7 +41,7 @@ class NormalizationState(NamedTuple):
 
 
 def initial_moments(shape: tuple[int, ...] = ()) -> Moments:
-    """Moments before any sample: mean 0 and variance 1, which normalise nothing."""
+    """Moments before any sample, mean 0 and variance 1: by them numbers stay as they are, but are clipped."""
     return Moments(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
 
