@@ -44,6 +44,12 @@ def test_a_grid_is_lists_and_ranges() -> None:
     }
 
 
+def test_a_range_has_its_ends_and_as_many_values_as_asked_for() -> None:
+    """A discount of 0.9999 is not 1."""
+    assert grid.parse_grid(["gamma=0.99:0.9999:linear:5"])["gamma"] == [0.99, 0.992475, 0.99495, 0.997425, 0.9999]
+    assert grid.parse_grid(["gamma=0.9991:0.9995:linear:5"])["gamma"] == [0.9991, 0.9992, 0.9993, 0.9994, 0.9995]
+
+
 @pytest.mark.parametrize("text", ["a", "=1", "a=", "a=1:2:log:1", "a=0:1:log:3", "a=1:2:cubic:3", "a=x:1:log:3"])
 def test_what_is_no_grid_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--grid takes name=value|A range is low:high:log:n"):

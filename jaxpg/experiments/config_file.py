@@ -77,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+        sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         _check_depth(sections)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML, which is text in UTF-8: {error}.") from None

@@ -45,8 +45,8 @@ class CompiledGroup(NamedTuple):
 def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """`["learning_rate=1e-4:1e-2:log:8", "clip=0.1,0.2"]` as the values of each setting.
 
-    `low:high:log:n` are n values with equal ratios, `low:high:linear:n` with equal distances, ends included, to three
-    digits; anything else is a list of values.
+    `low:high:log:n` are n values with equal ratios, `low:high:linear:n` with equal distances, to six digits between
+    exact ends; anything else is a list of values.
 
     Raises:
         UserError: an assignment has no value, a range is invalid, a setting is given twice or cannot be swept, or there
@@ -125,7 +125,8 @@ def _parse_range(name: str, text: str) -> list[float]:
             f"A range is low:high:log:n or low:high:linear:n with n from 2 to {MOST_POINTS:,}, above 0 for log; not "
             f"{excerpt(f'{name}={text}')}."
         )
-    return [float(f"{x:.3g}") for x in SPACINGS[spacing](*ends, number)]
+    between = [float(f"{x:.6g}") for x in SPACINGS[spacing](*ends, number)[1:-1]]
+    return [ends[0], *between, ends[1]]
 
 
 def _parse_list(text: str) -> list[Any]:
