@@ -456,3 +456,19 @@ def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     loss = [v.simple_value for e in events(tmp_path) for v in e.summary.value if v.tag == "training/loss"]
     np.testing.assert_allclose(loss, metrics["loss"][1:].mean(1), rtol=1e-6)
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()
+
+
+def test_an_evaluation_counts_once_on_devices_that_share_a_batch() -> None:
+    """All of them evaluate all episodes, so a sum over devices would be too large by their number."""
+    learner = toy()
+    mesh = parallel.make_mesh(1, 4, jax.devices()[:4], 4)
+    keys = jax.vmap(advance.seed_keys)(jnp.arange(1))
+    state = advance.compile_init(learner)(keys.init)
+
+    def evaluate(state: toy_learner.ToyState, key: jax.Array) -> dict[str, jax.Array]:
+        return {"count": parallel.collectives.psum(jnp.float32(3.0)), "devices": jnp.int32(jax.lax.axis_size("data"))}
+
+    programs = advance.compile_programs(learner, evaluate, state, mesh)
+    keys, state = parallel.place((keys.run, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)
+    metrics = programs.evaluate(keys, state)
+    assert [float(x[0]) for x in metrics.values()] == [3.0, 4.0]

@@ -6,6 +6,8 @@ where no such axis is bound, they are identities. They work under `jax.shard_map
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
@@ -29,8 +31,26 @@ not need it: jax binds their axis by name.
 """
 
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def each_alone() -> Iterator[None]:
+    """What is traced in here every device of the axis DATA computes for itself, on the same numbers, as an evaluation.
+
+    The functions below are identities then: a sum over devices would count everything once for each of them.
+    """
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def num_shards() -> int:
-    """How many devices share the batch: the size of the axis DATA, 1 where it is not bound."""
+    """How many devices share the batch: the size of the axis DATA, 1 where it is not bound or in `each_alone`."""
+    if _alone.get():
+        return 1
     try:
         return lax.axis_size(DATA)
     except NameError:
@@ -47,7 +67,7 @@ def psum(tree: Tree) -> Tree:
         return tree
     leaves, structure = jax.tree.flatten(tree)
     small = [i for i, x in enumerate(leaves) if jnp.size(x) < TOGETHER_BELOW]
-    for kind in {jnp.result_type(leaves[i]) for i in small}:
+    for kind in sorted({jnp.result_type(leaves[i]) for i in small}, key=str):  # the same order in all processes
         same = [i for i in small if jnp.result_type(leaves[i]) == kind]
         vector, unravel = ravel_pytree([leaves[i] for i in same])
         for i, x in zip(same, unravel(lax.psum(vector, DATA)), strict=True):

@@ -3,8 +3,10 @@
 act = load("policy.jax")
 actions, memory = act(obs)  # [B, ...] -> [B, ...]: the first step of B episodes side by side
 actions, memory = act(obs, memory)  # the next step; `begins`, [B] bool, says where new episodes begin
+actions, memory = act(obs, memory, greedy=False)  # samples, others at every call; the same for the same `seed`
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import jax.numpy as jnp
 
 def load(path: str | Path) -> Any:
     """The policy in a file: observations, memory, begins, greedy, seed of the samples -> actions, memory."""
-    program = jax.export.deserialize(bytearray(Path(path).read_bytes()))
+    program, calls = jax.export.deserialize(bytearray(Path(path).read_bytes())), itertools.count()
 
-    def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int = 0) -> Any:
+    def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int | None = None) -> Any:
         if (obs := jnp.asarray(obs)).dtype == jnp.uint8 and obs.ndim == 4:
             raise ValueError("The policy was trained on images of float32: divide these bytes by 255.")
         begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(obs))
         memory = memory or [jnp.zeros((len(obs), *x.shape[1:]), x.dtype) for x in program.in_avals[4:]]
+        seed = next(calls) if seed is None else seed
         actions, *memory = program.call(obs.astype(program.in_avals[0].dtype), begins, greedy, seed, *memory)
         return actions, memory
 

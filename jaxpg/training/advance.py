@@ -148,7 +148,8 @@ def compile_programs(
 
     def evaluate_one(key: Key, state: RunState) -> dict[str, Array]:
         assert evaluate is not None  # else this is never called
-        metrics = evaluate(state.learner, jax.random.fold_in(key, state.iteration))
+        with parallel.collectives.each_alone():
+            metrics = evaluate(state.learner, jax.random.fold_in(key, state.iteration))
         return {f"evaluation_{name}": value for name, value in metrics.items()}
 
     advance_all = parallel.spread(
