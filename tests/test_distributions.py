@@ -406,3 +406,10 @@ def test_where_nothing_is_allowed_all_is() -> None:
     p = Categorical(normal(0, 5).astype(jnp.float32)).masked(jnp.zeros(5, bool))
     np.testing.assert_allclose(p.entropy(), np.log(5), rtol=1e-6)
     assert np.isfinite(jax.grad(lambda x: Categorical(x).masked(jnp.zeros(5, bool)).entropy())(p.logits)).all()
+
+
+def test_truncation_that_truncates_nothing_keeps_every_category() -> None:
+    """Sums of probabilities round to 1 before the last category, whose probability is below the rounding."""
+    logits = jnp.array([0.0, -18.0, -19.0, -20.0])
+    np.testing.assert_array_equal(Categorical(logits).truncated().logits, logits)
+    assert np.isneginf(Categorical(logits).truncated(top_p=0.9).logits[1:]).all()

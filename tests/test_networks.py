@@ -454,3 +454,12 @@ def test_networks_that_do_not_belong_together_are_evaluated_apart():
     assert joint.joint_loss is not None
     nothing = lambda params, batch: (jnp.zeros(()), {})  # noqa: E731
     assert joint._replace(policy_loss=nothing, value_loss=nothing).loss((), ()) == (0.0, {})
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1)])
+def test_actions_of_a_box_have_one_axis(shape: tuple[int, ...]) -> None:
+    """Of two axes the policy had one number for each entry of the last, and clipping made copies of it."""
+    bound = np.ones(shape, np.float32)
+    env = tiny.target()._replace(action_space=Box(-bound, bound))
+    with pytest.raises(UserError, match="Actions of a Box have one axis"):
+        networks.mlp(env)[0].init(jax.random.key(0))

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import ladder, language, update
+from jaxpg import envs, ladder, language, update
 from jaxpg.algorithm import make_objective
 from jaxpg.models.generation import completion_rollout
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Critic, Params, Policy, Prompt
 from jaxpg.update import packing
 from jaxpg.update.forward import forward_pass
@@ -221,3 +222,18 @@ def test_what_reads_whole_episodes_is_not_packed(machine_with):
     algorithm, *_ = first_batch("grpo", group_size=4)
     policy, _ = language.transformer(cases.text, width=8, layers=1, heads=2, kv_heads=1)
     assert not make_objective(policy._replace(evaluates_packed=False), None, algorithm).text_reader
+
+
+@pytest.mark.full
+def test_slots_that_count_nowhere_make_no_infinite_ratio() -> None:
+    """Of a sharp policy the ratio of a token in a prompt is infinite, and 0 times infinity would be NaN."""
+    env = envs.make("sort")
+    policy, critic = language.transformer(env, width=32, layers=1, heads=2, kv_heads=1, temperature=1 / 300)
+    settings = {"num_envs": 256, "kl": "loss_k3", "num_minibatches": 2, "epochs": 1}
+    results = []
+    for chunk_rows in (None, 64):  # packed, and not
+        learner = policy_gradient(env, policy, critic, ladder.rlhf(**settings, chunk_rows=chunk_rows))
+        state, metrics = tiny.jit(learner.step)(learner.init(jax.random.key(0)), jax.random.key(1))
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+        results.append(metrics["reference_kl"])
+    np.testing.assert_allclose(*results, rtol=1e-4)

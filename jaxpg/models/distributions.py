@@ -96,7 +96,7 @@ class Categorical(NamedTuple):
             descending = jnp.where(descending >= threshold, descending, -jnp.inf)
         p = jax.nn.softmax(descending)
         mass_before = jnp.cumsum(p, -1) - p
-        in_nucleus = (mass_before < top_p).at[..., 0].set(True)
+        in_nucleus = ((mass_before < top_p) | (top_p >= 1)).at[..., 0].set(True)  # a sum may round to 1 before its end
         threshold = jnp.where(in_nucleus, descending, jnp.inf).min(-1, keepdims=True)
         return Categorical(jnp.where(logits >= threshold, logits, -jnp.inf))
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.models.initial_weights import kernel
 from jaxpg.parallel import collectives
@@ -226,7 +227,12 @@ class PolicyHead(nn.Module):
     def __call__(self, features: Array) -> Any:
         if isinstance(self.space, Discrete):
             return Categorical(dense(self.space.n, self.gain)(features))
-        size = self.space.shape[-1]
+        if len(self.space.shape) != 1:
+            raise UserError(
+                f"Actions of a Box have one axis, as in shape (3,), not the shape {self.space.shape}: reshape them in "
+                "the environment's step."
+            )
+        (size,) = self.space.shape
         mean = dense(size, self.gain)(features)
         log_std = self.param("log_std", nn.initializers.constant(self.initial_log_std), (size,), jnp.float32)
         log_std = jnp.broadcast_to(log_std, mean.shape)

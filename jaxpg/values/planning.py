@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     policy: [S, A] one-hot, the greedy policy of the values (`greedy_policy`).
     sweeps: [] int32, sweeps over all states, those of evaluation included.
     improvements: [] int32, how often the policy was improved; for value iteration as often as it swept.
-    change: [] the largest change of a value in the last sweep.
+    change: [] the largest change of a value in the last sweep; of policy iteration, in the last evaluation.
     """
 
     values: Array
