@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,10 +23,13 @@ import pytest
 from PIL import Image
 
 from jaxpg import envs, files, report
-from jaxpg.cli import devices
+from jaxpg.cli import commands, devices, record, runs
 from jaxpg.cli.main import main
+from jaxpg.cli.options import read_run_options
+from jaxpg.cli.parser import make_parser
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
+from jaxpg.printable import counted
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training import checkpoint, loop, run_directory
 from jaxpg.types import Actor
@@ -184,8 +189,35 @@ def test_play_draws_the_seed_that_did_best(
     assert actions(best, True) not in (actions(1 - best, True), actions(best, False))
 
 
+def test_the_words_at_the_end_of_a_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that looks at it can be pasted, and its page numbers seeds as the run does."""
+    out = tmp_path / "a b"
+    shutil.copytree(trained, out)
+    begun, options = record.read(out), read_run_options(make_parser().parse_args(["resume", str(out)]))
+    assert begun is not None
+    config = dataclasses.replace(configs.load_config(out), seeds=(100, 101))
+    commands._show_run(config, runs.Session(begun, out, options))
+    told = capsys.readouterr().out
+    assert "catch, 2 seeds" in told
+    (look,) = re.findall("Look at it: +(.*)", told)
+    assert shlex.split(look) == ["jaxpg", "play", str(out), "--gif", "catch.gif"]
+    assert re.findall(r"<tr><td>(\d+)</td>", (out / "report.html").read_text()) == ["100", "101"]
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "seed") for n in (0, 1, 2)] == ["0 seeds", "1 seed", "2 seeds"]
+
+
+def test_commands_run_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever JAX_ENABLE_X64 says: what is trained in one of them is read in the other."""
+    monkeypatch.setitem(commands.COMMANDS, "list", lambda arguments: int(jax.config.jax_enable_x64))
+    with jax.enable_x64(True):
+        assert main(["list"]) == 0
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", "catch", "reinforce", "a2c", "--seeds", "2", "--out", str(tmp_path), *SHORT]
+    arguments = ["compare", "catch", "reinforce", "a2c", "--seeds", "2", "--seed", "7"]
+    arguments += ["--out", str(tmp_path), *SHORT]
     began = time.monotonic()
     assert main(arguments) == 0
     elapsed = time.monotonic() - began
@@ -203,7 +235,9 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert line["initial"] == pytest.approx(np.mean(metrics["evaluation_return"][0]))
         assert 0 < metrics["chunk_seconds"].sum() <= metrics["seconds"][-1]
     assert sum(line["seconds"] for line in written["algorithms"].values()) <= elapsed
-    assert "catch" in (tmp_path / "comparison.html").read_text()
+    page = (tmp_path / "comparison.html").read_text()
+    assert "catch" in page
+    assert re.findall(r"<tr><td>(\d+)</td>", page) == ["7", "8"]
     assert main([*arguments, "--resume"]) == 0  # complete runs are taken as they are
 
 

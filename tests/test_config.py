@@ -8,10 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxpg import envs, errors, files, ladder, networks
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts
 from jaxpg.experiments.build import KINDS, build
@@ -326,6 +327,17 @@ def test_settings_of_layers_do_not_collide() -> None:
 def test_any_text_is_read_as_it_was_written(text: str) -> None:
     """TOML has no surrogate pairs, as JSON writes characters above U+FFFF, and wants DEL escaped."""
     assert tomllib.loads(files.toml_dumps({"task": text, "table": {text: 1}})) == {"task": text, "table": {text: 1}}
+
+
+def test_a_task_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Some editors write one."""
+    (tmp_path / "task.toml").write_text('environment = "CartPole-v1"\n', encoding="utf-8-sig")
+    assert configs.resolve_config(tmp_path / "task.toml", "ppo", {}).environment == "CartPole-v1"
+
+
+def test_what_a_message_quotes_is_on_one_line() -> None:
+    assert excerpt(np.arange(6).reshape(2, 3)) == "array([[0, 1, 2], [3, 4, 5]])"
+    assert excerpt("x" * 100, 20) == "'" + "x" * 16 + "..."
 
 
 def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:

@@ -410,6 +410,6 @@ def test_where_nothing_is_allowed_all_is() -> None:
 
 def test_truncation_that_truncates_nothing_keeps_every_category() -> None:
     """Sums of probabilities round to 1 before the last category, whose probability is below the rounding."""
-    logits = jnp.array([0.0, -18.0, -19.0, -20.0])
+    logits = jnp.array([0.0, -18.0, -19.0, -20.0], jnp.float32)
     np.testing.assert_array_equal(Categorical(logits).truncated().logits, logits)
     assert np.isneginf(Categorical(logits).truncated(top_p=0.9).logits[1:]).all()
