@@ -162,7 +162,9 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     """One iteration: collect a rollout, credit its actions, update the parameters."""
     parts = _adapted(parts, state)
     algorithm, params = parts.algorithm, state.params
-    collect_key, update_key = jax.random.split(key)
+    # The third key is not used: random-number code is compiled for every number of keys, and `_init` makes three. The
+    # first two are those of `split(key)` (benchmarks/LOG.md, "keys by threes").
+    collect_key, update_key, _ = jax.random.split(key, 3)
     collector, rollout, stats = _collect(parts, state, collect_key)
     rollout, term_moments, weighted = standardize_rewards(
         parts.env.reward_terms, rollout, state.normalization.reward_terms

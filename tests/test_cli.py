@@ -27,6 +27,7 @@ from jaxpg.cli import commands, devices, record, runs
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
 from jaxpg.cli.parser import make_parser
+from jaxpg.cli.signals import held_back
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.printable import counted
@@ -506,6 +507,65 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
     assert "stopped at once" in message
     learner = build(configs.load_config(run)).learner
     assert loop.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
+
+
+def test_an_interrupt_while_modules_are_imported_waits_for_their_end() -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # what started the tests may have ignored it
+    done = []
+
+    def interrupted_import() -> None:
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("imported")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_import()
+        assert done == ["imported"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with held_back():  # nothing has come
+            pass
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `nohup` leaves it: still ignored
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_while_jax_is_imported_ends_with_a_sentence(tmp_path: Path) -> None:
+    """It comes from within jax's first module, which would lose it or crash."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text(
+        "import os, signal, pathlib\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "pathlib.Path(__file__).with_name('whole').touch()\n"
+        "raise ImportError('this is no jax')\n"
+    )
+    code = "import signal, jaxpg.cli.main as m; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "raise SystemExit(m.main(['list', 'tasks']))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (tmp_path / "jax" / "whole").exists()
+    assert (ended.returncode, ended.stderr) == (130, "jaxpg: interrupted\n")
+
+
+@pytest.mark.parametrize("platform", ["nope", "tpu"])
+def test_a_platform_that_is_not_there_is_a_sentence(platform: str) -> None:
+    environment = os.environ | {"JAX_PLATFORMS": platform, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "jaxpg", "list", "tasks"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"jaxpg: jax has no device with JAX_PLATFORMS={platform}: ")
+    assert "Set JAX_PLATFORMS=cpu" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_backend_that_matplotlib_does_not_know_is_no_matter(trained: Path, tmp_path: Path) -> None:
+    """Pictures are files."""
+    environment = os.environ | {"MPLBACKEND": "nope", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "jaxpg", "plot", str(trained), "--out", str(tmp_path / "curve.png")]
+    subprocess.run(command, env=environment, check=True)
+    assert (tmp_path / "curve.png").exists()
 
 
 def test_devices_are_made_before_anything_computes() -> None:

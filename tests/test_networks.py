@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import chex
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxpg.algorithm import make_objective
 from jaxpg.errors import UserError
 from jaxpg.models.cells import GRU
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
+from jaxpg.models.layers import Dense
 from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Box, Episodes, Params, Rollout, Transition
@@ -41,6 +43,28 @@ def kernels(params):
 
 def singular_values(kernel):
     return np.linalg.svd(kernel, compute_uv=False)
+
+
+def test_weights_that_are_there_are_not_made_again():
+    made = []
+
+    def initial(key, shape, dtype):
+        made.append(shape)
+        return jnp.ones(shape, dtype)
+
+    layer = Dense(2, initial)
+    params = layer.init(jax.random.key(0), jnp.ones(3))
+    assert made == [(3, 2)]
+    np.testing.assert_array_equal(layer.apply(params, jnp.ones(3)), [3, 3])
+    assert made == [(3, 2)]
+    with pytest.raises(flax.errors.ScopeParamShapeError):
+        layer.apply(params, jnp.ones(4))
+
+
+def test_two_of_three_keys_are_those_of_two():
+    """Where three are made for the sake of compile time, the draws are those of a plain split."""
+    two, three = (jax.random.key_data(jax.random.split(jax.random.key(5), n)) for n in (2, 3))
+    np.testing.assert_array_equal(three[:2], two)
 
 
 @pytest.mark.parametrize("network", [partial(networks.mlp, COUNTER, hidden=(8, 4)), partial(networks.cnn, IMAGES)])

@@ -20,6 +20,7 @@ from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Episodes, Params, Rollout, Transition
 from jaxpg.update import batching
+from jaxpg.update.gradients import summed_gradient
 
 COUNTER = tiny.counter()
 T, B = 4, 6
@@ -150,6 +151,20 @@ def test_chunks_change_neither_parameters_nor_metrics(network, rows, wide, monke
     whole = run(1000)
     for chunk_rows in rows:
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), run(chunk_rows), whole)
+
+
+def test_a_loss_in_chunks_is_traced_once():
+    traced = []
+
+    def loss(params, rows):
+        traced.append(rows.shape)
+        return params @ rows, {}
+
+    def gradient(params, rows):
+        return summed_gradient(loss, params, rows, 4, lambda batch, i, n: batch[i])
+
+    np.testing.assert_array_equal(jax.jit(gradient)(jnp.zeros(3), jnp.arange(12.0).reshape(4, 3))[0], [18, 22, 26])
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("x64", [False, True])

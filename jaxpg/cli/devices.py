@@ -82,8 +82,8 @@ def start_jax(options: DeviceOptions) -> None:
     `--distributed`, wait for the others.
 
     Raises:
-        UserError: more devices than a process can have, incomplete options of several processes, or processes that
-            cannot be joined.
+        UserError: more devices than a process can have, incomplete options of several processes, processes that cannot
+            be joined, or a platform that jax cannot use.
     """
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
@@ -99,6 +99,21 @@ def start_jax(options: DeviceOptions) -> None:
         _join_processes(options)
     elif (options.coordinator, options.processes, options.process) != (None, None, None):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
+    _check_platform()
+
+
+def _check_platform() -> None:
+    """Raise a UserError if jax cannot use the platform that it was told to use, or one that it has found."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter from plugins that find no device of theirs
+        platforms: Any = jax.config.jax_platforms  # type: ignore[attr-defined]
+        told = f" with JAX_PLATFORMS={platforms}" if platforms else ""
+        reason = str(error).partition("\n")[0].partition(" (set JAX_PLATFORMS")[0] or "there is none"
+        raise UserError(
+            f"jax has no device{told}: {reason.removesuffix('.')}. Set JAX_PLATFORMS=cpu to train on the CPU, or unset "
+            "it, and jax chooses among those that are there."
+        ) from error
 
 
 def check_same_command(arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +156,8 @@ def run_play(arguments: argparse.Namespace) -> int:
     run = _load_run(arguments)
     config, experiment = run.config, run.experiment
     if experiment.env.context:
-        raise UserError(f"{config.task} is a text task. Look at its completions with: jaxpg sample {arguments.run}")
+        command = shlex.join(["jaxpg", "sample", str(arguments.run)])
+        raise UserError(f"{config.task} is a text task. Look at its completions with: {command}")
     from jaxpg import report
 
     index = run.seed_index(arguments.seed_index)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from jaxpg.cli import signals
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
 from jaxpg.printable import printable
@@ -52,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     """Run a command, in one process or together with others."""
-    from jaxpg.cli import devices
-    from jaxpg.parallel import process_exit
+    with signals.held_back():
+        from jaxpg.cli import devices
+        from jaxpg.parallel import process_exit
 
     options = devices.from_arguments(arguments)
     command = partial(_run, arguments, options)
@@ -64,13 +66,15 @@ def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     """Run a command; its modules are imported when the devices have been chosen, since gymnax computes on import."""
     from jaxpg.cli import devices
 
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib cannot be imported with one that it does not know
     devices.start_jax(options)
     if options.distributed:
         devices.check_same_command(arguments)
-    import jax
+    with signals.held_back():
+        import jax
 
-    from jaxpg import user_code
-    from jaxpg.cli import commands, trust
+        from jaxpg import user_code
+        from jaxpg.cli import commands, trust
 
     with user_code.trust(trust.trusted_by(arguments)), jax.enable_x64(False):
         return commands.COMMANDS[arguments.command](arguments)

@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:  # before anything slow is imported Ctrl-C is to be held back
+    from rich.console import Console
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 15.0
@@ -69,6 +71,26 @@ class Interruption:
             self._console.show_cursor()
         _say(f"{why}; checkpoints are unchanged. Go on with: {self._resume_command}")
         os._exit(128 + self.signal)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end for a Ctrl-C that comes inside, where jax is imported.
+
+    Its modules are not made for one: the exception is lost in some, and the process crashes in others. Outside the main
+    thread signals are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived = threading.Event()
+    old_handler = signal.signal(signal.SIGINT, lambda *_: arrived.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if old_handler is None else old_handler)
+        if arrived.is_set() and old_handler is not signal.SIG_IGN:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,23 @@ def check_names(sections: Mapping[str, Any], top_level: dict[str, Option], path:
         check(Option(algorithm, REQUIRED, dict, ""), sections[algorithm])
     for algorithm in present:
         section = sections[algorithm]
-        models = [name for name in present if "like" not in sections[name]]
-        if "like" in section and check(_LIKE, section["like"]) not in models:
-            refuse_unknown("section", section["like"], models, f" for `like` in section {algorithm}, in {path}")
+        if "like" in section:
+            _check_like(check(_LIKE, section["like"]), algorithm, sections, present, path)
         if algorithm not in ALGORITHMS:
             continue  # that of a function of the user's, which is imported only to be trained: `_resolve` checks it
         known = top_level | algorithm_options(algorithm)
         _check_section({key: value for key, value in section.items() if key != "like"}, known, algorithm, path)
+
+
+def _check_like(model: str, algorithm: str, sections: Mapping[str, Any], present: Sequence[str], path: Path) -> None:
+    """Refuse a section that inherits from one that is not there, or that inherits itself."""
+    models = [name for name in present if "like" not in sections[name]]
+    where = f" for `like` in section {algorithm}, in {path}"
+    if model in present and model not in (algorithm, *models):
+        without = f"one without: {', '.join(models)}" if models else "one without, of which there is none"
+        raise UserError(f"The section {model} has a `like` itself, so it cannot be named{where}. Name {without}.")
+    if model not in models:
+        refuse_unknown("section", model, models, where)
 
 
 def _check_section(section: Mapping[str, Any], known: Mapping[str, Option], name: str, path: Path) -> None:

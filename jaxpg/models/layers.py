@@ -54,7 +54,9 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        weights = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        # Of weights that are there, flax asks an initialiser for the shape alone, and tracing this one takes a while.
+        initial = nn.initializers.zeros if self.has_variable("params", "kernel") else self.kernel_init
+        weights = self.param("kernel", initial, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         x, weights, bias = nn.dtypes.promote_dtype(x, weights, bias)
         y = _dot_small(x, weights)

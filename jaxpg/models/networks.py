@@ -215,7 +215,7 @@ def _zero_obs(env: Env) -> Array:
 
 
 def _init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
-    torso_key, head_key = jax.random.split(key)
+    torso_key, head_key, _ = jax.random.split(key, 3)  # three for compile time alone, see `policy_gradient._step`
     features, torso_params = torso.init_with_output(torso_key, _zero_obs(env))
     return {"torso": torso_params, "head": head.init(head_key, features)}
 

@@ -49,9 +49,10 @@ def forward_pass(
 
         return jax.tree.map(put, found, of_chunk(i))
 
-    of_one = jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32))
+    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
+    of_one = jax.eval_shape(of_chunk, first)
     found = jax.tree.map(lambda x: jnp.zeros(rows.shape, x.dtype), of_one)
-    found = lax.fori_loop(0, texts.num_chunks(rows), write, found)
+    found = lax.fori_loop(first, texts.num_chunks(rows), write, found)
     places = step_numbers(packing, batch, rows)
     return jax.tree.map(lambda x: _as_steps(x, places, mask.shape), found)
 

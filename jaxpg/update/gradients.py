@@ -132,8 +132,9 @@ def _summed(
     def add(i: Array, total: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
         return jax.tree.map(jnp.add, total, of_chunk(i))
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, jnp.zeros((), jnp.int32)))
-    return lax.fori_loop(0, num_chunks, add, zeros)
+    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, first))
+    return lax.fori_loop(first, num_chunks, add, zeros)
 
 
 def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:

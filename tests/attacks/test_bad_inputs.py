@@ -258,7 +258,13 @@ FILES: list[tuple[str | bytes, str]] = [
     (BASE + "[ppo]\nlike = 'ppo'", "no section 'ppo' for `like`"),
     (
         BASE + "[ppo]\nlike = 'grpo'\n[grpo]\nlike = 'ppo'",
-        "no section 'grpo' for `like` in section ppo, in task.toml. There is none.",
+        "The section grpo has a `like` itself, so it cannot be named for `like` in section ppo, in task.toml. Name one "
+        "without, of which there is none.",
+    ),
+    (
+        BASE + "[ppo]\nlike = 'grpo'\n[grpo]\nlike = 'trpo'\n[trpo]\ngamma = 0.9",
+        "The section grpo has a `like` itself, so it cannot be named for `like` in section ppo, in task.toml. Name one "
+        "without: trpo.",
     ),
     (BASE + "[ppo]\nGamma = 0.9", "no setting 'Gamma' of ppo, in task.toml. Did you mean 'gamma'"),
     (BASE + "[PPO]\ngamma = 0.9", "Did you mean 'ppo'"),
