@@ -262,8 +262,8 @@ MUTATIONS = (
     Mutation(
         "the first chunk of a minibatch is left out",
         "update/gradients.py",
-        "lax.fori_loop(0, num_chunks, add, zeros)",
-        "lax.fori_loop(1, num_chunks, add, zeros)",
+        "lax.fori_loop(first, num_chunks, add, zeros)",
+        "lax.fori_loop(first + 1, num_chunks, add, zeros)",
         f"{UPDATE} -k chunks",
     ),
     Mutation(

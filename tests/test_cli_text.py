@@ -199,3 +199,15 @@ def test_a_section_that_is_like_none(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "task.toml"
     path.write_text(SMALL.replace('like = "grpo"', 'like = "grp"'))
     assert "for `like` in section rloo" in refused(capsys, "train", str(path), "rloo")
+
+
+def test_a_stage_of_control_learns_from_its_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chain = tmp_path / "chain.toml"
+    chain.write_text(
+        'environment = "Catch-bsuite"\ntotal_steps = 256\nevaluations = 2\nevaluation_episodes = 4\n'
+        '[stages.first]\nalgorithm = "a2c"\nnum_envs = 4\n[ppo]\ninitial = "first"\nnum_envs = 4\nnum_steps = 16\n'
+    )
+    assert main(["train", str(chain), "ppo", "--out", str(tmp_path / "run")]) == 0
+    table = capsys.readouterr().out
+    assert table.count("its episodes") == 2
+    assert "accuracy" not in table

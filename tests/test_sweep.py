@@ -32,7 +32,7 @@ SMALL = [
 
 def test_a_grid_is_lists_and_ranges() -> None:
     read = grid.parse_grid(
-        ["a=1e-4:1e-2:log:3", "b=0:1:linear:5", "c=0.1, 0.2,0.1", "d=tanh,relu", "e=[4],[4, 4]", "f=3"]
+        ["a=1e-4:1e-2:log:3", "b=0:1:linear:5", "c=0.1, 0.2,0.1", "d=tanh,relu", "e=[4],[4, 4]", "f=3", "g=none, 0.3"]
     )
     assert read == {
         "a": [1e-4, 1e-3, 1e-2],
@@ -41,6 +41,7 @@ def test_a_grid_is_lists_and_ranges() -> None:
         "d": ["tanh", "relu"],
         "e": [[4], [4, 4]],
         "f": [3],
+        "g": ["none", 0.3],
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from jaxpg import envs
 from jaxpg.envs.text.rewards import ACCURACY
 from jaxpg.envs.text.text_env import PROCESS
 from jaxpg.experiments.build import kind_of
@@ -90,6 +91,8 @@ def _data(config: Config) -> str:
             return _preference_pairs(config.pairs)
         case "step_labels":
             return "labelled steps"
+    if envs.task_factory(config.environment) is None:
+        return "its episodes"
     rewards = dict(config.reward_list or config.environment_settings.get("rewards", ACCURACY))
     if config.process_weight:
         model = {"model": config.process_reward} if config.process_reward else {}

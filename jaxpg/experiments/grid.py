@@ -130,5 +130,5 @@ def _parse_range(name: str, text: str) -> list[float]:
 
 
 def _parse_list(text: str) -> list[Any]:
-    words = [part.strip() for part in text.split(",")]  # may stand without quotation marks
-    return parse_value(f"[{text}]", otherwise=words)
+    words = [part.strip() for part in text.split(",")]  # may stand without quotation marks, also beside numbers
+    return parse_value(f"[{text}]", otherwise=[parse_value(word, otherwise=word) for word in words])

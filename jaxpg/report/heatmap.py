@@ -127,6 +127,9 @@ def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str
     save(figure, path)
 
 
+_CHARACTERS_ACROSS = 90  # of labels below a curve side by side
+
+
 def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     name = max(grid, key=lambda n: len(grid[n]))
     values = grid[name]
@@ -137,6 +140,8 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     x = np.asarray(values, float) if numeric else np.arange(len(values))
     if not numeric:
         axes.set_xticks(x, [literal(format_setting(value)) for value in values])
+        if sum(len(format_setting(value)) + 3 for value in values) > _CHARACTERS_ACROSS:
+            axes.tick_params(axis="x", rotation=90)
         axes.set_xlim(-0.5, len(values) - 0.5)
     elif min(x) > 0 and max(x) / min(x) >= 20:
         axes.set_xscale("log")
@@ -147,6 +152,10 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
     some = bool(np.isfinite(estimate.low).any())  # of few seeds there are no intervals
     spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value]) if some else None
     axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=BLUE, capsize=3, linewidth=1.4)
+    if (diverged := ~np.isfinite(estimate.value)).any():
+        at_the_bottom = axes.get_xaxis_transform()
+        axes.plot(x[diverged], np.full(diverged.sum(), 0.03), "x", color=VERMILION, transform=at_the_bottom)
+        axes.set_title("× a run diverged", loc="right", color=VERMILION, fontsize=9)
     axes.set_xlabel(literal(name))
     axes.set_ylabel("final return, IQM and 95% interval" if some else "final return, IQM")
     axes.grid(axis="y")
@@ -202,7 +211,9 @@ def _map(axes: Axes, estimate: Estimate, places: np.ndarray, best: int, scale: N
         value = values[row, column]
         ink = "white" if np.isfinite(value) and scale(value) < 0.55 else "black"
         _, _, bounds = format_estimate(_at(estimate, place)).partition(" ")
-        axes.text(column, row - 0.1, format_number(float(value)), ha="center", va="center", color=ink, fontsize=9)
+        above = 0.1 if np.isfinite(value) and bounds else 0.0
+        shown = format_number(float(value)) if np.isfinite(value) else "diverged"
+        axes.text(column, row - above, shown, ha="center", va="center", color=ink, fontsize=9)
         axes.text(column, row + 0.24, bounds, ha="center", va="center", color=ink, fontsize=6)
         if place == best:
             frame = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, ec=VERMILION, lw=2)
