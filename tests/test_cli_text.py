@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import jax
@@ -181,7 +182,8 @@ def test_mistakes_are_refused_with_a_sentence(
     assert "There is no token" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
     assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
     assert "--temperature must be at least" in refused(capsys, "sample", run, "--temperature", "0")
-    assert "jaxpg sample" in refused(capsys, "play", run, "--gif", "x.gif")
+    spaced = str(shutil.copytree(trained, tmp_path / "a run"))
+    assert f"jaxpg sample '{spaced}'" in refused(capsys, "play", spaced, "--gif", "x.gif")
     begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "3"]
     assert "has the seeds [0, 1], this run also [2]" in refused(capsys, *begin)
     begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "2", "--set", "network.width=16"]

@@ -186,7 +186,14 @@ def test_successors_are_of_the_same_text(machine_with, shared):
     v_tm1, v_t = tiny.jit(critic.values)(params, rollout)
     machine_with(chunk_tokens=2 * S)
     reader = TextReader(group_size=1, read_prompts=None)
-    found, successors = tiny.jit(partial(forward_pass, critic.values, reader))(params, rollout)
+    traced = []
+
+    def values_of(params, chunk):
+        traced.append(chunk)
+        return critic.values(params, chunk)
+
+    found, successors = tiny.jit(partial(forward_pass, values_of, reader))(params, rollout)
+    assert len(traced) == 1  # for its shape and in the loop
     mask = np.asarray(rollout.steps.mask)
     last = mask - np.concatenate([mask[1:], np.zeros((1, B))])
     assert (last.sum(0) == 1).all()

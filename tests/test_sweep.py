@@ -209,6 +209,24 @@ def test_a_map_says_what_its_cells_have(seeds: int, heading: str, monkeypatch: p
     assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
+def test_where_a_run_diverged_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve has a cross below the point, a map a word in the cell; without such a run neither has any."""
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    scores = np.random.default_rng(0).normal(size=(4, 8))
+    for diverged in (False, True):
+        if diverged:
+            scores[2, 0] = np.nan
+        heatmap.sweep_figure({"learning_rate": [0.1, 0.2, 0.3, 0.4]}, scores, "curve.png", title="")
+        heatmap.sweep_figure({"learning_rate": [0.1, 0.2], "num_envs": [4, 8]}, scores, "map.png", title="")
+        curve, cells = (figure.axes[0] for figure in drawn[-2:])
+        crosses = [line.get_xdata().tolist() for line in curve.lines if line.get_marker() == "x"]
+        assert crosses == ([[0.3]] if diverged else [])
+        assert curve.get_title("right") == ("× a run diverged" if diverged else "")
+        words = [text.get_position() for text in cells.texts if text.get_text() == "diverged"]
+        assert words == ([(0, 1)] if diverged else [])
+
+
 def test_where_all_diverge_there_is_no_best(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Runs of every point diverged"):
         report.write_sweep({"gamma": [0.9]}, np.full((1, 2), np.nan), tmp_path, title="", details={})

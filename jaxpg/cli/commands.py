@@ -90,7 +90,8 @@ def _show_run(config: Config, session: Session) -> None:
     _print_line(console, f"Report:         {out / PAGE}")
     if kind_of(config).has_policy:
         look = ("sample",) if (out / SAMPLES).exists() else ("play", "--gif", f"{Path(config.task).name}.gif")
-        _print_line(console, f"Look at it:     {shlex.join(runs.command_on(session, *look))}")
+        words = runs.command_on(out, to_dict(config), *look)
+        _print_line(console, f"Look at it:     {shlex.join(words)}")
 
 
 def _finish_compare(session: Session) -> int:

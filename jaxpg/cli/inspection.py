@@ -16,11 +16,12 @@ from rich import box
 from rich.table import Table
 
 from jaxpg.cli import record
+from jaxpg.cli.runs import command_on
 from jaxpg.envs.mdps import grid_of
 from jaxpg.errors import UserError
 from jaxpg.experiments import completions, sampling
 from jaxpg.experiments.build import Experiment, kind_of, reward_network, text_task, writes_text
-from jaxpg.experiments.config import Config, check_seeds, load_config
+from jaxpg.experiments.config import Config, check_seeds, load_config, to_dict
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.models.generation import check_sampling
@@ -156,7 +157,7 @@ def run_play(arguments: argparse.Namespace) -> int:
     run = _load_run(arguments)
     config, experiment = run.config, run.experiment
     if experiment.env.context:
-        command = shlex.join(["jaxpg", "sample", str(arguments.run)])
+        command = shlex.join(command_on(arguments.run, to_dict(config), "sample"))
         raise UserError(f"{config.task} is a text task. Look at its completions with: {command}")
     from jaxpg import report
 

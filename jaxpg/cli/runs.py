@@ -7,10 +7,10 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -155,16 +155,16 @@ def console_of(options: RunOptions) -> Console:
     return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True)
 
 
-def command_on(session: Session, command: str, *options: str) -> list[str]:
-    """The words of a command on the directory of a session, which also trusts the code that its record names."""
-    path = str(session.out)
-    trust = ["--trust-code"] if user_code.code_names(dataclasses.asdict(session.record)) else []
-    return ["jaxpg", command, f"./{path}" if path.startswith("-") else path, *options, *trust]
+def command_on(out: Path, tables: Mapping[str, Any], command: str, *options: str) -> list[str]:
+    """The words of a command on a directory, which also trusts the code that its record or config, `tables`, names."""
+    trust = ["--trust-code"] if user_code.code_names(tables) else []
+    return ["jaxpg", command, f"./{out}" if str(out).startswith("-") else str(out), *options, *trust]
 
 
 def resume_command(session: Session) -> str:
     """What goes on with a command with the same result, as it is typed; of several processes, in this one."""
-    words, several = command_on(session, "resume"), session.options.devices
+    several = session.options.devices
+    words = command_on(session.out, dataclasses.asdict(session.record), "resume")
     if several.distributed:
         words.append("--distributed")
     if several.coordinator is not None:
