@@ -227,12 +227,12 @@ def test_a_hint_is_a_command(begun: Path) -> None:
 
 def test_a_hint_trusts_the_code_that_a_run_names(begun: Path) -> None:
     """Otherwise the command that it shows would be refused."""
-    begun_record, options = record.read(begun), read_run_options(make_parser().parse_args(["resume", "x"]))
+    begun_record = record.read(begun)
     assert begun_record is not None
     runs_of = [run | {"config": run["config"] | {"environment": "mine:corridor"}} for run in begun_record.runs]
     own = dataclasses.replace(begun_record, runs=runs_of)
     for of_its_author, expected in ((begun_record, []), (own, ["--trust-code"])):
-        words = runs.command_on(runs.Session(of_its_author, Path("-a b"), options), "play", "--gif", "x.gif")
+        words = runs.command_on(Path("-a b"), dataclasses.asdict(of_its_author), "play", "--gif", "x.gif")
         assert words == ["jaxpg", "play", "./-a b", "--gif", "x.gif", *expected]
 
 
