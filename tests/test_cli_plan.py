@@ -44,6 +44,7 @@ def test_a_picture_of_what_changes_with_a_setting(capsys: pytest.CaptureFixture[
         (["frozen_lake", "--tolerance", "0"], "--tolerance must be"),
         (["frozen_lake", "--out", "map.txt"], "map.txt"),
         (["frozen_lake", "--set", "environment_settings.size=5"], "size must be 4 or 8"),
+        (["frozen_lake", "--set", "gamma=0.9"], "There is no setting 'gamma' of a plan. There are: environment, "),
         (["nowhere"], "There is no task 'nowhere'"),
     ],
 )

@@ -356,6 +356,17 @@ def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
         jaxpg.load(tmp_path, checkpoint="first")
 
 
+def test_of_a_directory_with_runs_it_is_said_what_to_name(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / "compared" / name).mkdir(parents=True)
+        (tmp_path / "compared" / name / "config.toml").touch()
+    with pytest.raises(UserError, match=r"There are runs in it: a, b. Name one, such as .*compared/a\.$"):
+        jaxpg.load(tmp_path / "compared")
+    (tmp_path / "sweep.json").touch()
+    with pytest.raises(UserError, match=r"It is that of a sweep, .* look at its sweep.json, or train best.toml\.$"):
+        jaxpg.load(tmp_path)
+
+
 @WRITES
 @pytest.mark.parametrize("network", [networks.recurrent, networks.mlp])
 def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -152,6 +153,30 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
     assert len(run_directory.load_metrics(tmp_path / "parts")["steps"]) > ahead
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
+
+
+def delete_rows(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").unlink()
+
+
+def replace_rows(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").rename(run_dir / "moved")
+    shutil.copy(run_dir / "moved", run_dir / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("spoil", [delete_rows, replace_rows, shutil.rmtree])
+def test_a_run_whose_rows_are_taken_away_ends(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    """Otherwise it would train on, and all rows would go to a file that nobody can read."""
+
+    def spoil_at_20(row: metrics_writer.Row) -> None:
+        if row["steps"].min() == 20:
+            spoil(tmp_path / "run")
+
+    hooks = loop.TrainingHooks(on_row=spoil_at_20)
+    with pytest.raises(UserError, match="has been deleted, moved or replaced while the run was training"):
+        run(tmp_path / "run", checkpoint_seconds=1e9, evaluate=peak_at_ten, evaluate_every=4, hooks=hooks)
+    last = checkpoint.find(tmp_path / "run" / "checkpoints")
+    assert last is None or last.steps == 20
 
 
 def test_best_and_last_checkpoint_are_kept(tmp_path: Path) -> None:

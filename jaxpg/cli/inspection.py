@@ -292,8 +292,7 @@ def _plotted(run: Path) -> PlottedRun:
     Raises:
         UserError: it is no run, or has no returns.
     """
-    if not (run / run_directory.CONFIG).exists():
-        raise UserError(f"{run} is not the directory of a run: it has no config.toml.")
+    run_directory.check_is_run(run)
     config, metrics = run_directory.load_config(run), run_directory.load_metrics(run)
     if not {"return", "evaluation_return"} & metrics.keys():
         raise UserError(f"{run} has no curve: its metrics have neither return nor evaluation_return.")

@@ -18,7 +18,7 @@ from jaxpg import envs, values
 from jaxpg.envs.mdps import Grid, grid_of
 from jaxpg.envs.reachability import check_mdp
 from jaxpg.envs.tabular import AnyMDP
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments.config import Config, resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.printable import printable
@@ -30,12 +30,18 @@ METHODS: dict[str, Callable[..., values.Plan]] = {
     "policy iteration": values.policy_iteration,
     "modified policy iteration, 5 sweeps": partial(values.policy_iteration, max_sweeps=5),
 }
+OF_THE_WORLD = ("environment", "environment_settings")
+"""The settings of a task that say which world it is."""
 PICTURE = Path("plan.png")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Solve the world of a task by every method, and show it."""
-    config = resolve_config(arguments.task, "ppo", parse_overrides(arguments.set))
+    overrides = parse_overrides(arguments.set)
+    for key in overrides:
+        if key.partition(".")[0] not in OF_THE_WORLD:  # an algorithm's would change nothing
+            refuse_unknown("setting", key, OF_THE_WORLD, " of a plan")
+    config = resolve_config(arguments.task, "ppo", overrides)
     if config.environment not in envs.MDPS:
         raise UserError(
             f"{config.task} cannot be planned: P and R of {config.environment} are not known. They are of "

@@ -64,8 +64,9 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
         try:
             yield session
         except Exception:
-            if processes.is_main_process() and _bytes_of_rows(out) == rows:
-                _put_back(out, before)
+            with contextlib.suppress(OSError):  # the directory may be gone; what went wrong first is what is told
+                if processes.is_main_process() and _bytes_of_rows(out) == rows:
+                    _put_back(out, before)
             raise
 
 
@@ -76,11 +77,10 @@ def _bytes_of_rows(out: Path) -> int:
 
 def _put_back(out: Path, before: str | None) -> None:
     """Restore the record of a directory, which had none if `before` is None."""
-    with contextlib.suppress(OSError):  # the directory may be gone; what went wrong first is what is told
-        if before is None:
-            (out / RECORD).unlink()
-        else:
-            files.replace_file(out / RECORD, before)
+    if before is None:
+        (out / RECORD).unlink()
+    else:
+        files.replace_file(out / RECORD, before)
 
 
 def save_record(session: Session) -> None:

@@ -264,9 +264,8 @@ def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
         UserError: there is none, it is damaged (names it), it names code that is not trusted, or it is that of a run
             from Python, which need not say what was trained.
     """
+    run_directory.check_is_run(run_dir)
     path = run_dir / run_directory.CONFIG
-    if not path.exists():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no {path.name}.")
     stored = run_directory.load_config(run_dir)
     if not isinstance(stored.get("algorithm"), str):
         raise UserError(

@@ -16,6 +16,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from jaxpg.errors import UserError
 from jaxpg.files import explain_os_error, without_following
 
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
@@ -77,10 +78,9 @@ class MetricsWriter:
     """
 
     def __init__(self, run_dir: Path, *, keep: int, steps: int) -> None:
-        path = run_dir / METRICS
-        self._run_dir = run_dir
+        self._run_dir, self._path = run_dir, run_dir / METRICS
         with explain_os_error(run_dir):
-            self._file = open(path, "a+b", opener=without_following)  # noqa: SIM115
+            self._file = open(self._path, "a+b", opener=without_following)  # noqa: SIM115
             self._file.seek(0)
             self._checksum = zlib.crc32(self._file.read(keep))
             self._file.truncate(keep)
@@ -95,7 +95,11 @@ class MetricsWriter:
                 stream.close()
 
     def write(self, row: Row) -> None:
-        """Append a row, flushed to the operating system; to TensorBoard go the means over finite seeds."""
+        """Append a row, flushed to the operating system; to TensorBoard go the means over finite seeds.
+
+        Raises:
+            UserError: the disk is full, or the file has been deleted, moved or replaced since it was opened.
+        """
         line = json.dumps({name: _jsonable(value) for name, value in row.items()}).encode() + b"\n"
         means = {
             name: np.asarray(x, float)[np.isfinite(x)] for name, x in row.items() if name != "steps" and np.ndim(x)
@@ -103,11 +107,24 @@ class MetricsWriter:
         values = [Summary.Value(tag=tag_of(name), simple_value=float(x.mean())) for name, x in means.items() if x.size]
         steps = int(np.min(row["steps"]))
         with explain_os_error(self._run_dir):
+            self._check_place()
             self._file.write(line)
             self._file.flush()
             self._checksum = zlib.crc32(line, self._checksum)
             self._events.write_event(Event(step=steps, wall_time=time.time(), summary=Summary(value=values)))
             self._events.flush()
+
+    def _check_place(self) -> None:
+        """Rows that are written to a file without a name are lost, and so would be all that is trained from here on."""
+        try:
+            if os.path.samestat(os.fstat(self._file.fileno()), os.lstat(self._path)):
+                return
+        except FileNotFoundError:
+            pass
+        raise UserError(
+            f"{self._path} has been deleted, moved or replaced while the run was training. Put it back, with all of "
+            f"{self._run_dir}, and go on with jaxpg resume, or train anew in another directory."
+        )
 
     def sync(self) -> WrittenRows:
         """Wait until all rows are on the disk; what a checkpoint notes of them."""

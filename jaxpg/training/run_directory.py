@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpg.errors import UserError
+from jaxpg.errors import FEW, UserError
 from jaxpg.files import explain_os_error, flatten, replace_file, toml_dumps
 from jaxpg.training import checkpoint, run_files
 from jaxpg.training.checkpoint import CHECKPOINTS, Checkpoint
@@ -36,6 +36,8 @@ from jaxpg.training.provenance import describe_machine
 from jaxpg.training.run_files import parse_toml, read_file
 
 CONFIG, MACHINE = "config.toml", "run.json"
+SWEEP = "sweep.json"
+"""In the directory of a sweep: its scores, see `report.heatmap`."""
 WRITTEN = (MACHINE, METRICS, TENSORBOARD, CHECKPOINTS, "samples", "report.html", "learning_curve.png")
 """What is written into the directory of a run beside its config."""
 WALL_TIMES = ("seconds", "chunk_seconds")
@@ -195,6 +197,25 @@ def refuse_begun(run_dir: Path, remedy: str = "Add --resume to go on with it, or
     """Raise a UserError, with a remedy, if a directory that is to hold a new run has one that has begun."""
     if has_begun(run_dir):
         raise UserError(f"{run_dir} holds a run already. {remedy}")
+
+
+def check_is_run(run_dir: Path) -> None:
+    """Check that a directory is that of a run.
+
+    Raises:
+        UserError: it is not. Of a comparison, of stages or of a sweep it says what to name instead.
+    """
+    if (run_dir / CONFIG).exists():
+        return
+    instead = ""
+    if (run_dir / SWEEP).exists():
+        instead = (
+            f" It is that of a sweep, whose runs differ in their settings: look at its {SWEEP}, or train best.toml."
+        )
+    elif inner := sorted(path.parent.name for path in run_dir.glob(f"*/{CONFIG}")):
+        names = ", ".join(inner if len(inner) <= FEW else [*inner[:FEW], "..."])
+        instead = f" There are runs in it: {names}. Name one, such as {run_dir / inner[0]}."
+    raise UserError(f"{run_dir} is not the directory of a run: it has no {CONFIG}.{instead}")
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
