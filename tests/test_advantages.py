@@ -345,8 +345,10 @@ def test_unchanged() -> None:
 # --- the critic
 
 
-def test_explained_variance() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-4])  # of returns far below 1, too
+def test_explained_variance(scale: float) -> None:
     steps, target, _ = batch(8, episodic=True, padding=1000.0)
+    target = scale * target
     value = np.where(steps.mask, 0.5 * target + 3.0, -1000.0)
     real = target[steps.mask == 1]
     np.testing.assert_allclose(metrics.explained_variance(value, target, steps.mask), 0.75, rtol=1e-9)
@@ -387,6 +389,7 @@ def test_what_a_batch_credits_its_actions_with() -> None:
     rng = np.random.default_rng(0)
     mask = rng.random((5, 4)) < 0.6
     advantage = np.where(mask, rng.normal(0.5, 2.0, mask.shape), 1000.0)  # padding must not be read
+    advantage[mask.nonzero()[0][0], mask.nonzero()[1][0]] = 0.0  # which is not above 0
     target = np.where(mask, rng.normal(-3.0, 1.0, mask.shape), 1000.0)
     real, returns = advantage[mask], target[mask]
     expected = {

@@ -214,6 +214,7 @@ def test_lines_of_user_code_are_those_of_the_page() -> None:
             lines = [line.strip() for block in shown for line in block.splitlines()]
             count = len([line for line in lines if line and not line.startswith(("#", '"""'))])
             assert not shown or int(cell) == count, (title, library)
+            assert max(map(len, "".join(shown).splitlines()), default=0) <= 100, (title, library)
     assert len(rows) - 2 == len(tasks) / 2
 
 
