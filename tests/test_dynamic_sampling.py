@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxpg import rollout
 from jaxpg.types import Episodes, Rollout, Transition
@@ -12,22 +13,36 @@ from jaxpg.types import Episodes, Rollout, Transition
 FIRST, SECOND = [1, 1, 2, 2, 5, 6], [3, 4, 0, 0, 7, 8]
 
 
-def test_each_place_gets_a_fresh_group_of_its_own():
-    """Of two groups without signal the k-th is replaced by the k-th fresh one with signal, not both by one."""
-    key = jax.random.key(0)
+def scripted(key: jax.Array, first: list[int], later: list[int], max_resample_rounds: int) -> rollout.Collector:
+    """Three groups of two episodes of one step each, with these rewards in the first round and in every later one."""
     first_key = jax.random.key_data(jax.random.fold_in(key, 0))
 
     def collect(env, policy, params, runner, round_key):
         is_first = (jax.random.key_data(round_key) == first_key).all()
-        reward = jnp.where(is_first, jnp.array(FIRST), jnp.array(SECOND))[None].astype(jnp.float32)
+        reward = jnp.where(is_first, jnp.array(first), jnp.array(later))[None].astype(jnp.float32)
         zeros, mask = jnp.zeros((1, 6)), jnp.ones((1, 6))
         steps = Transition(reward[..., None], zeros, zeros, reward, zeros, zeros == 0, mask)
         stats = rollout.RolloutStats(*map(jnp.float32, (6, 6, 0, 6)))
         return runner, Rollout(steps, mask, episodes=Episodes(memory=reward[0])), stats
 
-    scripted = rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
-    collector = rollout.with_dynamic_sampling(scripted, max_resample_rounds=3, gamma=0.9)
-    _, part, stats = collector.collect(None, None, (), (), key)
+    plain = rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
+    return rollout.with_dynamic_sampling(plain, max_resample_rounds=max_resample_rounds, gamma=0.9)
+
+
+def test_each_place_gets_a_fresh_group_of_its_own():
+    """Of two groups without signal the k-th is replaced by the k-th fresh one with signal, not both by one."""
+    key = jax.random.key(0)
+    _, part, stats = scripted(key, FIRST, SECOND, 3).collect(None, None, (), (), key)
     for column in (part.steps.reward[0], part.steps.obs[0, :, 0], part.episodes.memory):
         np.testing.assert_array_equal(column, [3, 4, 7, 8, 5, 6])
     assert stats.steps == 12
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_sampling_ends_after_so_many_rounds(rounds: int):
+    """The first included; all of them count as steps, and groups that still have no signal have no loss."""
+    key = jax.random.key(0)
+    _, part, stats = scripted(key, FIRST, [7] * 6, rounds).collect(None, None, (), (), key)
+    np.testing.assert_array_equal(part.steps.reward[0], FIRST)
+    np.testing.assert_array_equal(part.loss_mask[0], [0, 0, 0, 0, 1, 1])
+    assert stats.steps == 6 * rounds
