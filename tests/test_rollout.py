@@ -16,7 +16,9 @@ from jaxpg.errors import UserError
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import program_for
-from jaxpg.types import Array, Box, Discrete, Env, Episodes, Policy, Rollout, TimeStep, Transition
+from jaxpg.rollout import RolloutStats
+from jaxpg.rollout import metrics as rollout_metrics
+from jaxpg.types import Array, Box, Discrete, Env, Episodes, Outcome, Policy, Rollout, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
 ENV = tiny.counter(time_limit=LIMIT)
@@ -212,6 +214,17 @@ def test_rows_that_no_episode_reaches_are_padding(platform):
     assert steps.last[reached:].all()
     assert not any(x[reached:].any() for x in (steps.mask, steps.reward, steps.discount))
     assert steps.reward[:reached].any()
+
+
+def test_what_is_reported_of_episodes_are_means_over_those_that_ended():
+    stats = RolloutStats(*map(jnp.float32, (50, 4, 30.0, 44)))
+    assert rollout_metrics.episode_metrics(stats) == {"episodes": 4, "return": 7.5, "length": 11}
+    none = rollout_metrics.episode_metrics(RolloutStats(*map(jnp.float32, (50, 0, 0, 0))))
+    assert none["episodes"] == 0
+    assert np.isnan([none["return"], none["length"]]).all()
+    outcome = Outcome(jnp.zeros(4), {"accuracy": jnp.array([1, 0, 0, 0])})
+    assert rollout_metrics.outcome_metrics(outcome) == {"accuracy": 0.25}
+    assert rollout_metrics.outcome_metrics(()) == {}
 
 
 def test_stats_of_whole_episodes_count_real_steps_only(episodes):

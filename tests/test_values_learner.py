@@ -74,6 +74,37 @@ def test_every_gradient_step_of_an_iteration_draws_a_batch_of_its_own():
     assert len({str(jax.random.key_data(k).tolist()) for k in numbers.collect_key}) == 3
 
 
+def test_what_is_reported_of_gradient_steps_are_means_over_them():
+    """With parameters that stand nearly still, eight batches an iteration report what one does, up to noise."""
+    env = tiny.counter()
+
+    def measured(repeats: int) -> dict:
+        algorithm = values.dqn(num_envs=256, repeats=repeats, learning_rate=1e-9, batch_size=512, learning_starts=1)
+        learner = values.deep_q(env, mlp(env), algorithm)
+        state, _ = learner.step(learner.init(jax.random.key(0)), jax.random.key(1))
+        return learner.step(state, jax.random.key(2))[1]
+
+    one, eight = (tiny.jit(partial(measured, repeats))() for repeats in (1, 8))
+    assert (one["updates"], eight["updates"]) == (1, 8)
+    for name in ("td_loss", "q_value", "gradient_norm"):
+        np.testing.assert_allclose(eight[name], one[name], rtol=0.2, err_msg=name)
+
+
+def test_a_batch_is_drawn_from_the_steps_that_are_stored_and_no_others():
+    """Three steps of each of four environments an iteration, in rings of nine; every reward of theirs is above 0."""
+    env = tiny.counter()
+    algorithm = values.dqn(num_envs=4, repeats=3, learning_starts=10**6, batch_size=8, buffer_size=36)
+    learner = values.deep_q(env, mlp(env), algorithm)
+    found = Parts(env, q_network(env, mlp(env), algorithm.head), algorithm, algorithm.optimizer())
+    step, state = tiny.jit(learner.step), tiny.jit(learner.init)(jax.random.key(0))
+    for steps in (3, 6, 9, 12):
+        state, _ = step(state, jax.random.key(steps))
+        buffer = state.runner.replay.buffer
+        window = replay_learning._window(found, buffer, state.steps)
+        np.testing.assert_array_equal(buffer.reward > 0, np.broadcast_to(np.arange(9) < steps, (4, 9)))
+        assert (int(window.cursor), int(window.filled)) == (steps % 9, min(steps, 9))
+
+
 def test_of_a_batch_each_member_chooses_for_itself():
     """Where one of them has begun to learn, what the others had stays as it was."""
     new, old = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}, {"w": jnp.zeros((3, 2)), "n": jnp.zeros(())}
