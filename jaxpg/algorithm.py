@@ -15,7 +15,7 @@ from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
 from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_ratio, loss_and_clipped
 from jaxpg.rollout.collector import Collector
-from jaxpg.types import Array, Critic, Metrics, PackedTexts, Params, Policy, Rollout, Tree
+from jaxpg.types import Array, Critic, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.forward import forward_pass
 from jaxpg.update.objective import Batch, JointLoss, Objective, TextReader
 from jaxpg.vectorize import sums
@@ -139,7 +139,7 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
     """sum_t weight_t (surrogate_t + KL_t - entropy_coefficient H_t), and metrics of it."""
     steps, kl = batch.rollout.steps, algorithm.reference_kl
     log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
-    if isinstance(batch.rollout.episodes.context, PackedTexts):
+    if algorithm.collector.whole_episodes:
         log_prob, batch = _without_ratios_of_nothing(log_prob, batch)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
     loss = surrogate.loss
@@ -160,9 +160,9 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
 
 
 def _without_ratios_of_nothing(log_prob: Array, batch: Batch) -> tuple[Array, Batch]:
-    """With ratios of 1 in the slots of packed texts that count nowhere: those of prompts, and empty ones.
+    """With ratios of 1 where nothing counts: after the end of an episode, and in the prompts of packed texts.
 
-    Their log-probabilities are of unrelated tokens. A ratio may be infinite there, and 0 times infinity is NaN.
+    The log-probabilities there are of actions that nobody drew. A ratio may be infinite, and 0 times infinity is NaN.
     """
     counts = batch.weight > 0
     log_prob = jnp.where(counts, log_prob, batch.rollout.steps.log_prob)

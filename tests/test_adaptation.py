@@ -55,6 +55,20 @@ def test_the_weight_follows_the_controller() -> None:
     np.testing.assert_allclose(found[1], controller(0.1, kls, 5.0, 0.1), rtol=1e-5)
 
 
+def test_a_weight_that_has_become_small_comes_back() -> None:
+    adaptation = adaptive_kl("reward_k1", 0.05, target=1.0)
+
+    def after(kl: float, steps: int, state: Any) -> Any:
+        update = partial(adaptation.update, metrics={"episode_reference_kl": jnp.float32(kl)})
+        return jax.lax.fori_loop(0, steps, lambda _, state: update(state), state)
+
+    low = after(0.0, 6000, adaptation.init())
+    np.testing.assert_allclose(low["kl_coefficient"], 1e-6)
+    np.testing.assert_allclose(after(100.0, 500, low)["kl_coefficient"], 1e-6 * 1.02**500, rtol=1e-4)
+    with pytest.raises(UserError, match="kl_coefficient = 0 cannot be steered"):
+        ladder.rlhf(kl_coefficient=0.0, reference_kl_target=1.0)
+
+
 def learner(**settings: Any) -> Learner:
     return policy_gradient(ENV, *NETWORK(ENV), ladder.rlhf(**SETTINGS, **settings))
 

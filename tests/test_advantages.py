@@ -359,6 +359,15 @@ def test_explained_variance(scale: float) -> None:
     assert metrics.explained_variance(target, np.ones_like(target), steps.mask) == 0
 
 
+@pytest.mark.parametrize("constant", [0.1, 1e-6, 1000.1])
+@pytest.mark.parametrize("shape", [(6, 8), (7, 13), (128, 64)])
+def test_of_a_constant_target_nothing_is_explained(constant: float, shape: tuple[int, int]) -> None:
+    """In float32 the mean of equal numbers is not quite that number."""
+    target = jnp.full(shape, constant, jnp.float32)
+    value = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+    assert metrics.explained_variance(value, target, jnp.ones(shape, jnp.float32)) == 0
+
+
 # --- devices
 
 

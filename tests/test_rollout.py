@@ -16,8 +16,9 @@ from jaxpg.errors import UserError
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import program_for
-from jaxpg.rollout import RolloutStats
+from jaxpg.rollout import CollectorState, RolloutStats
 from jaxpg.rollout import metrics as rollout_metrics
+from jaxpg.rollout.segments import episode_stats
 from jaxpg.types import Array, Box, Discrete, Env, Episodes, Outcome, Policy, Rollout, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
@@ -214,6 +215,21 @@ def test_rows_that_no_episode_reaches_are_padding(platform):
     assert steps.last[reached:].all()
     assert not any(x[reached:].any() for x in (steps.mask, steps.reward, steps.discount))
     assert steps.reward[:reached].any()
+
+
+@pytest.mark.parametrize("unfinished", [0.0, -1e8])
+def test_a_reward_of_the_episode_in_progress_takes_nothing_from_those_that_ended(unfinished):
+    """Two columns: one whose episode of before ends and a new one begins, and one that only goes on."""
+    reward = jnp.array([[0.25, 1.0], [0.5, 1.0], [unfinished, unfinished]])
+    last = jnp.array([[False, False], [True, False], [False, False]])
+    blank = jnp.zeros((3, 2))
+    steps = Transition(blank, blank, blank, reward, blank, last, blank + 1)
+    before = CollectorState((), (), (), jnp.array([4.0, 5.0]), jnp.array([6, 7]))
+    after, stats = episode_stats(before, before, steps)
+    assert stats.return_sum.tolist() == [4.75, 0]
+    assert stats.length_sum.tolist() == [8, 0]
+    np.testing.assert_allclose(after.episode_return, [unfinished, 7 + unfinished])
+    assert after.episode_length.tolist() == [1, 10]
 
 
 def test_what_is_reported_of_episodes_are_means_over_those_that_ended():

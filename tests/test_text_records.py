@@ -356,6 +356,9 @@ def test_what_tags_enclose():
     assert extract_answer("a<answer> 1 </answer>b") == "1"
     assert extract_answer("<answer>1</answer><answer>2</answer>") == "2"
     assert extract_answer(" <answer>1 ") == "<answer>1"
+    assert (
+        extract_answer("<answer>1</answer>, 2</answer>") == "1"
+    )  # as `_verify_exactly` and `parse_completion` read it
     assert extract_answer("1</answer> ") == "1</answer>"
 
 

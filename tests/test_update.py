@@ -18,9 +18,10 @@ from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Episodes, Params, Rollout, Transition
+from jaxpg.types import Box, Env, Episodes, Params, Rollout, TimeStep, Transition
 from jaxpg.update import batching
 from jaxpg.update.gradients import summed_gradient
+from jaxpg.update.trust_region import natural_step
 
 COUNTER = tiny.counter()
 T, B = 4, 6
@@ -290,6 +291,37 @@ def test_a_gradient_step_is_the_learning_rate_times_the_clipped_gradient():
         assert {name: float(x) for name, x in metrics.items()} == pytest.approx(norms)
 
 
+def short_episodes() -> Env:
+    """Three steps of ten, with a reward for actions near 2."""
+
+    def step(key, state, action):
+        over = state == 2
+        return state + 1, TimeStep(jnp.ones(1), -((action - 2) ** 2).sum(), jnp.where(over, 0.0, 1.0), over)
+
+    space = Box(np.zeros(1, np.float32), np.ones(1, np.float32))
+    return Env("short", lambda key: (jnp.int32(0), jnp.ones(1)), step, space, Box(-9 * space.high, 9 * space.high), 10)
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent])
+@pytest.mark.parametrize("algorithm", [ladder.grpo, ladder.gspo, partial(ladder.rlhf, kl="loss_k3")])
+def test_rows_behind_the_end_of_an_episode_make_no_infinite_ratio(algorithm, network):
+    """There the record has the action 0, which a sharp policy would never draw: 0 times infinity would be NaN."""
+    env = short_episodes()
+    policy, critic = network(env, hidden=(4,))
+    recipe = algorithm(num_envs=8, num_minibatches=2, epochs=2)
+    learner = policy_gradient(env, policy, critic if recipe.value_loss else None, recipe)
+    state = learner.init(jax.random.key(0))
+
+    def sharp(path, x):
+        name = jax.tree_util.keystr(path)
+        return jnp.full_like(x, -5.0) if "log_std" in name else x + 0.5 if "head" in name and "bias" in name else x
+
+    params = state.params._replace(policy=jax.tree_util.tree_map_with_path(sharp, state.params.policy))
+    after, metrics = tiny.jit(learner.step)(state._replace(params=params), jax.random.key(1))
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(after.params))
+    assert np.isfinite([metrics[name] for name in ("policy_loss", "approx_kl", "reference_kl", "entropy")]).all()
+
+
 def test_a_batch_in_which_nothing_trains_changes_nothing():
     """One action: no group can ever carry a signal."""
     env = envs.make("probe-value")
@@ -341,6 +373,16 @@ def test_conjugate_gradients_are_as_exact_as_their_type():
 def test_conjugate_gradients_of_nothing_are_nothing():
     x = update.conjugate_gradient(lambda v: v, jnp.zeros(3), 5)
     np.testing.assert_array_equal(x, np.zeros(3))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-9, 0.0])
+def test_a_natural_step_has_its_kl_however_small_the_gradient_is(scale):
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(6, 6))
+    fisher = jnp.asarray(root @ root.T + np.eye(6), jnp.float32)
+    gradient = scale * jnp.asarray(rng.normal(size=6), jnp.float32)
+    step = natural_step(lambda v: fisher @ v, gradient, max_kl=0.01, conjugate_steps=10)
+    np.testing.assert_allclose(0.5 * step @ fisher @ step, 0.01 if scale else 0.0, rtol=1e-3)
 
 
 def trpo(max_kl, seed=0, shared=False, **settings):

@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError
 from jaxpg.objectives.kl import reference_kl
 from jaxpg.types import Metrics, Scalar
+
+LEAST = 1e-6
+"""The least weight of a KL that is steered."""
 
 
 class Adaptation(NamedTuple):
@@ -29,17 +33,23 @@ class Adaptation(NamedTuple):
 def adaptive_kl(placement: str, coefficient: Scalar, *, target: Scalar, gain: Scalar = 0.1) -> Adaptation:
     """The weight β of the KL to a reference policy, steered to a target by a proportional controller.
 
-        e = clip( KL / target - 1, -0.2, 0.2 ),    β <- β (1 + gain e)
+        e = clip( KL / target - 1, -0.2, 0.2 ),    β <- max( β (1 + gain e), 1e-6 )
 
     with KL the mean over episodes of sum_t log(π/ref). Source: Ziegler et al. 2019 ("Fine-Tuning Language Models from
-    Human Preferences"), section 2.2.
+    Human Preferences"), section 2.2; the least β is
+    ours, for a weight that has become 0 would stay there.
 
     Args:
         placement: of the KL, see `kl.reference_kl`.
-        coefficient: β of the first iteration.
+        coefficient: β of the first iteration, above 0.
         target: nats per episode.
         gain: K_β of the paper, 0.1 there; the weight changes by at most a fifth of it in an iteration.
+
+    Raises:
+        UserError: a coefficient of 0, of which every multiple is 0.
     """
+    if isinstance(coefficient, int | float) and coefficient == 0:
+        raise UserError("kl_coefficient = 0 cannot be steered to reference_kl_target: begin with a weight above 0.")
     return Adaptation(
         init=partial(_initial_coefficient, coefficient=coefficient),
         apply=partial(_with_coefficient, placement=placement),
@@ -57,4 +67,4 @@ def _with_coefficient(algorithm: Any, state: Metrics, *, placement: str) -> Any:
 
 def _steer(state: Metrics, metrics: Metrics, *, target: Scalar, gain: Scalar) -> Metrics:
     error = jnp.clip(metrics["episode_reference_kl"] / target - 1, -0.2, 0.2)
-    return {"kl_coefficient": state["kl_coefficient"] * (1 + gain * error)}
+    return {"kl_coefficient": jnp.maximum(state["kl_coefficient"] * (1 + gain * error), LEAST)}

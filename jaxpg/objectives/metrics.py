@@ -14,7 +14,7 @@ def explained_variance(value: Array, target: Array, mask: Array) -> Array:
 
     All `[T, B]`. 1 for a critic that predicts every target, 0 or less for one that is no better than a constant.
     """
-    spread, unexplained = _variances(sample_moments((target, target - value), mask))
+    spread, unexplained = _variances(sample_moments((target, target - value), mask, exact_for_equal=True))
     return jnp.where(spread > 0, 1 - unexplained / jnp.where(spread > 0, spread, 1.0), 0.0)
 
 

@@ -24,8 +24,11 @@ class SampleMoments(NamedTuple):
     squares: Tree
 
 
-def sample_moments(tree: Tree, mask: Array) -> SampleMoments:
+def sample_moments(tree: Tree, mask: Array, *, exact_for_equal: bool = False) -> SampleMoments:
     """The moments of each array `[T, B, ...]` of a tree over the steps of `mask` `[T, B]`, on all devices.
+
+    The rounded mean of equal numbers is not quite that number. With `exact_for_equal` it is, and their squares are 0:
+    the mean of what is left is added, by one more sum. On several devices each mean is exact.
 
     Each device takes those of its own steps. The sets are put together as
 
@@ -41,7 +44,11 @@ def sample_moments(tree: Tree, mask: Array) -> SampleMoments:
     def squares(x: Array, mean: Array) -> Array:
         return total((x - mean[None, None]) ** 2)
 
-    mean = jax.tree.map(lambda x: total(x) / jnp.maximum(samples, 1), tree)
+    def mean_of(x: Array) -> Array:
+        mean = total(x) / jnp.maximum(samples, 1)
+        return mean + total(x - mean[None, None]) / jnp.maximum(samples, 1) if exact_for_equal else mean
+
+    mean = jax.tree.map(mean_of, tree)
     own = SampleMoments(samples, mean, jax.tree.map(squares, tree, mean))
     return own if collectives.num_shards() == 1 else _together(collectives.of_each_device(own))
 

@@ -221,21 +221,23 @@ def episode_stats(
 ) -> tuple[CollectorState, RolloutStats]:
     """The state after a segment with return and length of its episodes in progress, and statistics per column, `[B]`.
 
-    The total of a column, from before the segment and within it, belongs to the episodes that ended, except for the
-    steps after the last end: those belong to the episode in progress.
+    The steps after the last end of a column belong to the episode in progress, all before them to those that ended. The
+    two are summed apart: of a difference, a large reward of one would leave nothing of the other.
     """
     t = jnp.arange(steps.last.shape[0])[:, None]
     last_end = jnp.where(steps.last, t, -1).max(0)
     ended, in_progress = last_end >= 0, t > last_end[None]
-    returns, lengths = before.episode_return + steps.reward.sum(0), before.episode_length + len(steps.last)
     new_return, new_length = (steps.reward * in_progress).sum(0), in_progress.sum(0, dtype=jnp.int32)
+    ended_return = before.episode_return + (steps.reward * ~in_progress).sum(0)
+    lengths = before.episode_length + len(steps.last)
     stats = RolloutStats(
         steps=steps.mask.sum(0),
         episodes=steps.last.sum(0, dtype=jnp.float32),
-        return_sum=ended * (returns - new_return),
+        return_sum=jnp.where(ended, ended_return, 0.0),
         length_sum=(ended * (lengths - new_length)).astype(jnp.float32),
     )
     after = after._replace(
-        episode_return=jnp.where(ended, new_return, returns), episode_length=jnp.where(ended, new_length, lengths)
+        episode_return=jnp.where(ended, new_return, before.episode_return + new_return),
+        episode_length=jnp.where(ended, new_length, lengths),
     )
     return after, stats

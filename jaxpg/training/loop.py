@@ -153,10 +153,16 @@ def train(
             raise rerun.explain(diverged) from None
 
 
+MOST_STEPS = 2**31 - 2**26
+"""Steps are counted by int32, and the last iteration goes beyond `total_steps` by most of its own."""
+
+
 def check_total_steps(total_steps: int) -> None:
     """Raise a UserError unless so many steps can be counted."""
-    if not 0 < total_steps < 2**31:
-        raise UserError(f"total_steps must be between 1 and 2^31 - 1, the most that is counted, not {total_steps}.")
+    if not 0 < total_steps <= MOST_STEPS:
+        raise UserError(
+            f"total_steps must be between 1 and {MOST_STEPS:,}, the most that is counted, not {total_steps:,}."
+        )
 
 
 class Schedule(NamedTuple):

@@ -45,13 +45,14 @@ def initial_moments(shape: tuple[int, ...] = ()) -> Moments:
     return Moments(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
 
-def update_moments(moments: Moments, x: Array, mask: Array) -> Moments:
+def update_moments(moments: Moments, x: Array, mask: Array, *, exact_for_equal: bool = False) -> Moments:
     """Moments of all samples so far and those of `x` `[T, B, ...]` where `mask` `[T, B]` is 1, over all devices.
 
     Two sets of n and m samples combine to mean + d m/(n+m) and, for the sums of squares, M_n + M_m + d^2 nm/(n+m),
-    with d the difference of their means (Chan, Golub and LeVeque 1979, equation 2.1).
+    with d the difference of their means (Chan, Golub and LeVeque 1979, equation 2.1). `exact_for_equal` is that of
+    `sample_moments`.
     """
-    new = sample_moments(x, mask)
+    new = sample_moments(x, mask, exact_for_equal=exact_for_equal)
     count = moments.samples + new.samples
     delta = new.mean - moments.mean
     fraction = new.samples / jnp.maximum(count, 1)
@@ -157,7 +158,8 @@ def standardize_rewards(
     for name, term in terms.items():
         x = values[name]
         if term.standardize:
-            seen = update_moments(moments.get(name, initial_moments()), x[None], jnp.ones_like(x)[None])
+            before = moments.get(name, initial_moments())
+            seen = update_moments(before, x[None], jnp.ones_like(x)[None], exact_for_equal=True)
             x = normalize_obs(seen, x)
             if name in moments:
                 moments[name] = seen

@@ -95,7 +95,7 @@ def natural_step(
     """
     direction = conjugate_gradient(fisher_product, descent, conjugate_steps)
     curvature = direction @ fisher_product(direction)
-    return jnp.sqrt(2 * max_kl / jnp.maximum(curvature, 1e-12)) * direction
+    return jnp.sqrt(2 * max_kl / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)) * direction
 
 
 class LineSearchResult(NamedTuple):

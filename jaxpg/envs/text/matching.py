@@ -114,10 +114,13 @@ def verifier(
 
 
 def extract_answer(completion: str) -> str:
-    """The text inside the last pair of answer tags, or all of it without such a pair; surrounding space is removed."""
+    """The text inside the last pair of answer tags, or all of it without such a pair; surrounding space is removed.
+
+    A pair is closed by the first closing tag behind it, as where tokens are compared.
+    """
     before, closing, _ = completion.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
-    return (answer if opening and closing else completion).strip()
+    return (answer.partition("</answer>")[0] if opening and closing else completion).strip()
 
 
 def _verify_exactly(answers: Array, tokenizer: Tokenizer) -> Verify:
