@@ -200,6 +200,20 @@ MUTATIONS = (
         "return -coefficient * k3(",
         KL,
     ),
+    Mutation(
+        "rows behind the end of an episode have a ratio",
+        "algorithm.py",
+        "    if algorithm.collector.whole_episodes:\n        log_prob, batch =",
+        "    if False:\n        log_prob, batch =",
+        UPDATE,
+    ),
+    Mutation(
+        "the weight of a KL may become 0",
+        "objectives/adaptation.py",
+        'jnp.maximum(state["kl_coefficient"] * (1 + gain * error), LEAST)',
+        'state["kl_coefficient"] * (1 + gain * error)',
+        "tests/test_adaptation.py",
+    ),
     # Weights of a loss
     Mutation(
         "GRPO divides by the padded width",
@@ -379,6 +393,28 @@ MUTATIONS = (
         "timestep.reward",
         "tests/test_evaluation.py",
     ),
+    Mutation(
+        "returns are the difference of two totals",
+        "rollout/segments.py",
+        "return_sum=jnp.where(ended, ended_return, 0.0)",
+        "return_sum=ended * (before.episode_return + steps.reward.sum(0) - new_return)",
+        ROLLOUT,
+    ),
+    # Values
+    Mutation(
+        "batches are drawn from rows that nothing was written to",
+        "values/replay_learning.py",
+        "steps // parts.algorithm.collector.num_envs",
+        "steps * parts.algorithm.collector.num_envs",
+        "tests/test_values_learner.py",
+    ),
+    Mutation(
+        "metrics of gradient steps are their sum",
+        "values/replay_learning.py",
+        "x.sum() / jnp.maximum(updates, 1)",
+        "x.sum()",
+        "tests/test_values_learner.py",
+    ),
     # Text
     Mutation(
         "evaluation runs on the split that trains",
@@ -431,6 +467,13 @@ MUTATIONS = (
         "tests/test_preferences_losses.py",
     ),
     # Runs
+    Mutation(
+        "rows are written to a file that was deleted",
+        "training/metrics_writer.py",
+        "            self._check_place()\n",
+        "",
+        "tests/test_training.py -k taken_away",
+    ),
     Mutation(
         "the keys of iterations depend on where chunks are cut",
         "training/advance.py",

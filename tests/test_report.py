@@ -293,6 +293,19 @@ def test_the_table_names_every_figure_within_80_columns():
     assert 0.8 * 48_000 < reached < 1.2 * 48_000  # 100 (1 - exp(-x / 30 000)) = 80
 
 
+def test_of_a_long_name_the_table_loses_no_letter_and_no_heading():
+    name = "a_module_of_ones_own:with_a_long_name"
+    summaries = report.summarize({name: toy_runs()["ppo"]}, threshold=80.0)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(report.comparison_table(summaries, title="task"))
+    lines = console.file.getvalue().splitlines()
+    assert "…" not in console.file.getvalue()
+    assert {"threshold", "steps/s", "wall", "time"} <= {word for line in lines[:4] for word in line.split()}
+    folded = "".join(line.split()[0] for line in lines[4:] if line.strip() and not line.startswith("before"))
+    assert folded.startswith("─")
+    assert name in folded
+
+
 @pytest.mark.parametrize(
     ("initial", "text"),
     [

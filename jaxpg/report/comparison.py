@@ -125,9 +125,11 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
+    table.columns[0].overflow = "fold"  # of a long name no letter is lost
     for column in table.columns[1:]:
         column.justify = "right"
-    for column in table.columns[:3]:
+        column.min_width = max(map(len, str(column.header).split()))
+    for column in table.columns[1:3]:
         column.no_wrap = True
     for name, summary in summaries.items():
         first, *rest = cells(name, summary)
