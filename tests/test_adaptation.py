@@ -96,7 +96,8 @@ def test_every_iteration_has_the_weight_of_its_state(kl: str) -> None:
     for key in KEYS:
         plain, (mask, ratio) = constant(state.algorithm["kl_coefficient"], state, key), collected(state, key)
         state, metrics = step(state, key)
-        jax.tree.map(np.testing.assert_array_equal, plain, state._replace(algorithm={}))
+        same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-9)  # of two programs the last digit may differ
+        jax.tree.map(same, plain, state._replace(algorithm={}))
         weights.append(float(metrics["kl_coefficient"]))
         kls.append(float(metrics["episode_reference_kl"]))
         by_hand = [sum(float(r) for r, real in zip(*x, strict=True) if real) for x in zip(ratio.T, mask.T, strict=True)]

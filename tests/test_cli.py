@@ -489,7 +489,7 @@ def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
 def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
     """In the middle of a chunk that would take very long; the checkpoint before it is intact."""
     run = Path(shutil.copytree(trained, tmp_path / "run"))
-    command = ["train", "catch", "a2c", "--out", str(run), "--resume", "--steps", str(2**31 - 1)]
+    command = ["train", "catch", "a2c", "--out", str(run), "--resume", "--steps", str(loop.MOST_STEPS)]
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxpg", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
