@@ -9,11 +9,11 @@ That is exact for an environment that a seed and actions determine; Gymnasium's 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import itertools
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -186,32 +186,70 @@ class _Group:
                 raise UserError(f"The environment {self._source.name} returned {what} {when}. Fix the environment.")
 
 
+def _explained(method: Callable[..., tuple[np.ndarray, ...]]) -> Callable[..., tuple[np.ndarray, ...]]:
+    """A method of `_Groups` that raises what goes wrong as a sentence; all environments are ended then.
+
+    Not a context manager, which costs a microsecond or two at every step.
+    """
+
+    @functools.wraps(method)
+    def call(self: _Groups, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        try:
+            return method(self, *arrays)
+        except UserError:
+            close_all()
+            raise
+        except _LOST as error:
+            steps = max((group.calls for group in self.groups.values()), default=0)
+            close_all()
+            raise _lost(self.source.name, steps) from error
+        except Exception as error:
+            close_all()
+            raise UserError(f"The environment {self.source.name} raised {describe_failure(error)}.") from error
+
+    return call
+
+
+def _lost(name: str, steps: int) -> UserError:
+    what = f"A worker process of the environment {name} has died"
+    if not steps:
+        return UserError(
+            f"{what} before it took a step. Every worker imports the script that runs anew: in a script, what trains "
+            'belongs below if __name__ == "__main__":.'
+        )
+    return UserError(
+        f"{what} at step {steps + 1} of its group, and the others have been ended. A run that has a directory goes on "
+        "with: jaxpg resume."
+    )
+
+
 class _Groups:
     """All environments of a source that the host keeps. A batch of a program is one group, or several in a row."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-        self._groups: dict[int, _Group] = {}
+        self.source = source
+        self.groups: dict[int, _Group] = {}
         self._numbers = itertools.count(secrets.randbits(30))  # another process must not have the same
 
+    @_explained
     def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Places and observations of new episodes, a group of them."""
-        with self._explained():
-            group = self._idle(seeds.size, seeds.ravel()[0])
-            group.calls += 1  # states of its last episodes are not those of the new ones
-            obs = group.begin(np.ones(seeds.size, bool), seeds.ravel())
-            return _like(seeds, group.places()), _like(seeds, obs)
+        group = self._idle(seeds.size, seeds.ravel()[0])
+        group.calls += 1  # states of its last episodes are not those of the new ones
+        obs = group.begin(np.ones(seeds.size, bool), seeds.ravel())
+        return _like(seeds, group.places()), _like(seeds, obs)
 
+    @_explained
     def step(
         self, seeds: np.ndarray, t: np.ndarray, place: np.ndarray, history: np.ndarray, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Places after a step, observations, and reward, discount and last of each."""
-        with self._explained():
-            actions = actions.reshape(seeds.size, *self._source.action_space.shape)
-            parts = [(*group.step(actions[of]), group.places()) for group, of in self._find(seeds, t, place, history)]
-            obs, numbers, places = _joined(parts)
-            return _like(seeds, places), _like(seeds, obs), _like(seeds, numbers)
+        actions = actions.reshape(seeds.size, *self.source.action_space.shape)
+        parts = [(*group.step(actions[of]), group.places()) for group, of in self._find(seeds, t, place, history)]
+        obs, numbers, places = _joined(parts)
+        return _like(seeds, places), _like(seeds, obs), _like(seeds, numbers)
 
+    @_explained
     def restart(
         self,
         seeds: np.ndarray,
@@ -222,17 +260,18 @@ class _Groups:
         new_seeds: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """New episodes where `wanted`: places and observations."""
-        with self._explained():
-            wanted, new_seeds = wanted.ravel(), new_seeds.ravel()
-            found = self._find(seeds, t, place, history)
-            parts = [(group.places(), group.begin(wanted[of], new_seeds[of])) for group, of in found]
-            places, obs = _joined(parts)
-            return _like(seeds, places), _like(seeds, obs)
+        if not wanted.any():  # most calls are such
+            return place, np.zeros((*wanted.shape, *self.source.observation_space.shape), np.float32)
+        wanted, new_seeds = wanted.ravel(), new_seeds.ravel()
+        found = self._find(seeds, t, place, history)
+        parts = [(group.places(), group.begin(wanted[of], new_seeds[of])) for group, of in found]
+        places, obs = _joined(parts)
+        return _like(seeds, places), _like(seeds, obs)
 
     def close(self) -> None:
         """End all environments and their processes."""
-        while self._groups:
-            self._groups.popitem()[1].close()
+        while self.groups:
+            self.groups.popitem()[1].close()
 
     def _find(
         self, seeds: np.ndarray, t: np.ndarray, place: np.ndarray, history: np.ndarray
@@ -240,14 +279,14 @@ class _Groups:
         """The groups that a batch of states consists of, in these states, and the part of each."""
         history = history.reshape(seeds.size, *history.shape[seeds.ndim :])
         place, seeds, t = place.reshape(-1, 3), seeds.ravel(), t.ravel()
-        first = self._groups.get(int(place[0, 0]))
+        first = self.groups.get(int(place[0, 0]))
         if first is not None and first.is_at(place):
             yield first, slice(None)
             return
         cuts = np.flatnonzero(np.diff(place[:, 0])) + 1
         for start, stop in itertools.pairwise((0, *cuts.tolist(), len(place))):
             of = slice(start, stop)
-            group = self._groups.get(int(place[start, 0]))
+            group = self.groups.get(int(place[start, 0]))
             if group is None or not group.is_at(place[of]):
                 if group is None or group.size != stop - start:
                     group = self._idle(stop - start, seeds[start])
@@ -256,37 +295,12 @@ class _Groups:
 
     def _idle(self, size: int, seed: Any) -> _Group:
         """A group that nobody needs any more, or a new one."""
-        for group in self._groups.values():
+        for group in self.groups.values():
             if group.size == size and group.is_free():
                 return group
         number = next(self._numbers) % 2**31
-        self._groups[number] = _Group(self._source, self._source.make(size, int(seed) % 2**31), number, size)
-        return self._groups[number]
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise what goes wrong as a sentence; all environments and their processes are ended then."""
-        try:
-            yield
-        except UserError:
-            close_all()
-            raise
-        except _LOST as error:
-            steps = max((group.calls for group in self._groups.values()), default=0)
-            close_all()
-            what = f"A worker process of the environment {self._source.name} has died"
-            if not steps:
-                raise UserError(
-                    f"{what} before it took a step. Every worker imports the script that runs anew: in a script, what "
-                    'trains belongs below if __name__ == "__main__":.'
-                ) from error
-            raise UserError(
-                f"{what} at step {steps + 1} of its group, and the others have been ended. A run that has a directory "
-                "goes on with: jaxpg resume."
-            ) from error
-        except Exception as error:
-            close_all()
-            raise UserError(f"The environment {self._source.name} raised {describe_failure(error)}.") from error
+        self.groups[number] = _Group(self.source, self.source.make(size, int(seed) % 2**31), number, size)
+        return self.groups[number]
 
 
 def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> Sequence[np.ndarray]:
