@@ -88,9 +88,10 @@ def excerpt(value: Any, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def refuse_unknown(what: str, given: str, known: Iterable[str], where: str = "") -> NoReturn:
+def refuse_unknown(what: str, given: object, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
-    raise UserError(f"There is no {what} {excerpt(given)}{where}. {hint(given, known)}")
+    suggestion = hint(given if isinstance(given, str) else "", known)
+    raise UserError(f"There is no {what} {excerpt(given)}{where}. {suggestion}")
 
 
 def hint(given: str, known: Iterable[str]) -> str:

@@ -167,6 +167,26 @@ def test_a_half_deleted_checkpoint_is_absent(tmp_path: Path, monkeypatch: pytest
     assert checkpoint.find(tmp_path) is None
 
 
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_for_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process that trains: between the listing of the folder and the reading of the manifest."""
+    save(tmp_path, 1)
+    save(tmp_path / "later", 2)
+    read = manifests.read
+
+    def delete_first(path: Path) -> manifests.Manifest:
+        if path.name == "000000000001":
+            shutil.rmtree(path)
+        return read(path)
+
+    (tmp_path / "later" / "000000000002").rename(tmp_path / "000000000002")
+    monkeypatch.setattr(manifests, "read", delete_first)
+    found = checkpoint.find(tmp_path)
+    assert found is not None
+    assert found.steps == 2
+
+
 def test_every_damaged_file_is_noticed(tmp_path: Path) -> None:
     """Cut in half, one bit flipped, or missing: the error names the file, whichever it is."""
     state = save(tmp_path, 1)

@@ -222,6 +222,12 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
     assert np.isnan(obs).all()
 
 
+def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> None:
+    env = envs.make(WALK, fault="interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
+
+
 @pytest.mark.parametrize("faulty", range(3))
 def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(faulty: int) -> None:
     """Of three side by side one begins anew and rests for a step; the others rest before their third step."""

@@ -359,6 +359,7 @@ def test_activations_differ(activation):
     ("build", "message"),
     [
         (lambda: networks.mlp(COUNTER, activation="swish"), "no activation 'swish'. There are: gelu, relu, silu, tanh"),
+        (lambda: networks.mlp(COUNTER, activation=None), "no activation None. There are: gelu, relu, silu, tanh"),
         (lambda: networks.recurrent(COUNTER, cell="lstm"), "no recurrent cell 'lstm'. There are: gru, min_gru"),
         (lambda: networks.cnn(COUNTER), r"counter have shape \(2,\)\. Use an mlp"),
     ],
@@ -366,6 +367,18 @@ def test_activations_differ(activation):
 def test_invalid_settings_are_refused(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_memory_is_float32_where_jax_counts_by_64_bits(cell):
+    policy, _ = networks.recurrent(COUNTER, hidden=(4,), width=3, cell=cell)
+    part = random_rollout(COUNTER, memory=np.zeros((4, 3), np.float32))
+    with jax.enable_x64(True):
+        params, obs = policy.init(jax.random.key(0)), jnp.zeros(2, jnp.float32)
+        memory = policy.start(params, obs)
+        _, after = policy.act(params, memory, obs)
+        assert memory.dtype == after.dtype == jnp.float32
+        assert policy.evaluate(params, part).logits.dtype == jnp.float32
 
 
 def masked_counter():

@@ -155,6 +155,36 @@ def test_rows_after_the_last_checkpoint_are_written_once(tmp_path: Path) -> None
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    """That would delete the metrics of all that was trained. Before its first checkpoint a run may begin anew."""
+    run(tmp_path, evaluate=peak_at_ten, evaluate_every=12)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(UserError, match=r"has no checkpoint, although one was written after 48 steps.*Put .* back"):
+        run(tmp_path, evaluate=peak_at_ten, evaluate_every=12, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    lines = before.splitlines(keepends=True)
+    _, first, *_ = (i for i, line in enumerate(lines) if b"evaluation_return" in line)
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines[: first + 1]))
+    run(tmp_path, evaluate=peak_at_ten, evaluate_every=12, resume=True)  # as if killed before it could save
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the run, which trains on; the later one is read."""
+    learner = toy()
+    run(tmp_path, learner=learner, total_steps=TOTAL // 2)
+    replaced = checkpoint.find(tmp_path / "checkpoints")
+    run(tmp_path, learner=learner, resume=True)
+    found = [replaced, checkpoint.find(tmp_path / "checkpoints")]
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "find", lambda folder, which: found.pop(0))
+        assert loop.restore(learner, tmp_path, [0, 1, 2], "last").iteration.tolist() == [30, 30, 30]
+    damaged = next((tmp_path / "checkpoints").glob("*/manifest.json"))
+    damaged.write_text("{")
+    with pytest.raises(UserError, match=r"its file manifest\.json is damaged"):
+        loop.restore(learner, tmp_path, [0, 1, 2], "last")
+
+
 def delete_rows(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").unlink()
 

@@ -12,7 +12,8 @@ import numpy as np
 class Walk(gymnasium.Env):
     """A random walk on a line, pushed by the action; it terminates beyond 3, and Gymnasium truncates it.
 
-    From step `at` of an episode on it has a `fault`: raise, nan, reward, text (for a reward), shape, exit or die.
+    From step `at` of an episode on it has a `fault`: raise, nan, reward, text (for a reward), shape, interrupt,
+    exit or die.
     """
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float64)
@@ -34,6 +35,8 @@ class Walk(gymnasium.Env):
             return self._obs(), self._x, abs(self._x) > 3, False, {}
         if self._fault == "raise":
             raise RuntimeError("the motor is broken")
+        if self._fault == "interrupt":
+            raise KeyboardInterrupt
         if self._fault == "exit":
             raise SystemExit(3)
         if self._fault == "die":

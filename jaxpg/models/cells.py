@@ -58,7 +58,7 @@ class GRU(nn.Module):
     def _stacked(self) -> tuple[Affine, Affine]:
         """Weights and biases of the inputs, and those of the memory, side by side for r, z and n."""
         weights = self.cell.variables["params"]
-        no_bias = jnp.zeros((2, self.width))
+        no_bias = jnp.zeros((2, self.width), jnp.float32)
         kernels = (jnp.concatenate([weights[source + gate]["kernel"] for gate in "rzn"], 1) for source in "ih")
         biases = ([weights["i" + gate]["bias"] for gate in "rzn"], [*no_bias, weights["hn"]["bias"]])
         of_inputs, of_memory = zip(kernels, map(jnp.concatenate, biases), strict=True)

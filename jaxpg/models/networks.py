@@ -279,7 +279,7 @@ def _recurrent(
     """Policy and critic with one memory, `[width]`: it belongs to the policy, and the critic adds a head."""
 
     def initial_memory() -> Array:
-        return jnp.zeros(cell.width)
+        return jnp.zeros(cell.width, jnp.float32)
 
     def policy_init(key: Key) -> Tree:
         encoder_key, cell_key, head_key = jax.random.split(key, 3)

@@ -1,9 +1,9 @@
 """Python functions called from inside a compiled program, on every platform, and how their failures are reported.
 
 `call` replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for
-each other, and otherwise surfaces as one of several exceptions with a long traceback. So no callback raises: a call
-that fails returns NaN or -1, its exception is stored, and the code that started the program raises it
-(`raise_failure`).
+each other, and otherwise surfaces as one of several exceptions with a long traceback. So does Ctrl-C, which Python
+raises wherever the main thread is, inside of a callback too. So no callback raises: a call that fails returns NaN or
+-1, its exception is stored, and the code that started the program raises it (`raise_failure`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE_COLUMNS = 8
 XLA copies arguments above 100 kB in a thread of the pool that computes. All its threads may be waiting for this call,
 which then never returns. Pieces of 8 columns stay below that size for batches of up to 3,000 rows per device.
 """
-_failures: list[Exception] = []
+_failures: list[BaseException] = []
 
 
 def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: Array, *scalars: Array) -> Tree:
@@ -44,7 +44,7 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
         arrays = [np.asarray(x) for x in scalars]
         try:
             return function(np.concatenate([np.asarray(piece) for piece in pieces], -1), *arrays)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _failures.append(error)
             return jax.tree.map(lambda x: np.full(arrays[0].shape, _failure_value(x.dtype), x.dtype), results)
 
@@ -79,7 +79,7 @@ def call_in_place(
                 for buffer, value in zip(out, function(*map(np.asarray, arguments)), strict=True):
                     buffer[...] = value
                 return
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _failures.append(error)
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)

@@ -86,11 +86,23 @@ def find(folder: Path, which: str = "last") -> Checkpoint | None:
     Raises:
         UserError: the folder or a manifest cannot be read; names it.
     """
-    manifest_of = {path: _read_manifest(path) for path in _complete(folder)}
-    complete = [Checkpoint(path, m.steps, _rank(m.score), m.about) for path, m in manifest_of.items()]
+    complete = []
+    for path in _complete(folder):
+        try:
+            manifest = _read_manifest(path)
+        except UserError:
+            if _has_manifest(path):
+                raise
+            continue  # deleted since, by the run that still trains
+        complete.append(Checkpoint(path, manifest.steps, _rank(manifest.score), manifest.about))
     if which == "best":
         complete.sort(key=lambda checkpoint: checkpoint.score)
     return complete[-1] if complete else None
+
+
+def exists(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is still there: a run that trains deletes it when a later one takes its place."""
+    return _has_manifest(checkpoint.path)
 
 
 def restore(checkpoint: Checkpoint, like: Tree) -> Tree:

@@ -357,9 +357,15 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
     Raises:
         UserError: there is none, it is of another run, or it cannot be used.
     """
-    found = checkpoint.find(run_dir / checkpoint.CHECKPOINTS, which)
-    if found is None:
-        raise UserError(f"{run_dir} has no checkpoint: the run ended before its first one.")
-    stored = run_directory.resume_point(found).config
-    run_directory.refuse_other_config(f"The checkpoint {found.path}", stored, run_directory.load_config(run_dir))
-    return checkpoint.restore(found, abstract_state(learner, len(seeds)))
+    folder, shapes = run_dir / checkpoint.CHECKPOINTS, abstract_state(learner, len(seeds))
+    while True:
+        found = checkpoint.find(folder, which)
+        if found is None:
+            raise UserError(f"{run_dir} has no checkpoint: the run ended before its first one.")
+        stored = run_directory.resume_point(found).config
+        run_directory.refuse_other_config(f"The checkpoint {found.path}", stored, run_directory.load_config(run_dir))
+        try:
+            return checkpoint.restore(found, shapes)
+        except UserError:
+            if checkpoint.exists(found):
+                raise  # otherwise the run still trains and has just replaced it by a later one

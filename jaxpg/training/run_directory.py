@@ -153,9 +153,24 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
             raise ValueError(f"it has {len(content):,} bytes, and the last checkpoint counted {rows.size:,}")
         if rows.checksum is not None and zlib.crc32(content[: rows.size]) != rows.checksum:
             raise ValueError(f"its first {rows.size:,} bytes are not the rows that the last checkpoint counted")
-        _parse_rows(content)
+        parsed = _parse_rows(content)
+        if not rows.size and (saved := _steps_of_a_checkpoint(parsed)):
+            raise UserError(
+                f"{run_dir} has no checkpoint, although one was written after {saved:,} steps: to go on would delete "
+                f"all its metrics. Put {run_dir / CHECKPOINTS} back from a copy, or train a new run with another --out."
+            )
 
     read_file(path, check, ADVICE)
+
+
+def _steps_of_a_checkpoint(rows: Sequence[Row]) -> int:
+    """Steps after which a run with these rows wrote a checkpoint, 0 if it need not have written one.
+
+    What is evaluated is saved after its row. So each evaluation in training has a checkpoint, but for that of the last
+    row, whose process may have been killed in between, or have diverged.
+    """
+    evaluated = (int(np.min(row["steps"])) for row in rows[:-1] if "evaluation_return" in row)
+    return max(evaluated, default=0)
 
 
 def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
