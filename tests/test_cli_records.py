@@ -249,6 +249,24 @@ def test_a_reward_function_that_fails_is_named(
     assert not list(Path("shown").glob("samples/*"))
 
 
+@pytest.mark.parametrize("changed", ["own.jsonl", "own_pairs.jsonl"])
+def test_a_run_does_not_go_on_with_other_data(place: Path, changed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same characters, so the same vocabulary. What a run does not read may change."""
+    write_lines(place / "own.jsonl", RECORDS)
+    write_lines(place / "own_pairs.jsonl", PAIRS)
+    (place / "own.toml").write_text(TASK.replace("data.jsonl", "own.jsonl").replace("pairs.jsonl", "own_pairs.jsonl"))
+    out = changed.removesuffix(".jsonl")
+    train = ["train", "own.toml", "reward_model", "--quiet", "--out", out]
+    assert main([*train, "--steps", "40"]) == 0
+    before = (place / changed).read_text()
+    (place / changed).write_text(before.replace("aab=", "aba=", 1))
+    rows = (place / out / "metrics.jsonl").read_bytes()
+    assert f"{changed} has changed since the run in {out} began" in refused(capsys, *train, "--resume", "--steps", "80")
+    assert (place / out / "metrics.jsonl").read_bytes() == rows
+    (place / changed).write_text(before)
+    assert main([*train, "--resume", "--steps", "80"]) == 0
+
+
 def test_a_run_knows_its_vocabulary(mine: Mine, capsys: pytest.CaptureFixture[str]) -> None:
     assert "There is no token for '<'" in refused(capsys, "sample", "mine", "--prompt", "<pad>", "--trust-code")
     letters = str.maketrans("abc", "xyz")

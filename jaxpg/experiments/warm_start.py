@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxpg import files
 from jaxpg.envs import task_factory
 from jaxpg.envs.text import TokenTable, token_table
 from jaxpg.errors import UserError
@@ -133,16 +132,10 @@ def save_vocabulary(config: Config, run_dir: Path) -> None:
     Raises:
         UserError: as `check_vocabulary`; or there is no run, but another file by a name that a run writes.
     """
-    path = run_dir / VOCABULARY
     if run_directory.has_begun(run_dir):
         check_vocabulary(config, run_dir)
     elif (vocabulary := _token_table(config)) is not None and processes.is_main_process():
-        run_directory.refuse_foreign_files(run_dir, resumes=False)
-        content = json.dumps(vocabulary._asdict()) + "\n"
-        if path.exists() and (path.is_dir() or path.read_bytes() != content.encode()):
-            raise run_directory.foreign_file(run_dir, VOCABULARY)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        files.replace_file(path, content)
+        run_directory.add_file(run_dir, VOCABULARY, json.dumps(vocabulary._asdict()) + "\n")
 
 
 def check_vocabulary(config: Config, run_dir: Path) -> None:

@@ -20,6 +20,7 @@ from jaxpg import envs, files, parallel
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.data_files import save_checksums
 from jaxpg.experiments.sampling import sample_data
 from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
@@ -104,7 +105,7 @@ def prepare(
                 resume=run_directory.has_begun(out),
                 initial=initial,
                 hooks=TrainingHooks(
-                    on_checked=partial(save_vocabulary, config, out),
+                    on_checked=partial(_note_sources, config, out),
                     on_row=on_row,
                     on_evaluation=on_evaluation,
                     should_stop=lambda: hooks.should_stop() or watched.should_stop(),
@@ -114,6 +115,12 @@ def prepare(
         return Trained(state, ended or int(jax.device_get(state.steps).min()) >= config.total_steps)
 
     return train_with
+
+
+def _note_sources(config: Config, out: Path) -> None:
+    """What the texts of a run are made of, written down where it begins, and compared where it goes on."""
+    save_vocabulary(config, out)
+    save_checksums(config, out)
 
 
 def devices_of(config: Config) -> list[jax.Device]:

@@ -7,7 +7,8 @@
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
-and, for a text task, vocabulary.json (what its tokens stand for), samples/ (completions) and report.html.
+and, for a text task, vocabulary.json (what its tokens stand for), data.json (checksums of its data files), samples/
+(completions) and report.html.
 
 Every figure and comparison is made from metrics.jsonl.
 """
@@ -122,10 +123,25 @@ def refuse_foreign_files(run_dir: Path, *, resumes: bool) -> None:
         return
     for name in WRITTEN:
         if (run_dir / name).exists():
-            raise foreign_file(run_dir, name)
+            raise _foreign_file(run_dir, name)
 
 
-def foreign_file(run_dir: Path, name: str) -> UserError:
+def add_file(run_dir: Path, name: str, content: str) -> None:
+    """Write a file into the directory of a new run, before the run is opened.
+
+    Raises:
+        UserError: what is there is not of a run; names it.
+    """
+    refuse_foreign_files(run_dir, resumes=False)
+    path = run_dir / name
+    is_own = (run_dir / CONFIG).exists() and path.is_file()  # of a run that has not trained yet, see `open_directory`
+    if path.exists() and not is_own and (path.is_dir() or path.read_bytes() != content.encode()):
+        raise _foreign_file(run_dir, name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+
+
+def _foreign_file(run_dir: Path, name: str) -> UserError:
     """The error for a directory that is of no run but has a file by a name that a run writes."""
     return UserError(
         f"{run_dir} holds a {name} but no run, since it has no {CONFIG}, so training would overwrite it. Choose "
