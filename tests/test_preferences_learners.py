@@ -462,6 +462,22 @@ def test_batches_that_do_not_divide_are_refused():
         dpo(word_pairs(), table(), loss="sigmiod")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("dpo", {"label_smoothing": 0.6}, r"label_smoothing must be below 0\.5"),
+        ("sft", {"learning_rate": -1.0}, "learning_rate must be at least 0"),
+    ],
+)
+def test_numbers_outside_of_their_domain_are_refused(name, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make(name, **changes)
+    with pytest.raises(UserError, match="beta must be above 0"):
+        dpo(word_pairs(), table(), beta=0.0)
+    with pytest.raises(UserError, match="centring must be at least 0"):
+        reward_model(word_pairs(), counting(), centring=-1.0)
+
+
 # Where pairs come from.
 
 

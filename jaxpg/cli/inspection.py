@@ -42,6 +42,8 @@ PROMPTS = 256
 
 def run_eval(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
+    if arguments.greedy and arguments.samples:
+        raise UserError("--greedy completions of one prompt are all equal: leave out --samples.")
     episodes = arguments.episodes
     run = _load_run(arguments)
     config, experiment = run.config, run.experiment

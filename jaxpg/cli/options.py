@@ -73,16 +73,25 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
 
 
 def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that win over the task's: --set, --steps, --seeds, --seed, --from and --reward."""
-    overrides = parse_overrides(arguments.set)
+    """The settings that win over the task's: --set, --steps, --seeds, --seed, --from and --reward.
+
+    Raises:
+        UserError: a setting is given in two ways, or one of them cannot be read.
+    """
+    by_option: dict[str, Any] = {}
     if arguments.steps is not None:
-        overrides["total_steps"] = arguments.steps
+        by_option["total_steps"] = arguments.steps
     if arguments.seeds is not None or arguments.seed:
         seeds = range(arguments.seed, arguments.seed + (1 if arguments.seeds is None else arguments.seeds))
         check_seeds(seeds)
-        overrides["seeds"] = list(seeds)
+        by_option["seeds"] = list(seeds)
     if arguments.initial is not None:
-        overrides["initial"] = arguments.initial
+        by_option["initial"] = arguments.initial
     if arguments.reward is not None:
-        overrides["reward"] = arguments.reward
-    return overrides
+        by_option["reward"] = arguments.reward
+    overrides = parse_overrides(arguments.set)
+    if twice := sorted(by_option.keys() & overrides.keys()):
+        raise UserError(
+            f"{twice[0]} is given twice, by --set {twice[0]}=... and by an option of its own: leave one of them out."
+        )
+    return overrides | by_option

@@ -3,7 +3,9 @@
 A loss of the policy is `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob`
 is that of the policy that acted, and the advantage A is a constant. A loss of the critic is `(value, old_value, target,
 **settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target is a constant.
-Settings may be traced. `PerEpisode` makes a loss of whole episodes out of one of steps.
+Settings may be traced. What a loss holds constant has no derivative: that of an update by gamma or lambda, as
+meta-gradients take it, is 0, since both act through A and the target alone. `PerEpisode` makes a loss of whole
+episodes out of one of steps.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxpg.errors import refuse_unknown
+from jaxpg.ladder_settings import check_scalars
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
@@ -48,10 +49,12 @@ def dpo(
         label_smoothing: the assumed probability that a label is wrong.
 
     Raises:
-        UserError: an unknown loss, or a batch that cannot be cut into equal parts.
+        UserError: an unknown loss, a number outside of its domain (domains.py), or a batch that cannot be cut into
+            equal parts.
     """
     if loss not in PAIR_LOSSES:
         refuse_unknown("loss", loss, PAIR_LOSSES, " on preference pairs")
+    check_scalars({"beta": beta, "label_smoothing": label_smoothing})
     pair_loss, per_token = PAIR_LOSSES[loss]
 
     def draw(_: Tree, keys: Array) -> Rollout:

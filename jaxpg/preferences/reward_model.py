@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.errors import UserError
+from jaxpg.ladder_settings import check_scalars
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
@@ -44,8 +45,10 @@ def reward_model(
         centring: weight of the term that keeps the scores of a pair around zero.
 
     Raises:
-        UserError: a batch that cannot be cut into equal parts; `Learner.actor` was called, as it has no policy.
+        UserError: a number outside of its domain (domains.py), or a batch that cannot be cut into equal parts;
+            `Learner.actor` was called, as it has no policy.
     """
+    check_scalars({"margin": margin, "centring": centring})
 
     def draw(_: Tree, keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)

@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxpg import update
 from jaxpg.errors import UserError
+from jaxpg.ladder_settings import check_scalars
 from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
@@ -91,8 +92,10 @@ def supervised(
             kept; None to keep none.
 
     Raises:
-        UserError: batch_size cannot be divided by micro_batches, or (in `step`) by micro_batches times devices.
+        UserError: a number outside of its domain (domains.py); batch_size cannot be divided by micro_batches, or (in
+            `step`) by micro_batches times devices.
     """
+    check_scalars(settings._asdict())
     _check_division(settings, shards=1)
     optimizer = optimizers.adam(max_grad_norm=settings.max_grad_norm)
     schedule = (
