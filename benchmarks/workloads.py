@@ -243,6 +243,8 @@ def _completions(env: Any, algorithm: str, size: str, num_envs: int, steps: int)
     """Steps of an algorithm of language.py on a transformer; completions count as if all had full length."""
     import language
 
+    from jaxpg.training import advance
+
     learner = language.learner_of(*language.transformer_of(env, size), env, num_envs, algorithm)
     iterations = max(1, steps // (num_envs * language.TOKENS))
 
@@ -252,7 +254,8 @@ def _completions(env: Any, algorithm: str, size: str, num_envs: int, steps: int)
         return (learner_state, key), metrics
 
     run = partial(jax.lax.scan, iteration, xs=None, length=iterations)
-    return compiled(jax.jit(lambda key: (learner.init(key), key)), run, iterations * num_envs * language.TOKENS)
+    tokens = iterations * num_envs * language.TOKENS
+    return compiled(jax.jit(lambda key: (learner.init(key), key)), run, tokens, advance.compiler_options())
 
 
 def language_writing(size: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:

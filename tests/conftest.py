@@ -377,10 +377,11 @@ def optimised_where_it_matters(request: pytest.FixtureRequest) -> Iterator[None]
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`machine_with(chunk_tokens=8)`: the choices for a CPU, see parallel/machine.py, but for these."""
+    """`machine_with(chunk_tokens=8)`: the choices for the machine at hand, see parallel/machine.py, but for these."""
     machine = importlib.import_module("jaxpg.parallel.machine")
+    usual = machine.machine()
 
     def change(**choices: Any) -> None:
-        monkeypatch.setitem(machine.MACHINES, "cpu", machine.CPU._replace(**choices))
+        monkeypatch.setitem(machine.MACHINES, machine.platform(), usual._replace(**choices))
 
     return change

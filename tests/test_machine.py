@@ -94,26 +94,6 @@ def test_an_unrolled_recursion_is_the_same() -> None:
         np.testing.assert_allclose(tiny.jit(lambda: returns.gae(*arguments))(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("few", [3, 4])
-def test_a_product_with_few_inputs_is_a_product(few: int, machine_with: Callable[..., None]) -> None:
-    """Layers of 4 inputs, with and without their sum of products; value and derivatives."""
-    x, weights = jax.random.normal(jax.random.key(0), (5, 3, 4)), jax.random.normal(jax.random.key(1), (4, 6))
-    bias = jnp.arange(6.0)
-    machine_with(few_inputs=few)
-
-    def loss(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-        params = {"params": {"kernel": weights, "bias": bias}}
-        return jnp.tanh(layers.apply(layers.dense(6, None), params, x)).sum()
-
-    def expected(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
-        return jnp.tanh(jnp.einsum("abk,kn->abn", x, weights) + bias[None, None]).sum()
-
-    got, wanted = (jax.value_and_grad(f, argnums=(0, 1, 2))(x, weights, bias) for f in (loss, expected))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
-    products = str(jax.make_jaxpr(loss)(x, weights, bias)).count("dot_general")
-    assert products == (0 if few == 4 else 1)
-
-
 @pytest.mark.parametrize("rows", [15, 16])
 def test_a_product_with_one_column_is_a_product(rows: int, machine_with: Callable[..., None]) -> None:
     """A layer with one output on 15 rows, with and without another column; value and derivatives."""

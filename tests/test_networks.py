@@ -457,7 +457,7 @@ def losses_of(params, batch, objective):
 )
 def test_policy_and_critic_evaluated_together_are_what_they_are_apart(machine_with, network, env, settings):
     """Loss, metrics and gradient; a torso or a memory that both read is computed, and differentiated, once."""
-    machine_with(torsos_at_once=True)
+    machine_with(torsos_at_once=64)
     params, joint, apart = together(network, env, **settings)
     memory = jnp.ones((4, settings["width"])) if "width" in settings else ()
     rollout = random_rollout(env, memory=memory)
@@ -474,6 +474,18 @@ def test_policy_and_critic_evaluated_together_are_what_they_are_apart(machine_wi
     jax.tree.map(close, one(params, batch), several(params, batch))
     shares = settings.get("shared") or network is networks.recurrent
     assert (one.cost_analysis()["flops"] < 0.85 * several.cost_analysis()["flops"]) == bool(shares)
+
+
+@pytest.mark.parametrize("limit", [27, 28])
+def test_torsos_of_many_rows_are_apart(machine_with, limit):
+    """28 rows: one product for each of two layers of both, or two."""
+    machine_with(torsos_at_once=limit)
+    params, joint, _ = together(networks.mlp, COUNTER, hidden=(8, 4))
+    rollout = random_rollout(COUNTER)
+    zeros = jnp.zeros(rollout.steps.reward.shape)
+    batch = Batch(rollout, zeros, zeros, zeros, zeros, zeros, ())
+    products = str(jax.make_jaxpr(joint.loss)(params, batch)).count("dot_general")
+    assert products == 2 + (2 if limit == 28 else 4)  # two heads
 
 
 def test_networks_that_do_not_belong_together_are_evaluated_apart():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -59,18 +58,15 @@ class Dense(nn.Module):
         weights = self.param("kernel", initial, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         x, weights, bias = nn.dtypes.promote_dtype(x, weights, bias)
-        y = _dot_small(x, weights)
+        y = _dot(x, weights)
         return y + _bias_of_rows(bias.reshape((1,) * (y.ndim - 1) + bias.shape), y)
 
 
-def _dot_small(x: Array, weights: Array) -> Array:
-    """`[..., K]` times `[K, N]`, in another form for few K or one N (`Machine.few_inputs`, `many_rows`)."""
+def _dot(x: Array, weights: Array) -> Array:
+    """`[..., K]` times `[K, N]`, in another form for one N and many rows (`Machine.many_rows`)."""
     if weights.shape[-1] == 1 and x.size // x.shape[-1] >= machine().many_rows:
         return jnp.dot(x, jnp.pad(weights, ((0, 0), (0, 1))))[..., :1]
-    if x.shape[-1] > machine().few_inputs:
-        return jnp.dot(x, weights)
-    rows = weights.reshape(len(weights), *(1,) * (x.ndim - 1), -1)
-    return reduce(jnp.add, (x[..., k, None] * row for k, row in enumerate(rows)))
+    return jnp.dot(x, weights)
 
 
 _NARROW = 8

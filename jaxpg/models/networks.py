@@ -250,7 +250,7 @@ def _feedforward(
     def both(params: Params, rollout: Rollout) -> tuple[Any, Array]:
         obs = rollout.steps.obs
         torsos = (params.policy["torso"], *(() if shared else (params.critic["torso"],)))
-        features = _features_of_each(torso, torsos, obs)
+        features = _features_of_each(torso, torsos, obs, rows=rollout.steps.last.size)
         return head_of_policy(params.policy, features[0], obs), apply(value_head, params.critic["head"], features[-1])
 
     policy = Policy(
@@ -262,12 +262,12 @@ def _feedforward(
     return policy, Critic(critic_init, values, joint=JointEvaluation(evaluate, values, both))
 
 
-def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Array) -> Sequence[Array]:
+def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Array, rows: int) -> Sequence[Array]:
     """The features of a torso with each of these parameters, by one product per layer where the machine gains by it.
 
-    That is `Machine.torsos_at_once`.
+    That is up to so many rows as `Machine.torsos_at_once` says.
     """
-    if len(torsos) == 1 or not machine().torsos_at_once:
+    if len(torsos) == 1 or rows > machine().torsos_at_once:
         return [apply(torso, params, obs) for params in torsos]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *torsos)
     return jax.vmap(partial(apply, torso), (0, None))(stacked, obs)

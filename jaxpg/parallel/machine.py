@@ -1,9 +1,10 @@
 """Which machine a program is for, and all that a program does for the machine's sake.
 
 What is learned does not depend on it. Every choice is a field of `Machine` and says what it replaces, what it gains,
-and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times. Those of
-accelerators are counts of programs that were compiled and not run (benchmarks/aot.py): the kernels that a GPU is given
-and the times that the host must launch something, and the cycles that the compiler for TPUs estimates.
+and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times, and so are those where an H200 is named
+(benchmarks/choices.py). Others of accelerators are counts of programs that were compiled and not run
+(benchmarks/aot.py): the kernels that a GPU is given and the times that the host must launch something, and the cycles
+that the compiler for TPUs estimates.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ class Machine(NamedTuple):
         convolutions are 10 to 25 % slower).
     resets_where_any: a `lax.cond` around resets and stored observations, so that a step at which no episode ends pays
         for neither: PPO is 1.03 to 1.15 times as fast on a CPU ("four environments again"). An accelerator pays more
-        for the decision than it saves.
+        for the decision than it saves: 0.64 of the speed with 64 environments on an H200.
     packs_outputs: what a step or a minibatch leaves behind is stored as one vector (`vectorize.RowStorage`). On a GPU
         each array is a copy of its own that breaks up the graph which the host launches: GAE's loop, the single seed
         and this together are 181 launches instead of 1,717; a token of `sort` was 50 kernels in one launch instead
-        of 57 in 8. On a TPU the vector costs a dozen operations a step.
+        of 57 in 8. On an H200 it is worth 4 %. On a TPU the vector costs a dozen operations a step.
     recursion_unroll: steps of a recursion over time, GAE's or a GRU's, that one round of its loop takes. On a GPU 16
-        launches of GAE instead of 384, of one kernel each; with a GRU of 64 an update takes 14 instead of 28 thousand
+        launches of GAE instead of 384, of one kernel each, and 1.16 times the speed on an H200; with a GRU of 64 an update takes 14 instead of 28 thousand
         kernels and 330 instead of 13,126 launches, and two thirds of the cycles on a TPU ("a GRU by one product a
         step").
     many_columns: from so many columns on a GRU reads its inputs step by step, and its gradient is that of a plain loop:
@@ -44,7 +45,8 @@ class Machine(NamedTuple):
         most so many equations; 0 for one a round, always. The compiler for TPUs has less to copy between steps: an
         update takes 4.6 instead of 5.7 M cycles with 64 environments, 13.4 instead of 14.6 M with 2,048, 25.4 instead
         of 30.7 M on Breakout. A larger step gains nothing: LunarLander's compiles for 71 instead of 13 seconds with 8
-        a round ("sixteen steps a round").
+        a round ("sixteen steps a round"). A GPU is given 1,669 instead of 1,911 kernels of an update in 45 instead of
+        165 launches, and compiling takes 20 instead of 7 seconds of two cores.
     steps_per_question: an episodic rollout asks after so many steps whether all its episodes are over. A CPU asks at
         every step. Elsewhere the host must have the answer before it can launch the next step.
     gathers_words: one gather for all arrays of a minibatch that have a word per step, stacked before. XLA on a CPU
@@ -67,13 +69,10 @@ class Machine(NamedTuple):
         entries of a row one by one on a CPU: the gradient of two normalised layers of 64 takes 280 instead of 586 us
         for 128 rows ("layer normalisation").
     sums_at_once: sums over the same steps are one reduction of their stack, four kernels of a minibatch fewer on a
-        GPU; on a TPU the stack costs six operations more ("few categories").
+        GPU, 1 % on an H200; on a TPU the stack costs six operations more ("few categories").
     carries_vector: the parameters of a small network are carried from minibatch to minibatch as one vector, where
         otherwise only its vectors are one (`batching.pack_parameters`): of 49 kernels of a minibatch 4 fewer on a GPU,
         of 109 operations 5 on a TPU.
-    few_inputs: a product with a matrix of at most so many rows is a sum of as many multiples of these (`layers.dense`).
-        On a GPU it is computed together with the activation, one kernel of a step fewer. On a TPU an update takes 1.4
-        times the cycles with 2,048 environments.
     many_rows: a dense layer over so many rows is written in two other forms. A product with a matrix of one column,
         such as a critic's head, is one with two, the second of zeros: the compiler for TPUs makes sums of the former,
         and of its derivative, that go around the matrix unit, and an update takes 14.6 instead of 16.5 M cycles with
@@ -90,13 +89,15 @@ class Machine(NamedTuple):
     few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
-        ("few categories"). A CPU gains nothing by it and compiles 4 to 8 % longer.
+        ("few categories"). On an H200 it is worth 4 % with 2,048 environments, nothing with 64. A CPU gains nothing by it and compiles 4 to 8 % longer.
     few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
         scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
         `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
         caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
-    torsos_at_once: those of policy and critic by `vmap`, one product for a layer of both (networks._features_of_each).
-        A minibatch of PPO takes 34 instead of 45 kernels on an H100. On a TPU it takes 1.05 times the cycles with 64
+    torsos_at_once: up to so many rows, those of policy and critic by `vmap`, one product for a layer of both
+        (networks._features_of_each). A minibatch of PPO takes 34 instead of 45 kernels on an H100, and PPO is 1.22
+        times as fast on an H200 with 2,048 rows, 1.03 with 32,768 (Breakout), 1.01 with 65,536. Of two million XLA
+        writes the gradients of both more often: half as many bytes again ("an H200"). On a TPU it takes 1.05 times the cycles with 64
         environments and 1.26 with 2,048 ("policy and critic together"); a CPU's fast products take one set of weights.
     queries_at_once: of a text, whose scores are in memory at the same time (decoder.attention). The gradient of two
         layers by 2,048 tokens takes 122 instead of 911 MB on a CPU and 0.38 of the time, by 128 tokens 1.00, since the
@@ -122,12 +123,11 @@ class Machine(NamedTuple):
     sums_rows_by_product: bool
     sums_at_once: bool
     carries_vector: bool
-    few_inputs: int
     many_rows: int | float
     few_final_obs: int
     few_categories: int
     few_slots: int
-    torsos_at_once: bool
+    torsos_at_once: int
     queries_at_once: int
     calls_in_place: bool
 
@@ -149,12 +149,11 @@ CPU = Machine(
     sums_rows_by_product=True,
     sums_at_once=False,
     carries_vector=False,
-    few_inputs=0,
     many_rows=math.inf,
     few_final_obs=0,
     few_categories=0,
     few_slots=0,
-    torsos_at_once=False,
+    torsos_at_once=0,
     queries_at_once=64,
     calls_in_place=True,
 )
@@ -164,7 +163,7 @@ GPU = Machine(
     packs_outputs=True,
     recursion_unroll=32,
     many_columns=math.inf,
-    round_equations=0,
+    round_equations=1_000,
     steps_per_question=16,
     gathers_words=False,
     prepares_minibatches=True,
@@ -175,12 +174,11 @@ GPU = Machine(
     sums_rows_by_product=False,
     sums_at_once=True,
     carries_vector=True,
-    few_inputs=4,
     many_rows=math.inf,
     few_final_obs=0,
     few_categories=8,
     few_slots=64,
-    torsos_at_once=True,
+    torsos_at_once=65_536,
     queries_at_once=512,
     calls_in_place=False,
 )
@@ -188,11 +186,10 @@ TPU = GPU._replace(
     packs_outputs=False,
     sums_at_once=False,
     round_equations=1_000,
-    few_inputs=0,
     many_rows=32_768,
     few_final_obs=4,
     few_slots=0,
-    torsos_at_once=False,
+    torsos_at_once=0,
 )
 MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
