@@ -92,10 +92,9 @@ FILES = tuple(sorted(MARKED, key=lambda path: (path.stem != "test_device", path)
 FULL = Plan(
     groups=(
         (ppo_case(64, 1, 16), ppo_case(2048, 1, 16), ppo_case(64, 64, 8), ppo_case(1, 1, 16)),
-        (ppo_case(65536, 1, 2), ppo_case(16384, 1, 4)),
-        (ppo_case(64, 2048, 2),),
+        (ppo_case(65536, 1, 2), ppo_case(16384, 1, 4), ppo_case(64, 2048, 2)),
     ),
-    sizes=(("1M", "10M"), ("100M",)),
+    sizes=(("1M", "10M", "100M"),),
     columns=64,
     rounds=3,
     turn_s=1.0,

@@ -1,10 +1,10 @@
 """Which machine a program is for, and all that a program does for the machine's sake.
 
 What is learned does not depend on it. Every choice is a field of `Machine` and says what it replaces, what it gains,
-and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times, and so are those where an H200 is named
-(benchmarks/choices.py). Others of accelerators are counts of programs that were compiled and not run
-(benchmarks/aot.py): the kernels that a GPU is given and the times that the host must launch something, and the cycles
-that the compiler for TPUs estimates.
+and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times, and so
+are those where an H200 is named (benchmarks/choices.py). Others of accelerators are counts of programs that were
+compiled and not run (benchmarks/aot.py): the kernels that a GPU is given and the times that the host must launch
+something, and the cycles that the compiler for TPUs estimates.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Machine(NamedTuple):
         and this together are 181 launches instead of 1,717; a token of `sort` was 50 kernels in one launch instead
         of 57 in 8. On an H200 it is worth 4 %. On a TPU the vector costs a dozen operations a step.
     recursion_unroll: steps of a recursion over time, GAE's or a GRU's, that one round of its loop takes. On a GPU 16
-        launches of GAE instead of 384, of one kernel each, and 1.16 times the speed on an H200; with a GRU of 64 an update takes 14 instead of 28 thousand
-        kernels and 330 instead of 13,126 launches, and two thirds of the cycles on a TPU ("a GRU by one product a
-        step").
+        launches of GAE instead of 384, of one kernel each, and 1.16 times the speed on an H200; with a GRU of 64 an
+        update takes 14 instead of 28 thousand kernels and 330 instead of 13,126 launches, and two thirds of the cycles
+        on a TPU ("a GRU by one product a step").
     many_columns: from so many columns on a GRU reads its inputs step by step, and its gradient is that of a plain loop:
         the layer of 128 takes 277 instead of 335 ms for 256 columns of 128 steps, since a step's numbers stay in a
         CPU's cache; below, and on accelerators, all inputs are read before ("a GRU by one product a step").
@@ -89,15 +89,16 @@ class Machine(NamedTuple):
     few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
-        ("few categories"). On an H200 it is worth 4 % with 2,048 environments, nothing with 64. A CPU gains nothing by it and compiles 4 to 8 % longer.
+        ("few categories"). On an H200 it is worth 4 % with 2,048 environments, nothing with 64. A CPU gains nothing by
+        it and compiles 4 to 8 % longer.
     few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
         scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
         `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
         caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
     torsos_at_once: up to so many rows, those of policy and critic by `vmap`, one product for a layer of both
         (networks._features_of_each). A minibatch of PPO takes 34 instead of 45 kernels on an H100, and PPO is 1.22
-        times as fast on an H200 with 2,048 rows, 1.03 with 32,768 (Breakout), 1.01 with 65,536. Of two million XLA
-        writes the gradients of both more often: half as many bytes again ("an H200"). On a TPU it takes 1.05 times the cycles with 64
+        times as fast on an H200 with 2,048 rows, 1.03 with 32,768 (Breakout), 1.01 with 65,536. With two million, XLA
+        reads and writes the gradients of both more often ("an H200"). On a TPU it takes 1.05 times the cycles with 64
         environments and 1.26 with 2,048 ("policy and critic together"); a CPU's fast products take one set of weights.
     queries_at_once: of a text, whose scores are in memory at the same time (decoder.attention). The gradient of two
         layers by 2,048 tokens takes 122 instead of 911 MB on a CPU and 0.38 of the time, by 128 tokens 1.00, since the
