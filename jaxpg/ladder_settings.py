@@ -21,8 +21,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import DOMAINS, POSITIVE, check_number
-from jaxpg.errors import UserError
+from jaxpg.domains import DOMAINS, POSITIVE, check_number, domain_of
+from jaxpg.errors import UserError, excerpt
 from jaxpg.types import Array, Scalar
 
 Algorithm = Callable[..., PolicyGradient]
@@ -111,11 +111,13 @@ class ClipFreeDAPOSettings(ReinforceSettings, MinibatchSettings, total=False):
 
 
 def root(algorithm: AlgorithmT) -> AlgorithmT:
-    """An algorithm without a parent, whose settings are checked (`check_scalars`) as those of its descendants are."""
+    """An algorithm without a parent, whose settings are checked as those of its descendants are."""
+    parameters = inspect.signature(algorithm, eval_str=True).parameters
 
     @wraps(algorithm)
     def checked(**settings: Any) -> Any:
         check_scalars(settings)
+        _check_whole_numbers(settings, parameters)
         return algorithm(**settings)
 
     return cast(AlgorithmT, checked)
@@ -139,6 +141,22 @@ def check_scalars(settings: Mapping[str, Any]) -> None:
             check_number(name, value.item() if isinstance(value, np.number) else value, DOMAINS[name])
 
 
+def _check_whole_numbers(settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse what no number of environments, steps or epochs can be: settings that are annotated as `int`.
+
+    Raises:
+        UserError: not a whole number, or outside of its domain (domains.py).
+    """
+    for name, value in settings.items():
+        if name not in parameters or parameters[name].annotation not in (int, int | None):
+            continue
+        if value is None and parameters[name].annotation is not int:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise UserError(f"{name} must be a whole number, not {excerpt(value)}.")
+        check_number(name, int(value), domain_of(name))
+
+
 def child_of(
     parent: Callable[P, Any],
     *_: P.args,
@@ -160,6 +178,7 @@ def child_of(
             if unknown:
                 raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
             check_scalars(settings)
+            _check_whole_numbers(settings, parameters)
             return algorithm(**(defaults | settings))
 
         returned = inspect.signature(algorithm, eval_str=True).return_annotation

@@ -12,6 +12,7 @@ import optax
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
 from jaxpg.errors import UserError
 from jaxpg.models.initial_weights import in_one_loop
+from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.kl import k1
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode
@@ -95,8 +96,8 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
-        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions; the
-            surrogate is of whole episodes, and the collector cuts them.
+        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions;
+            surrogate, credit or weights are of whole episodes, and the collector cuts them.
     """
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
@@ -108,11 +109,7 @@ def policy_gradient(
             f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
             "which must stay zeros and ones. Set it to false."
         )
-    if isinstance(algorithm.surrogate, PerEpisode) and not algorithm.collector.whole_episodes:
-        raise UserError(
-            "The surrogate is of whole episodes (PerEpisode), and the experience is collected in segments that cut "
-            "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
-        )
+    _check_whole_episodes(algorithm)
     if algorithm.value_loss is None:
         critic = None
     elif critic is None:
@@ -130,6 +127,29 @@ def policy_gradient(
     init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
     experience = None if env.host else Experience(env, partial(_experience, parts))  # the host checks its numbers
     return Learner(init, partial(_step, parts), actor, with_policy, experience)
+
+
+OF_WHOLE_EPISODES = (
+    *(advantages.group_relative, advantages.process_relative, advantages.leave_one_out),
+    *(loss_weights.per_episode, loss_weights.per_episode_over),
+)
+"""Credits and weights that take a column for one episode."""
+
+
+def _check_whole_episodes(algorithm: PolicyGradient) -> None:
+    """Refuse parts that take a column for one episode, where columns are segments of several."""
+    if algorithm.collector.whole_episodes:
+        return
+    for part in ("surrogate", "credit", "loss_weights"):
+        function = getattr(algorithm, part)
+        while isinstance(function, partial):
+            function = function.func
+        if isinstance(function, PerEpisode) or function in OF_WHOLE_EPISODES:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise UserError(
+                f"The {part} is of whole episodes ({name}), and the experience is collected in segments that cut "
+                "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
+            )
 
 
 def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
@@ -154,7 +155,12 @@ def _shuffled_columns(key: Key, num_columns: int, epochs: int, num_minibatches: 
     """`[epochs * num_minibatches, columns of a minibatch]`: the columns of every minibatch.
 
     All orders are drawn by one call: random-number code is a large part of what there is to compile.
+
+    Raises:
+        UserError: there are no equal minibatches.
     """
+    if num_columns % num_minibatches:
+        raise UserError(f"num_minibatches = {num_minibatches} does not divide a batch of {num_columns} rows.")
     orders = random_permutations(collectives.device_key(key), epochs, num_columns)
     return orders.reshape(epochs * num_minibatches, -1)
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Tree
 from jaxpg.update.batching import Minibatches, columns_of, count_chunks, merge, partition
@@ -66,12 +67,12 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
     Every epoch is a random order of the steps that train, in shares that differ by one step at most.
 
     Raises:
-        ValueError: the batch, padding included, does not divide into so many minibatches.
+        UserError: the batch, padding included, does not divide into so many minibatches.
     """
     order, count = training_steps_first(batch)
     size, rest = divmod(len(order), num_minibatches)
     if rest:
-        raise ValueError(f"{num_minibatches} minibatches cannot have as many of {len(order)} steps each.")
+        raise UserError(f"num_minibatches = {num_minibatches} does not divide a batch of {len(order)} rows.")
     edges = jnp.arange(num_minibatches + 1)
     edges = edges * (count // num_minibatches) + jnp.minimum(edges, count % num_minibatches)
 

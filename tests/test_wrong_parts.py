@@ -1,0 +1,104 @@
+"""Parts of an algorithm that would train something else, unnoticed: refused in a sentence, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxpg import ladder, values
+from jaxpg.algorithm import PolicyGradient
+from jaxpg.errors import UserError
+from jaxpg.objectives import advantages, loss_weights, surrogates
+from jaxpg.policy_gradient import policy_gradient
+from jaxpg.rollout import continuing, episodic
+from jaxpg.types import Array
+
+PPO = partial(ladder.ppo, num_envs=4, num_steps=4, num_minibatches=2, epochs=1)
+
+
+def trace(algorithm: PolicyGradient) -> Any:
+    """One update, traced and not run."""
+    learner = policy_gradient(
+        tiny.counter(), tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2)), algorithm
+    )
+    key = jax.random.key(0)
+    return jax.eval_shape(learner.step, jax.eval_shape(learner.init, key), key)
+
+
+def mean_of(loss: Callable[..., Array], axis: int | None) -> Callable[..., Array]:
+    return lambda *arguments: loss(*arguments).mean(axis)
+
+
+def columns(steps: Any, *arguments: Array, **settings: Any) -> advantages.Credit:
+    credit = advantages.reward_to_go(steps, *arguments, **settings)
+    return credit._replace(advantage=credit.advantage.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"surrogate": mean_of(surrogates.importance_ratio, None)}, "surrogate"),
+        ({"surrogate": mean_of(surrogates.importance_ratio, 0)}, "surrogate"),
+        ({"value_loss": mean_of(surrogates.squared_error, None)}, "value_loss"),
+        ({"credit": columns}, "credit"),
+        ({"loss_weights": lambda mask: 1 / mask.sum()}, "loss_weights"),
+    ],
+)
+def test_a_part_gives_one_number_per_step(parts: dict[str, Any], name: str) -> None:
+    trace(PPO())
+    with pytest.raises(UserError, match=rf"algorithm's {name} must give one number per step, \[\d+, \d+\] here"):
+        trace(PPO()._replace(**parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ({"credit": partial(advantages.group_relative, group_size=2)}, "group_relative"),
+        ({"credit": partial(advantages.leave_one_out, group_size=2)}, "leave_one_out"),
+        ({"loss_weights": loss_weights.per_episode}, "per_episode"),
+        ({"loss_weights": partial(loss_weights.per_episode_over, length=4)}, "per_episode_over"),
+        ({"surrogate": surrogates.per_episode(surrogates.importance_ratio)}, "PerEpisode"),
+    ],
+)
+def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], name: str) -> None:
+    trace(PPO(num_steps=None)._replace(**parts))
+    with pytest.raises(UserError, match=rf"of whole episodes \({name}\), and the experience is collected in segments"):
+        trace(PPO()._replace(**parts))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (partial(PPO, epochs=0), "epochs must be at least 1, not 0"),
+        (partial(PPO, num_minibatches=0), "num_minibatches must be at least 1, not 0"),
+        (partial(PPO, num_envs=2.5), "num_envs must be a whole number, not 2.5"),
+        (partial(PPO, num_steps=True), "num_steps must be a whole number, not True"),
+        (partial(PPO, anneal_steps=0), "anneal_steps must be at least 1, not 0"),
+        (partial(ladder.reinforce, num_envs=-1), "num_envs must be at least 1, not -1"),
+        (partial(ladder.grpo, group_size=0), "group_size must be at least 1, not 0"),
+        (partial(ladder.trpo, value_epochs=0), "value_epochs must be at least 1, not 0"),
+        (partial(values.dqn, batch_size=0), "batch_size must be at least 1, not 0"),
+        (partial(continuing, num_envs=1, num_steps=0), "num_steps must be at least 1, not 0"),
+        (partial(episodic, num_envs=0), "num_envs must be at least 1, not 0"),
+    ],
+)
+def test_sizes_are_whole_numbers_from_one_on(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make()
+
+
+def test_sizes_may_be_of_numpy_and_none() -> None:
+    assert PPO(num_envs=np.int64(4), num_steps=None, chunk_rows=None).collector.num_envs == 4
+
+
+@pytest.mark.parametrize("num_steps", [4, None])
+def test_minibatches_divide_the_batch(num_steps: int | None) -> None:
+    with pytest.raises(UserError, match=r"num_minibatches = 3 does not divide a batch of 16 rows"):
+        trace(PPO(num_steps=num_steps, num_minibatches=3))
