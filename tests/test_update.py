@@ -385,12 +385,12 @@ def test_a_natural_step_has_its_kl_however_small_the_gradient_is(scale):
     np.testing.assert_allclose(0.5 * step @ fisher @ step, 0.01 if scale else 0.0, rtol=1e-3)
 
 
-def trpo(max_kl, seed=0, shared=False, **settings):
+def trpo(max_kl, seed=0, shared=False, of_update=None, **settings):
     """One step in a trust region: KL(old || new), how the loss changed, all parameters before and after, metrics."""
     algorithm = ladder.trpo(num_envs=8, num_steps=6, max_kl=max_kl, value_minibatches=1, learning_rate=0.1, **settings)
     policy, critic = networks.mlp(COUNTER, hidden=(4,), shared=shared)
     goal, params, batch = tiny.first_update(COUNTER, policy, critic, algorithm, jax.random.key(seed))
-    after, _, metrics = tiny.jit(partial(algorithm.update, goal, update.sgd(), 0.1))(
+    after, _, metrics = tiny.jit(partial(algorithm.update, goal, update.sgd(), 0.1, **(of_update or {})))(
         params, (), batch, jax.random.key(0)
     )
     as_minibatch = goal.as_minibatch(batch)
@@ -499,7 +499,7 @@ def test_the_step_is_halved_until_the_kl_is_kept():
 
 def test_a_step_that_cannot_be_taken_is_not_taken():
     """No step length is tried, or none is short enough."""
-    kl, _, params, after, metrics = trpo(0.01, backtracks=0, value_epochs=1)
+    kl, _, params, after, metrics = trpo(0.01, of_update={"backtracks": 0}, value_epochs=1)
     assert metrics["accepted"] == kl == 0
     jax.tree.map(np.testing.assert_array_equal, after.policy, params.policy)
     assert any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), after.critic, params.critic)))
