@@ -66,6 +66,10 @@ def ends_early(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
     return state, timestep._replace(last=timestep.last | (jax.random.uniform(key) < 0.1))
 
 
+def ends_at_once(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(last=jnp.ones((), bool))
+
+
 def hides_its_randomness(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
     return state, timestep._replace(reward=timestep.reward + np.float32(np.random.default_rng().uniform()))
 
@@ -105,6 +109,7 @@ MISTAKES: dict[str, tuple[Env, str]] = {
     "time-out": (changed(takes_a_time_out_for_an_end), "a time-out is no termination"),
     "nan": (changed(is_seldom_nan), "finite"),
     "early": (changed(ends_early), "before min_truncation_step = 12"),
+    "always early": (changed(ends_at_once), "at step 1 of an episode of random actions, before min_truncation_step"),
     "hidden": (changed(hides_its_randomness), "draw random numbers from the key alone"),
     "company": (changed(behaves_otherwise_in_company), "other steps among others (vmap) than alone"),
     "bounds": (line(observation_space=Box(np.full(2, -9, np.float32), np.full(2, 3, np.float32))), "obs[0] went from"),

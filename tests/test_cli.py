@@ -231,8 +231,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         metrics = run_directory.load_metrics(tmp_path / name)
         assert line["final"] == pytest.approx(metrics["evaluation_return"][-1].tolist())
         assert line["seconds"] == pytest.approx(metrics["seconds"][-1])
-        new_steps = np.diff(metrics["steps"].sum(1))  # of both seeds
-        assert line["steps_per_second"] == pytest.approx(np.median(new_steps / metrics["chunk_seconds"][1:]))
+        rates = np.diff(metrics["steps"].sum(1)) / metrics["chunk_seconds"][1:]  # of both seeds
+        assert line["steps_per_second"] == pytest.approx(np.median(rates[1:]))  # the first chunk was compiled in
         assert line["initial"] == pytest.approx(np.mean(metrics["evaluation_return"][0]))
         assert 0 < metrics["chunk_seconds"].sum() <= metrics["seconds"][-1]
     assert sum(line["seconds"] for line in written["algorithms"].values()) <= elapsed
@@ -510,6 +510,24 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
     assert "stopped at once" in message
     learner = build(configs.load_config(run)).learner
     assert loop.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
+
+
+def test_a_run_whose_output_nobody_reads_any_more_is_saved(tmp_path: Path) -> None:
+    """As in `jaxpg train ... | head -1`."""
+    command = ["train", "catch", "reinforce", "--out", str(tmp_path / "run"), "--set", "num_envs=4"]
+    command = [sys.executable, "-m", "jaxpg", *command, "--steps", str(loop.MOST_STEPS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("reinforce on catch")
+            process.stdout.close()
+            message = process.stderr.read()
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "nobody reads the output any more" in message
+    assert "interrupted and saved. Go on with: jaxpg resume" in message
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 
 def test_an_interrupt_while_modules_are_imported_waits_for_their_end() -> None:

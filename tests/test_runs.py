@@ -31,6 +31,7 @@ from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
 from jaxpg.runs.export import policy_program
+from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
 from jaxpg.types import Env, Learner, Policy
 
@@ -70,6 +71,17 @@ def test_metrics_are_one_line_for_each_row_and_seed(tmp_path: Path) -> None:
     assert lines == ["3,0,0.25,0.5", "3,64,,1.5", "7,0,0.1,0.5", "7,80,1e-07,1.5"]
     with pytest.raises(UserError, match=r"There is no metric 'step'. Did you mean 'steps'"):
         TABLE["step"]
+
+
+def test_the_chunk_in_which_a_program_is_compiled_says_nothing_of_its_speed() -> None:
+    """Two seeds; a row before training, a slow chunk, then 30 and 20 steps a second."""
+    metrics = {
+        "steps": np.array([[0, 0], [10, 10], [25, 25], [35, 35]]),
+        "chunk_seconds": np.array([0.0, 9.0, 1.0, 1.0]),
+    }
+    assert steps_per_second(metrics) == 25
+    assert np.isnan(steps_per_second({name: x[:2] for name, x in metrics.items()}))
+    assert steps_per_second({name: x[1:3] for name, x in metrics.items()}) == 30  # without evaluations
 
 
 def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

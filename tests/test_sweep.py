@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from refusals import refused
 
 from jaxpg import parallel, report, values
 from jaxpg.cli import commands
@@ -134,6 +135,12 @@ def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         run_directory.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6
     )
+
+
+def test_a_wave_is_resumed_by_its_sweep_alone(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("resume", "eval"):
+        sentence = refused(capsys, command, str(swept / "program-000" / "wave-000"))
+        assert "holds runs of a sweep side by side. The sweep goes on with jaxpg resume" in sentence
 
 
 def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None:

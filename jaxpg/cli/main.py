@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("jaxpg: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the output has ended, as in `jaxpg list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        signals.silence_output()
         return 1
     except OSError as error:
         reason = error.strerror or str(error)

@@ -142,7 +142,10 @@ def training_hooks(
 
         def on_row(row: Row) -> None:
             interruption.has_trained |= bool(np.any(row["steps"]))
-            show(row)
+            try:
+                show(row)
+            except BrokenPipeError:
+                interruption.on_lost_output()
 
         try:
             yield TrainingHooks(on_row=on_row, should_stop=interruption.requested)

@@ -64,6 +64,12 @@ class Interruption:
         again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second SIGTERM stops at once"
         _say(f"finishing this chunk, then saving; {again}")
 
+    def on_lost_output(self) -> None:
+        """Stop as after Ctrl-C where nobody reads the output any more, as in `jaxpg train ... | head`."""
+        silence_output()
+        self.signal = self.signal or signal.SIGINT
+        _say("nobody reads the output any more; this chunk is saved, and training ends")
+
     def _end(self, why: str) -> None:
         """End this process without waiting for the computation."""
         assert self.signal is not None
@@ -71,6 +77,11 @@ class Interruption:
             self._console.show_cursor()
         _say(f"{why}; checkpoints are unchanged. Go on with: {self._resume_command}")
         os._exit(128 + self.signal)
+
+
+def silence_output() -> None:
+    """Let what is printed from now on go nowhere: standard output is a pipe without a reader."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -44,7 +44,8 @@ def check_env(env: Any, name: str) -> Env:
 
     Checked are: time limit and spaces; that `reset` and `step` can be traced, twice; structure, shape and dtype of
     what they return; and for one episode of random actions that all numbers are finite, that 0 <= discount <= 1, that a
-    discount of 0 comes with `last`, and that the episode ends by the time limit.
+    discount of 0 comes with `last`, and that the episode ends by the time limit, by a time-out not before
+    `min_truncation_step`.
 
     Args:
         env: what the user's function returned.
@@ -203,6 +204,11 @@ def _check_numbers(env: Env, name: str) -> None:
     when = f"at step {trial.t} of an episode of random actions" if trial.t else "at reset"
     if trial.sound and not last and trial.t == env.time_limit:
         raise UserError(f"{name}: no `last` {when}, although time_limit = {env.time_limit}: end the episode there.")
+    if trial.sound and last and discount and trial.t < env.min_truncation_step:
+        raise UserError(
+            f"{name}: a time-out (`last` with a discount above 0) {when}, before min_truncation_step = "
+            f"{env.min_truncation_step}: its true successor would be lost. Make it smaller."
+        )
     if trial.sound:
         return
     if not _in_space(env.observation_space, obs):

@@ -262,7 +262,7 @@ def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
 
     Raises:
         UserError: there is none, it is damaged (names it), it names code that is not trusted, or it is that of a run
-            from Python, which need not say what was trained.
+            from Python, which need not say what was trained, or of a sweep.
     """
     run_directory.check_is_run(run_dir)
     path = run_dir / run_directory.CONFIG
@@ -272,6 +272,11 @@ def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
             f"{path} names no algorithm, as in a run that was trained from Python, so its policy cannot be built here. "
             "In Python, training.restore(learner, run_dir, seeds) returns its state, and rollout.evaluate measures the "
             "actor of a state; jaxpg plot draws its metrics."
+        )
+    if "sweep" in stored:  # one state with many settings, which no config can name
+        raise UserError(
+            f"{run_dir} holds runs of a sweep side by side. The sweep goes on with jaxpg resume on its own directory; "
+            "its best.toml is a config to train."
         )
     if not trust_code:
         user_code.refuse_code_of_run(run_dir, stored)

@@ -1,7 +1,7 @@
 """Sweeps: many settings of one algorithm, several seeds each, in as few compiled programs as possible.
 
 A run is one point of the grid with one seed. All runs of a group (grid.py) are trained side by side as if they were
-seeds, in waves that fit the memory. The directory of a wave is that of an ordinary run, and resumes like one.
+seeds, in waves that fit the memory. The files of a wave are those of a run; it is resumed by its sweep alone.
 """
 
 from __future__ import annotations

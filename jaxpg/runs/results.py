@@ -102,19 +102,27 @@ def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None
     """The metrics of a run as a `report.RunResult`; `threshold` is the return that counts as solved."""
     from jaxpg.report import RunResult
 
-    chunks = metrics["chunk_seconds"] > 0  # all rows but the one before training
-    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)[chunks]
     evaluations = metrics.get("evaluation_return")
     return RunResult(
         steps=metrics["steps"],
         returns=training_returns(metrics),
         final=last_evaluation(evaluations, metrics["steps"].shape[1]),
         seconds=float(metrics["seconds"][-1]),
-        steps_per_second=float(np.median(new_steps / metrics["chunk_seconds"][chunks])),
+        steps_per_second=steps_per_second(metrics),
         initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
         metrics=metrics,
         warnings=list(stalls(metrics, total_steps=int(metrics["steps"][-1].max()), threshold=threshold).values()),
     )
+
+
+def steps_per_second(metrics: Mapping[str, np.ndarray]) -> float:
+    """Environment steps of all seeds per second: the median over chunks but the first, whose program was compiled.
+
+    NaN for a run of one chunk.
+    """
+    trained = np.flatnonzero(metrics["chunk_seconds"] > 0)[1:]  # the row before training took no time
+    new_steps = np.diff(metrics["steps"], axis=0, prepend=0).sum(1)
+    return float(np.median(new_steps[trained] / metrics["chunk_seconds"][trained])) if len(trained) else np.nan
 
 
 def training_returns(metrics: Mapping[str, np.ndarray]) -> np.ndarray:
