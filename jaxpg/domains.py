@@ -132,7 +132,8 @@ def check_number(name: str, number: float, domain: Domain = ANY) -> None:
     elif number > high or (domain.below and number == high):
         rule = f"be {'below' if domain.below else 'at most'} {_in_words(high)}"
     elif 0 < abs(number) < FLOAT32_TINY:
-        rule = f"be 0 or at least {FLOAT32_TINY:.3g} in size, or float32 rounds it to 0"
+        zero = "" if domain.above and low == 0 else "0 or "
+        rule = f"be {zero}at least {FLOAT32_TINY:.3g} in size, or float32 rounds it to 0"
     else:
         return
     raise UserError(f"{name} must {rule}, not {excerpt(number)}.")

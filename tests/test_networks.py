@@ -22,7 +22,7 @@ from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGa
 from jaxpg.models.layers import Dense
 from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Box, Episodes, Params, Rollout, Transition
+from jaxpg.types import Box, Discrete, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
@@ -474,6 +474,19 @@ def test_policy_and_critic_evaluated_together_are_what_they_are_apart(machine_wi
     jax.tree.map(close, one(params, batch), several(params, batch))
     shares = settings.get("shared") or network is networks.recurrent
     assert (one.cost_analysis()["flops"] < 0.85 * several.cost_analysis()["flops"]) == bool(shares)
+
+
+def test_one_of_n_integers_is_a_one_hot_vector():
+    """An observation of a Discrete space; one number would say that 2 is twice 1."""
+    numbered = COUNTER._replace(observation_space=Discrete(3))
+    policy, _ = networks.mlp(numbered, hidden=(4,))
+    params = policy.init(jax.random.key(0))
+    kernel = params["torso"]["Dense_0"]["kernel"]
+    assert kernel.shape == (3, 4)
+    one_hot, _ = networks.mlp(COUNTER._replace(observation_space=Box(np.zeros(3), np.ones(3))), hidden=(4,))
+    for i in range(3):
+        found = policy.act(params, (), jnp.asarray(i))[0].logits
+        np.testing.assert_array_equal(found, one_hot.act(params, (), jnp.eye(3)[i])[0].logits)
 
 
 @pytest.mark.parametrize("limit", [27, 28])

@@ -22,8 +22,8 @@ MOST_POINTS = 10_000
 """More points than anybody trains: a mistake in typing."""
 MOST_PROGRAMS = 128
 """More programs than anybody compiles, at seconds each, and than are checked within seconds."""
-FIXED = ("task", "algorithm", "seeds")
-"""What all points of a grid share, beside the runs that they start from: the seeds that they are compared on."""
+FIXED = ("task", "environment", "algorithm", "seeds")
+"""What all points of a grid share, beside the runs that they start from: what makes their scores comparable."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 
 

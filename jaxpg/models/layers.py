@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -151,7 +152,8 @@ def _spread(x: Array, like: Array) -> Array:
 class MLPTorso(nn.Module):
     """`[..., *event] -> [..., hidden[-1]]`: the last `event_ndim` axes flattened, then dense layers.
 
-    With `layer_norm`, each layer is normalised before its activation (Ba et al. 2016).
+    Observations that are one of `categories` integers are one-hot vectors. With `layer_norm`, each layer is normalised
+    before its activation (Ba et al. 2016).
     """
 
     event_ndim: int
@@ -159,10 +161,14 @@ class MLPTorso(nn.Module):
     activation: str
     gain: float | None
     layer_norm: bool = False
+    categories: int = 0
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        x = obs.reshape(*obs.shape[: obs.ndim - self.event_ndim], -1)
+        if self.categories:
+            x = jax.nn.one_hot(obs, self.categories)
+        else:
+            x = obs.reshape(*obs.shape[: obs.ndim - self.event_ndim], -1)
         for width in self.hidden:
             x = dense(width, self.gain)(x)
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)

@@ -46,7 +46,7 @@ def mlp(
     orthogonal: bool = True,
     layer_norm: bool = False,
 ) -> tuple[Policy, Critic]:
-    """Multi-layer perceptrons, on observations of any shape.
+    """Multi-layer perceptrons, on observations of any shape; those of a Discrete space are one-hot vectors.
 
     Args:
         hidden: widths of the hidden layers.
@@ -164,7 +164,9 @@ def _check_activation(activation: str) -> None:
 def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool) -> MLPTorso:
     """The torso of `mlp`; see there."""
     _check_activation(activation)
-    return MLPTorso(len(env.observation_space.shape), tuple(hidden), activation, gains.hidden, layer_norm)
+    space = env.observation_space
+    categories = space.n if isinstance(space, Discrete) else 0
+    return MLPTorso(len(space.shape), tuple(hidden), activation, gains.hidden, layer_norm, categories)
 
 
 def cnn_torso(

@@ -9,10 +9,16 @@ from rich.text import Text
 
 from jaxpg.printable import printable
 
+NARROWEST = 60
+"""Columns that tables need; a terminal of fewer wraps their lines, where otherwise numbers would be cut."""
+
 
 def make_console(*, quiet: bool = False, soft_wrap: bool = False) -> Console:
     """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`."""
-    return Console(quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+    console = Console(quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+    if console.width < NARROWEST:
+        console.width = NARROWEST
+    return console
 
 
 def heading(title: str, details: str, out: Path | None) -> Text:

@@ -377,7 +377,10 @@ COMMANDS: list[tuple[list[str], str]] = [
     *(([*TRAIN, f"--set=anneal_steps={x}"], "anneal_steps must be") for x in ("total_step", "-1", "1.5", "''")),
     # --grid
     *(([*SWEEP, x], "--grid takes name=value,value") for x in ("", "a", "clip", "clip=", "=1", " = ")),
-    *(([*SWEEP, f"{x}=1,2"], f"--grid cannot have {x}") for x in ("task", "algorithm", "seeds", "initial", "reward")),
+    *(
+        ([*SWEEP, f"{x}=1,2"], f"--grid cannot have {x}")
+        for x in ("task", "environment", "algorithm", "seeds", "initial", "reward")
+    ),
     *(
         ([*SWEEP, f"clip={x}"], "A range is low:high")
         for x in ("0:1:log:3", "-1:1:log:3", "0.1:1:log:0", "0.1:1:log:1")
