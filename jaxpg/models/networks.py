@@ -212,13 +212,15 @@ def _masked(env: Env, distribution: Any, obs: Array) -> Any:
     return distribution if env.action_mask is None else distribution.masked(env.action_mask(obs))
 
 
-def _zero_obs(env: Env) -> Array:
-    return jnp.zeros(env.observation_space.shape)
+def zero_obs(env: Env) -> Array:
+    """An observation of the right shape and dtype, to make parameters for."""
+    space = env.observation_space
+    return jnp.zeros(space.shape, jnp.int32 if isinstance(space, Discrete) else jnp.float32)
 
 
 def _init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
     torso_key, head_key, _ = jax.random.split(key, 3)  # three for compile time alone, see `policy_gradient._step`
-    features, torso_params = torso.init_with_output(torso_key, _zero_obs(env))
+    features, torso_params = torso.init_with_output(torso_key, zero_obs(env))
     return {"torso": torso_params, "head": head.init(head_key, features)}
 
 
@@ -285,7 +287,7 @@ def _recurrent(
 
     def policy_init(key: Key) -> Tree:
         encoder_key, cell_key, head_key = jax.random.split(key, 3)
-        x, encoder_params = encoder.init_with_output(encoder_key, _zero_obs(env))
+        x, encoder_params = encoder.init_with_output(encoder_key, zero_obs(env))
         return {
             "encoder": encoder_params,
             "cell": cell.init(cell_key, initial_memory(), x),

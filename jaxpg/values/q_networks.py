@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.layers import FLAX_GAINS, apply, dense
-from jaxpg.models.networks import cnn_torso, mlp_torso
+from jaxpg.models.networks import cnn_torso, mlp_torso, zero_obs
 from jaxpg.types import Array, Discrete, Env, Key, Policy, Rollout, Scalar, Tree
 
 LARGEST_EPSILON = 1 - 2.0**-20
@@ -117,7 +117,7 @@ def q_network(env: Env, torso: nn.Module, head: Callable[..., nn.Module]) -> QNe
 
     def init(key: Key) -> Tree:
         torso_key, head_key = jax.random.split(key)
-        features, params = torso.init_with_output(torso_key, jnp.zeros(env.observation_space.shape))
+        features, params = torso.init_with_output(torso_key, zero_obs(env))
         return {"torso": params, "head": top.init(head_key, features)}
 
     def returns(params: Tree, obs: Tree) -> Array:
