@@ -150,8 +150,8 @@ def _check_whole_numbers(settings: Mapping[str, Any], parameters: Mapping[str, i
     for name, value in settings.items():
         if name not in parameters or parameters[name].annotation not in (int, int | None):
             continue
-        if value is None and parameters[name].annotation is not int:
-            continue
+        if isinstance(value, Array) or (value is None and parameters[name].annotation is not int):
+            continue  # a length of a schedule may be traced; what fixes shapes says so itself
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise UserError(f"{name} must be a whole number, not {excerpt(value)}.")
         check_number(name, int(value), domain_of(name))

@@ -156,7 +156,8 @@ def test_many_prompts_are_read_in_chunks(machine_with):
     machine_with(chunk_tokens=P)
     assert shared_prompts.chunks_of_prompts(prompts) == N
     one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal.text_reader, *x))(params, prompts)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one_by_one, whole)
+    # Sums of terms as large as the largest number, 4.5, in another order: some processors differ in its last two bits.
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one_by_one, whole)
 
 
 def test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic():
