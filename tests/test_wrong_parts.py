@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import ladder, values
+from jaxpg import ladder, networks, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
 from jaxpg.objectives import advantages, loss_weights, surrogates
@@ -102,3 +102,14 @@ def test_sizes_may_be_of_numpy_and_none() -> None:
 def test_minibatches_divide_the_batch(num_steps: int | None) -> None:
     with pytest.raises(UserError, match=r"num_minibatches = 3 does not divide a batch of 16 rows"):
         trace(PPO(num_steps=num_steps, num_minibatches=3))
+
+
+@pytest.mark.parametrize("settings", [{"hidden": 64}, {"hidden": "64"}, {"hidden": (64, 0)}, {"hidden": (6.5,)}])
+def test_widths_are_a_list(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"hidden must be a list of whole numbers from 1 on, such as \(64, 64\), not"):
+        networks.mlp(tiny.counter(), **settings)
+
+
+def test_kernels_are_a_list() -> None:
+    with pytest.raises(UserError, match=r"kernels must be a list of whole numbers from 1 on"):
+        networks.cnn(tiny.pictures(tiny.counter()), kernels=3)  # type: ignore[arg-type]

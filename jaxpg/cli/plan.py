@@ -51,6 +51,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
     grid = grid_of(config.environment, config.environment_settings)
     if grid is None and arguments.out is not None:
         raise UserError(f"{config.environment} does not lie on a grid, so there is no picture of it: leave out --out.")
+    if arguments.out is not None:
+        from jaxpg.report.drawing import check_format
+
+        check_format(arguments.out)
     with jax.enable_x64(True):
         settings = {name: x for name, x in config.environment_settings.items() if name != "time_limit"}
         mdp = envs.MDPS[config.environment](**settings)

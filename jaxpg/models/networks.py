@@ -60,7 +60,7 @@ def mlp(
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
-        UserError: an unknown activation, or `squash` with unbounded actions.
+        UserError: an unknown activation, widths that are no list, or `squash` with unbounded actions.
     """
     gains = _gains(orthogonal)
     torso = mlp_torso(env, hidden, activation, gains, layer_norm)
@@ -161,9 +161,20 @@ def _check_activation(activation: str) -> None:
         refuse_unknown("activation", activation, ACTIVATIONS)
 
 
+def _check_sizes(**settings: Any) -> None:
+    """Refuse what is no list of whole numbers from 1 on, such as `hidden=64`."""
+    for name, sizes in settings.items():
+        listed = isinstance(sizes, Sequence | np.ndarray) and not isinstance(sizes, str)
+        if not listed or not all(isinstance(x, int | np.integer) and x > 0 for x in sizes):
+            raise UserError(
+                f"{name} must be a list of whole numbers from 1 on, such as (64, 64), not {excerpt(sizes)}."
+            )
+
+
 def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool) -> MLPTorso:
     """The torso of `mlp`; see there."""
     _check_activation(activation)
+    _check_sizes(hidden=hidden)
     space = env.observation_space
     categories = space.n if isinstance(space, Discrete) else 0
     return MLPTorso(len(space.shape), tuple(hidden), activation, gains.hidden, layer_norm, categories)
@@ -187,8 +198,9 @@ def cnn_torso(
             "Use an mlp."
         )
     _check_activation(activation)
+    _check_sizes(channels=channels, hidden=hidden, kernels=kernels, strides=strides)
     for name, sizes in (("kernels", kernels), ("strides", strides)):
-        if len(sizes) not in (1, len(channels)) or min(sizes) < 1:
+        if len(sizes) not in (1, len(channels)):
             raise UserError(
                 f"{name} has a number for each of the {len(channels)} channels, or one for all, not {excerpt(sizes)}."
             )

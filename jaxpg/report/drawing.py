@@ -66,6 +66,12 @@ class Units(NamedTuple):
 DEFAULT_UNITS = Units()
 
 
+def check_format(path: Path) -> None:
+    """Refuse a file for a figure whose suffix is none of FORMATS: a UserError."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"The file of a figure must end in {', '.join(FORMATS)}, not {path}.")
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure to a file, completely or not at all.
 
@@ -73,8 +79,7 @@ def save(figure: Figure, path: str | Path) -> None:
         UserError: its suffix is none of FORMATS.
     """
     path = Path(path)
-    if path.suffix not in FORMATS:
-        raise UserError(f"The file of a figure must end in {', '.join(FORMATS)}, not {path}.")
+    check_format(path)
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=path.suffix[1:], dpi=200, facecolor="white")
