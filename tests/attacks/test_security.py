@@ -169,7 +169,7 @@ def test_trust_is_given_by_name(payload: Payload, tmp_path: Path) -> None:
         ["train", "catch", "a2c", "--set", f"environment={payload.name}"],
         ["train", "catch", "a2c", "--out", run, "--resume", "--trust-code"],
         ["train", str(tmp_path / "mine.toml"), "a2c"],
-        ["sweep", "catch", "a2c", "--grid", f"environment={payload.name},Catch-bsuite"],
+        ["sweep", "catch", "a2c", "--grid", f"network.kind={payload.name},mlp"],
         ["train", "catch", payload.name],
         ["train", "catch", "a2c", "--set", f"network.kind={payload.name}"],
         ["train", "catch", "a2c", "--set", f"callbacks.{payload.name}.patience=3"],
@@ -182,7 +182,7 @@ def test_trust_is_given_by_name(payload: Payload, tmp_path: Path) -> None:
         ["plot", run],
         ["train", "catch", "a2c", "--out", run, "--resume"],
         ["train", "catch", "a2c", "--from", run],
-        ["sweep", "catch", "a2c", "--grid", f"environment={payload.name}2,x"],
+        ["sweep", "catch", "a2c", "--grid", f"network.kind={payload.name}2,mlp"],
     ):
         is_trusted = trust.trusted_by(make_parser().parse_args(command))
         assert not is_trusted(payload.name), command
