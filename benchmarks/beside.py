@@ -35,7 +35,7 @@ class Example(NamedTuple):
     """What the page shows for a task in a library: blocks of (language, code)."""
 
     task: str
-    library: str
+    peer: str
     blocks: list[tuple[str, str]]
 
 
@@ -85,14 +85,14 @@ def _before(text: str, place: str, insert: str) -> str:
 def run(example: Example, python: str, cleanrl: Path | None, by: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the blocks of an example, one after the other, as one script of a shell."""
     lines = ["set -e", f'python() {{ {shlex.quote(python)} -W ignore "$@"; }}']
-    if example.library == "CleanRL":
+    if example.peer == "CleanRL":
         assert cleanrl is not None
         (folder / "cleanrl").mkdir()
         (folder / "cleanrl" / "ppo.py").write_text((cleanrl / "cleanrl" / "ppo.py").read_text())
     for number, (language, code) in enumerate(example.blocks):
         if language == "bash":
             lines.append(shortened(code, by))
-        elif example.library == "CleanRL":
+        elif example.peer == "CleanRL":
             change_cleanrl(code, folder / "cleanrl")
             if len(example.blocks) == 1:
                 lines.append(shortened("python cleanrl/ppo.py", by))
@@ -134,15 +134,15 @@ def main() -> None:
     written = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     failed = 0
     for example in examples(PAGE.read_text(encoding="utf-8")):
-        if example.library not in wanted or not re.search(arguments.match, example.task):
+        if example.peer not in wanted or not re.search(arguments.match, example.task):
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             done = run(example, arguments.python, arguments.cleanrl, arguments.shorter, Path(folder))
         outcome = f"{time.monotonic() - began:.0f} s" if done.returncode == 0 else reason(done.stderr)
         failed += done.returncode != 0
-        print(f"{example.library}: {example.task}: {outcome}", flush=True)
-        written.setdefault("tasks", {}).setdefault(example.library, {})[example.task] = outcome
+        print(f"{example.peer}: {example.task}: {outcome}", flush=True)
+        written.setdefault("tasks", {}).setdefault(example.peer, {})[example.task] = outcome
     written["versions"] = written.get("versions", {}) | versions(arguments.python, arguments.cleanrl)
     written["shorter"] = arguments.shorter
     RESULTS.write_text(json.dumps(written, indent=1) + "\n")

@@ -1,12 +1,13 @@
-"""What is to be known of one accelerator, in parts that each keep to their time. benchmarks/gpu.sh runs all of them.
+"""What is to be known of one accelerator, in parts that each keep to their time. benchmarks/gpu.sh runs them.
 
-    python benchmarks/device.py check | tests | speed | language | profile | table [--seconds 90] [--out FOLDER] [--cpu]
+    python benchmarks/device.py PART [--seconds 90] [--out FOLDER] [--cpu]
 
 check: whether there is an accelerator; begins its results anew. tests: the device lane (`pytest -m device`). speed: PPO
 on CartPole with more and more environments and agents, beside rejax and PureJaxRL. language: GRPO on transformers,
 whole, writing alone and learning alone. profile: a trace of PPO and one of GRPO, and the kernels that take longest.
-table: what has been found. Results go into one file by the name of the device as soon as there are any; it names what
-time did not suffice for. `--cpu` rehearses on a CPU in small: its speeds mean nothing.
+choices: what each choice of jaxpg/parallel/machine.py is worth here, every program again with another; gpu.sh has no
+time for it. table: what has been found. Results go into one file by the name of the device as soon as there are any; it
+names what time did not suffice for. `--cpu` rehearses on a CPU in small: its speeds mean nothing.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ class Plan(NamedTuple):
     """How much is done.
 
     groups: cases of `speed`; the programs of a group are made at once, on all cores, and held in memory together.
-    sizes, columns: of `language`, and in which groups.
+    sizes, columns: of `language`.
+    choices: cases of `choices`.
     rounds, turn_s: turns of every program, and the seconds that one is to take.
     workers: processes of the tests. files: those that have tests of the device lane.
     traced: what is profiled: a workload, its environment, and updates.
     """
 
     groups: tuple[tuple[Case, ...], ...]
-    sizes: tuple[tuple[str, ...], ...]
+    sizes: tuple[str, ...]
     columns: int
+    choices: tuple[Case, ...]
     rounds: int
     turn_s: float
     workers: int
@@ -86,6 +89,17 @@ def ppo_case(num_envs: int, agents: int, updates: int) -> Case:
     return tuple(Work(Row(library, agents=agents), "CartPole-v1", num_envs, steps) for library in LIBRARIES)
 
 
+def chosen(workload: str, environment: str, num_envs: int, steps: int, choices: Sequence[str]) -> Case:
+    """A program as it is, and by each of these other choices of the machine."""
+    return tuple(Work(Row(workload, choice=choice), environment, num_envs, steps) for choice in (None, *choices))
+
+
+MANY_ROWS = ("torsos_at_once=0", "few_categories=0", "sums_at_once=false", "few_final_obs=4", "round_equations=0")
+FEW_ROWS = (
+    *("prepares_minibatches=false", "packs_outputs=false", "recursion_unroll=1"),
+    *("resets_where_any=true", "gathers_words=true"),
+)
+"""Other choices than `machine.GPU`, which matter with many environments, and those that matter with few."""
 MARKED = [path for path in TESTS.glob("test_*.py") if "mark.device" in path.read_text(encoding="utf-8")]
 FILES = tuple(sorted(MARKED, key=lambda path: (path.stem != "test_device", path)))
 """Those of the device lane, what says most first: the last may be cut off."""
@@ -94,8 +108,14 @@ FULL = Plan(
         (ppo_case(64, 1, 16), ppo_case(2048, 1, 16), ppo_case(64, 64, 8), ppo_case(1, 1, 16)),
         (ppo_case(65536, 1, 2), ppo_case(16384, 1, 4), ppo_case(64, 2048, 2)),
     ),
-    sizes=(("1M", "10M", "100M"),),
+    sizes=("1M", "10M", "100M"),
     columns=64,
+    choices=(
+        chosen("jaxpg_language", "1M", 64, 64 * language.TOKENS, ("few_slots=0", "steps_per_question=48")),
+        chosen("jaxpg", "CartPole-v1", 64, 16 * 64 * PPO.num_steps, (*MANY_ROWS, *FEW_ROWS)),
+        chosen("jaxpg", "CartPole-v1", 2048, 16 * 2048 * PPO.num_steps, MANY_ROWS),
+        chosen("jaxpg", "Breakout-MinAtar", 1024, 8 * 1024 * PPO.num_steps, MANY_ROWS[:1]),
+    ),
     rounds=3,
     turn_s=1.0,
     workers=14,
@@ -104,8 +124,9 @@ FULL = Plan(
 )
 REHEARSAL = Plan(
     groups=((ppo_case(1, 1, 1),), (ppo_case(8, 2, 1),)),
-    sizes=(("0.01M",),),
+    sizes=("0.01M",),
     columns=8,
+    choices=(chosen("jaxpg", "CartPole-v1", 4, 4 * PPO.num_steps, ("gathers_words=false",)),),
     rounds=1,
     turn_s=0.05,
     workers=0,
@@ -213,6 +234,7 @@ def time_case(
     for work in case:
         found = measured(running[work], calls[work], turns[work], peaks[work]) if work in running else None
         about = {"label": work.row.label, "workload": work.row.workload, "agents": work.row.agents}
+        about |= {"choice": work.row.choice} if work.row.choice else {}
         about |= {"environment": work.environment, "num_envs": work.num_envs}
         records.append(about | (found or {"failed": failed[work]}))
     return records
@@ -299,15 +321,17 @@ def speed(plan: Plan, clock: Clock, results: Results, peers: Peers) -> None:
     time_groups(plan.groups, peers, plan, clock, partial(results.put, "speed"))
 
 
+def choices(plan: Plan, clock: Clock, results: Results) -> None:
+    """Programs by other choices of the machine (jaxpg/parallel/machine.py)."""
+    time_groups([plan.choices], Peers(), plan, clock, partial(results.put, "choices"))
+
+
 def language_models(plan: Plan, clock: Clock, results: Results) -> None:
     """GRPO by size, and beside what memory and matrix products allow."""
     tokens = plan.columns * language.TOKENS
-    groups = [
-        [tuple(Work(Row(name), size, plan.columns, tokens) for name in LANGUAGE) for size in sizes]
-        for sizes in plan.sizes
-    ]
+    group = [tuple(Work(Row(name), size, plan.columns, tokens) for name in LANGUAGE) for size in plan.sizes]
     put = partial(results.put, "language")
-    found = time_groups(groups, Peers(), plan, clock, put)
+    found = time_groups([group], Peers(), plan, clock, put)
     limits = language.measured_limits(rounds=5)
     found["limits"] = limits._asdict()
     env = language.endless()
@@ -376,10 +400,10 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
     yield f"{machine['nvidia_smi'] or machine['devices'][0]}, jax {machine['jax']}, jaxpg at {machine['commit']}"
     if "tests" in parts:
         yield "\n".join(["Tests of the device lane: " + parts["tests"]["summary"], *parts["tests"]["failed"]])
-    for part, what in (("speed", "environment steps"), ("language", "tokens")):
+    for part, what in (("speed", "environment steps"), ("language", "tokens"), ("choices", "steps or tokens")):
         if part not in parts:
             continue
-        heads = ("program", "environment", "number", f"{what}/s", "× best other", "of the bound", "made in s", "GB")
+        heads = ("program", "environment", "number", f"{what}/s", "× beside", "of the bound", "made in s", "GB")
         table = Table(*heads)
         for record in (record for case in parts[part]["cases"] for record in [*case, None]):
             table.add_row(*cells(record, parts[part]["cases"])) if record else table.add_section()
@@ -394,14 +418,23 @@ def tables(found: dict[str, Any]) -> Iterator[Table | str]:
         yield table
 
 
+def compared(record: dict[str, Any], case: list[dict[str, Any]]) -> list[float]:
+    """The speeds that a program is set beside: jaxpg beside other libraries, a choice beside the program as it is."""
+    if "choice" in record:
+        others = case[:1]
+    else:
+        others = [other for other in case if record["workload"] == "jaxpg" != other["workload"]]
+    return [other["per_second"] for other in others if "failed" not in other]
+
+
 def cells(record: dict[str, Any], cases: list[list[dict[str, Any]]]) -> list[str]:
-    """A row of the table of speeds; jaxpg beside the faster of the others of its case."""
+    """A row of the table of speeds, beside the fastest that it is compared with."""
     about = [record["label"], record["environment"], f"{record['num_envs']:,}"]
     if "failed" in record:
         return [*about, record["failed"][:60]]
     (case,) = [case for case in cases if record in case]
-    others = [r["per_second"] for r in case if r["workload"] != "jaxpg" and "failed" not in r]
-    beside = f"{record['per_second'] / max(others):.2f}" if record["workload"] == "jaxpg" and others else ""
+    others = compared(record, case)
+    beside = f"{record['per_second'] / max(others):.2f}" if others else ""
     of_bound = f"{record['per_second'] / record['at_most']:.1%}" if record.get("at_most") else ""
     numbers = f"{record['made_wall_s']:.1f}", f"{(record['peak_bytes'] or record['program_bytes']) / 1e9:.2f}"
     return [*about, f"{record['per_second']:,.0f}", beside, of_bound, *numbers]
@@ -410,7 +443,7 @@ def cells(record: dict[str, Any], cases: list[list[dict[str, Any]]]) -> list[str
 def main() -> None:
     """Run a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("check", "tests", "speed", "language", "profile", "table"))
+    parser.add_argument("part", choices=("check", "tests", "speed", "language", "profile", "choices", "table"))
     parser.add_argument("--seconds", type=float, default=600, help="for this part (default 600)")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the results")
     parser.add_argument("--peer-python", help="a Python that has rejax (benchmarks/README.md)")
@@ -432,6 +465,7 @@ def main() -> None:
         "speed": partial(speed, plan, clock, results, peers),
         "language": partial(language_models, plan, clock, results),
         "profile": partial(profile, plan, clock, results),
+        "choices": partial(choices, plan, clock, results),
     }
     parts[arguments.part]()
 

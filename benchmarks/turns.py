@@ -28,19 +28,22 @@ class Row(NamedTuple):
     """One row: a workload of workloads.py, how many agents it trains at once, and on how many XLA devices.
 
     XLA splits single operations over as many threads as there are cores, or over `threads`.
+    choice: a field of `jaxpg.parallel.machine.Machine` that has another value, "few_slots=0" (in JSON).
     """
 
     workload: str
     agents: int = 1
     devices: int = 1
     threads: int | None = None
+    choice: str | None = None
 
     @property
     def label(self) -> str:
+        chosen = [self.choice] if self.choice else []
         if self.workload not in AS_AGENTS:
-            return self.workload
-        kinds = zip(self[1:], ("agent", "device", "thread"), strict=True)
-        return ", ".join([self.workload, *(f"{n} {what}{'s' * (n > 1)}" for n, what in kinds if n)])
+            return ", ".join([self.workload, *chosen])
+        kinds = ((self.agents, "agent"), (self.devices, "device"), (self.threads, "thread"))
+        return ", ".join([self.workload, *(f"{n} {what}{'s' * (n > 1)}" for n, what in kinds if n), *chosen])
 
 
 class Peers(NamedTuple):
@@ -68,6 +71,7 @@ class Worker:
         numbers = map(str, (num_envs, program.agents, program.devices, steps))
         quiet = ["-W", "ignore::FutureWarning"]  # gymnax 0.0.9 relies on casts that jax has deprecated
         command = [peers.python_for(program), *quiet, str(HERE / "workloads.py"), program.workload, env_name, *numbers]
+        command += [program.choice] if program.choice else []
         around = os.environ | ({"PYTHONPATH": str(peers.purejaxrl)} if program.workload in OF_PUREJAXRL else {})
         around |= {"NPROC": str(program.threads)} if program.threads else {}
         self.start(command, around)

@@ -1,12 +1,12 @@
 """The programs that throughput.py and scaling.py time, each served by a process of its own.
 
-    python workloads.py NAME ENVIRONMENT NUM_ENVS AGENTS DEVICES STEPS
+    python workloads.py NAME ENVIRONMENT NUM_ENVS AGENTS DEVICES STEPS [FIELD=VALUE]
 
 A process prints one line of JSON when its program is made, and then one per line that it reads: `run` times one call of
 about STEPS environment steps (`run 8` eight in a row), `compile` times making the program anew, `memory` says how much
 the process, or on an accelerator the device, has held at most, `score` what the policy is worth by now. While another
-process is timed, this one waits for its next line and uses no core. Whatever goes beyond jax is imported where it is
-used, so the same file runs in an environment without jaxpg.
+process is timed, this one waits for its next line and uses no core. FIELD=VALUE is a choice of jaxpg's `Machine`.
+Whatever goes beyond jax is imported where it is used, so the same file runs in an environment without jaxpg.
 """
 
 from __future__ import annotations
@@ -444,10 +444,21 @@ def serve(make: Callable[[], Workload]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
+def choose(choice: str) -> None:
+    """Replace a field of jaxpg's `Machine`, "few_slots=0", for every platform: which it is may not be asked yet."""
+    from jaxpg.parallel import machine
+
+    field, _, value = choice.partition("=")
+    for platform, choices in machine.MACHINES.items():
+        machine.MACHINES[platform] = choices._replace(**{field: json.loads(value)})
+
+
 def main() -> None:
     """Build the workload that the arguments name, on as many XLA devices as they say, and serve it."""
-    name, env_name, *numbers = sys.argv[1:]
+    name, env_name, *numbers = sys.argv[1:7]
     num_envs, agents, devices, steps = map(int, numbers)
+    for choice in sys.argv[7:]:
+        choose(choice)
     if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)

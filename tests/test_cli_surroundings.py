@@ -199,6 +199,16 @@ def test_an_environment_of_ones_own(
     assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in message
 
 
+@pytest.mark.parametrize("columns", ["0", "20"])
+def test_a_narrow_terminal_loses_no_number(
+    columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["plan", "frozen_lake", "--gamma", "0.99"]) == 0
+    assert capsys.readouterr().out.count("0.542026") == 4  # the value of the start by each method
+
+
 def test_the_public_face_is_imported_on_first_use() -> None:
     """gymnax computes when it is imported, and the command line has to choose the devices before that."""
     code = """

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jax.profiler import ProfileData
 
+from jaxpg.parallel import machine
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 import device  # noqa: E402
-from turns import Peers, WorkerEnded  # noqa: E402
+import workloads  # noqa: E402
+from turns import Peers, Row, Worker, WorkerEnded  # noqa: E402
 
 PEERS = Peers(python=sys.executable, purejaxrl=Path("/"))
 SECONDS = {"rejax": 0.5, "jaxpg": 0.125}
@@ -66,6 +70,33 @@ def test_programs_take_turns_of_a_second_and_one_that_ends_takes_no_other_with_i
     rejax, _, jaxpg = found["cases"][1]
     assert rejax["per_second"] == 2000
     assert jaxpg["failed"] == "ended at `run 8`: out of memory"
+
+
+def test_a_choice_is_set_beside_the_program_as_it_is() -> None:
+    """Of jaxpg without other libraries; jaxpg beside those, which are beside nothing."""
+    plain, chosen = (work.row for work in device.chosen("jaxpg", "CartPole-v1", 4, 512, ["few_slots=0"]))
+    assert (plain.choice, chosen.choice) == (None, "few_slots=0")
+    assert chosen.label == "jaxpg, 1 agent, 1 device, few_slots=0"
+    case: list[dict[str, Any]] = [
+        {"workload": "jaxpg", "per_second": 8.0},
+        {"workload": "jaxpg", "per_second": 4.0, "choice": "few_slots=0"},
+    ]
+    assert [device.compared(record, case) for record in case] == [[], [8.0]]
+    case += [{"workload": "rejax", "per_second": 2.0}, {"workload": "purejaxrl", "failed": "no such package"}]
+    assert [device.compared(record, case) for record in case] == [[2.0], [8.0], [], []]
+
+
+def test_a_worker_is_told_of_a_choice_and_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(Worker, "start", lambda self, command, around: commands.append(command))
+    Worker(Peers(), Row("jaxpg", choice="sums_at_once=true"), "CartPole-v1", 4, 512)
+    Worker(Peers(), Row("jaxpg"), "CartPole-v1", 4, 512)
+    assert commands[0][-2:] == ["512", "sums_at_once=true"]
+    assert commands[1][-1] == "512"  # older checkouts know no choice
+    monkeypatch.setattr(machine, "MACHINES", dict(machine.MACHINES))
+    workloads.choose("sums_at_once=true")
+    assert machine.MACHINES["cpu"] == machine.CPU._replace(sums_at_once=True)
+    assert machine.MACHINES["tpu"].sums_at_once
 
 
 def test_a_group_for_which_no_time_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 import scipy.signal
 import tiny
 
-from jaxpg import envs, ladder, networks
+from jaxpg import envs, ladder, networks, values
 from jaxpg.algorithm import make_objective
 from jaxpg.errors import UserError
 from jaxpg.models.cells import GRU
@@ -486,6 +486,15 @@ def test_one_of_n_integers_is_a_one_hot_vector():
     for i in range(3):
         found = policy.act(params, (), jnp.asarray(i))[0].logits
         np.testing.assert_array_equal(found, one_hot.act(params, (), jnp.eye(3)[i])[0].logits)
+
+
+def test_what_reads_one_of_n_integers_is_made_for_integers():
+    """Also with a memory, and for action values."""
+    numbered = COUNTER._replace(observation_space=Discrete(3))
+    policy, _ = networks.recurrent(numbered, hidden=(4,), width=2)
+    assert (3, 4) in [x.shape for x in jax.tree.leaves(policy.init(jax.random.key(0)))]
+    network = values.q_network(numbered, values.mlp(numbered, hidden=(4,)), values.dqn().head)
+    assert (3, 4) in [x.shape for x in jax.tree.leaves(network.init(jax.random.key(0)))]
 
 
 @pytest.mark.parametrize("limit", [27, 28])

@@ -362,7 +362,7 @@ def test_every_adapter_keeps_the_contract(fake: str) -> None:
 
 def test_a_name_or_a_setting_that_is_not_there_is_one_sentence(fake: str) -> None:
     prefix = fake.partition(":")[0]
-    with pytest.raises(UserError, match=f"There is no environment of {suites.SUITES[prefix].library} 'coumt'"):
+    with pytest.raises(UserError, match=f"There is no environment of {suites.SUITES[prefix].name} 'coumt'"):
         envs.make(f"{prefix}:coumt")
     with pytest.raises(UserError, match=f"{fake} has no setting 'gravity'"):
         envs.make(fake, gravity=1.0)

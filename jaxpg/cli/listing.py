@@ -77,7 +77,7 @@ def _suites_table() -> Table:
     table = Table("environment", "library", "such as", "remark", "", title="other libraries", box=box.SIMPLE_HEAD)
     for prefix, suite in suites.SUITES.items():
         there = f"jaxpg list environments {prefix}" if suites.is_installed(prefix) else suites.install_command(prefix)
-        table.add_row(f"{prefix}:ID", suite.library, suite.examples, suite.remark, there)
+        table.add_row(f"{prefix}:ID", suite.name, suite.examples, suite.remark, there)
     for prefix, (library, examples) in _HOST.items():
         is_there = importlib.util.find_spec(prefix) is not None
         there = f"jaxpg list environments {prefix}" if is_there else suites.install_command(prefix)

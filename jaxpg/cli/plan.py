@@ -49,12 +49,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         )
     time_limit = envs.make(config.environment, **config.environment_settings).time_limit  # which checks the settings
     grid = grid_of(config.environment, config.environment_settings)
-    if grid is None and arguments.out is not None:
-        raise UserError(f"{config.environment} does not lie on a grid, so there is no picture of it: leave out --out.")
     if arguments.out is not None:
-        from jaxpg.report.drawing import check_format
-
-        check_format(arguments.out)
+        _check_picture(arguments.out, grid, config.environment)
     with jax.enable_x64(True):
         settings = {name: x for name, x in config.environment_settings.items() if name != "time_limit"}
         mdp = envs.MDPS[config.environment](**settings)
@@ -65,6 +61,15 @@ def run_plan(arguments: argparse.Namespace) -> int:
             _show_map(config, mdp, grid, plan, arguments, console)
         _show_returns(mdp, plan, time_limit, console)
     return 0
+
+
+def _check_picture(out: Path, grid: Grid | None, environment: str) -> None:
+    """Refuse a picture of a world that has none, or in a format that there is not."""
+    from jaxpg.report.drawing import check_format
+
+    if grid is None:
+        raise UserError(f"{environment} does not lie on a grid, so there is no picture of it: leave out --out.")
+    check_format(out)
 
 
 def _show_methods(config: Config, mdp: AnyMDP, arguments: argparse.Namespace, console: Console) -> values.Plan:

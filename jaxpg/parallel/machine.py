@@ -2,9 +2,9 @@
 
 What is learned does not depend on it. Every choice is a field of `Machine` and says what it replaces, what it gains,
 and where that was measured; the code that obeys it asks `machine()` while it is traced. CPU figures are times, and so
-are those where an H200 is named (benchmarks/choices.py). Others of accelerators are counts of programs that were
-compiled and not run (benchmarks/aot.py): the kernels that a GPU is given and the times that the host must launch
-something, and the cycles that the compiler for TPUs estimates.
+are those where an H200 is named ("an H200" in the log, which says what else differed then). Others of accelerators are
+counts of programs that were compiled and not run (benchmarks/aot.py): the kernels that a GPU is given and the times
+that the host must launch something, and the cycles that the compiler for TPUs estimates.
 """
 
 from __future__ import annotations

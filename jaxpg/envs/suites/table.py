@@ -25,13 +25,13 @@ from jaxpg.user_code import SUITE_PREFIXES, explain_failure
 class Suite(NamedTuple):
     """A library of environments.
 
-    library: its name.
+    name: of the library.
     package: what Python imports.
     examples: some of its environments.
     remark: what its adapter leaves out or adds.
     """
 
-    library: str
+    name: str
     package: str
     examples: str
     remark: str
@@ -92,8 +92,8 @@ def default_settings(name: str) -> dict[str, Any]:
     prefix, _, of_the_suite = name.partition(":")
     known = ids(prefix)
     if of_the_suite not in known:
-        refuse_unknown(f"environment of {SUITES[prefix].library}", of_the_suite, known)
-    with explain_failure(f"The settings of {name} cannot be read: {SUITES[prefix].library}"):
+        refuse_unknown(f"environment of {SUITES[prefix].name}", of_the_suite, known)
+    with explain_failure(f"The settings of {name} cannot be read: {SUITES[prefix].name}"):
         return _adapter(prefix).default_settings(of_the_suite)
 
 
@@ -105,7 +105,7 @@ def make(name: str, settings: dict[str, Any]) -> Env:
     """
     prefix, _, of_the_suite = name.partition(":")
     adapter = _adapter(prefix)
-    with explain_failure(f"{name} cannot be made: {SUITES[prefix].library}"), jax.numpy_rank_promotion("allow"):
+    with explain_failure(f"{name} cannot be made: {SUITES[prefix].name}"), jax.numpy_rank_promotion("allow"):
         return adapter.make(of_the_suite, adapter.default_settings(of_the_suite) | settings)._replace(name=name)
 
 
@@ -113,6 +113,6 @@ def _adapter(prefix: str) -> ModuleType:
     """The module of a suite, imported on first use."""
     suite = SUITES[prefix]
     if not is_installed(prefix):
-        raise UserError(f"{prefix}: {suite.library} is not installed. Install it by: {install_command(prefix)}.")
-    with explain_failure(f"{suite.library} is installed and cannot be imported: it"), jax.numpy_rank_promotion("allow"):
+        raise UserError(f"{prefix}: {suite.name} is not installed. Install it by: {install_command(prefix)}.")
+    with explain_failure(f"{suite.name} is installed and cannot be imported: it"), jax.numpy_rank_promotion("allow"):
         return importlib.import_module(f"jaxpg.envs.suites.{prefix}")
