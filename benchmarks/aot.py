@@ -46,7 +46,18 @@ def rows(targets: list[str], cases: list[str], peers: list[str]) -> Iterator[Pro
 
 def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:
     """The programs of one target; an update's numbers are those of all its steps and minibatches."""
-    heads = ("program", "a step", "a minibatch", "an update", "launches", "waits", "exchanges", "of kB", "M cycles")
+    heads = (
+        "program",
+        "a step",
+        "a minibatch",
+        "an update",
+        "launches",
+        "waits",
+        "exchanges",
+        "of kB",
+        "GB",
+        "M cycles",
+    )
     result = Table(*heads, "temporary MB", "compile CPU s", title=f"{target}: compiled, not run", title_justify="left")
     for (library, case), record in found.items():
         if "failed" in record:
@@ -59,6 +70,7 @@ def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:
             f"{update[record['unit']]:,}",
             *("" if tpu else f"{update.get(key, 0):,}" for key in ("launches", "waits")),
             *(f"{update.get('exchanges', 0)}", f"{update.get('exchanged_bytes', 0) / 1e3:,.0f}"),
+            f"{update['bytes'] / 1e9:.2f}" if "bytes" in update else "",  # older results have none
             f"{update['cycles'] / 1e6:.1f}" if tpu else "",
             f"{record['temporary_bytes'] / 1e6:,.1f}",
             f"{record['compile_s']['cpu']:.1f}",

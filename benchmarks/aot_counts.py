@@ -68,7 +68,11 @@ class _Instruction(NamedTuple):
 
 
 def from_hlo(text: str) -> Loop:
-    """The loops of a scheduled program with `operations`, `cycles`, `exchanges` and `exchanged_bytes`."""
+    """The loops of a scheduled program with `operations`, `cycles`, `bytes`, `exchanges` and `exchanged_bytes`.
+
+    bytes: what operations read and write, each of them from and to memory; of an array that is sliced, gathered from or
+    updated in place, the part alone. Caches make it less.
+    """
     computations, entry = _computations(text)
 
     def loop(name: str, trips: int | None) -> Loop:
@@ -85,6 +89,7 @@ def from_hlo(text: str) -> Loop:
                     inner += branch.inner
             elif instruction.opcode not in FREE and "AllocateBuffer" not in instruction.text:
                 each.update(_counts(instruction))
+                each["bytes"] += _moved(instruction, computations[name], computations)
         return Loop(trips, each, inner)
 
     return loop(entry, 1)
@@ -130,6 +135,62 @@ def _counts(instruction: _Instruction) -> Counter[str]:
         shape = instruction.text.split(f" {instruction.opcode}(")[0]
         counts.update(exchanges=1, exchanged_bytes=_bytes(shape))
     return counts
+
+
+def _moved(instruction: _Instruction, around: list[_Instruction], computations: dict[str, list[_Instruction]]) -> int:
+    """The `bytes` of one operation: its arguments and its results, see `from_hlo`."""
+    of_around = {x.name: x for x in around}
+    fused = re.search(r"calls=%([\w.\-]+)", instruction.text) if instruction.opcode == "fusion" else None
+    if fused is None:  # an operation by itself is read as a fusion of one
+        arguments = [of_around[x] for x in _operands(instruction) if x in of_around]
+        return _read(arguments, [instruction]) + _written(instruction, of_around)
+    inside = computations[fused[1]]
+    parameters = [x for x in inside if x.opcode == "parameter"]
+    return _read(parameters, inside) + _written(inside[-1], {x.name: x for x in inside})
+
+
+PARTS = ("dynamic-slice", "slice", "gather")
+
+
+def _read(arguments: list[_Instruction], users: list[_Instruction]) -> int:
+    """The bytes of arguments that are read; `users` are the operations among which they are used."""
+    read = 0
+    for argument in arguments:
+        names, using = {argument.name}, []
+        for user in users:  # in their order: a bitcast comes before its own users
+            operands = _operands(user)
+            if user.opcode == "bitcast" and operands[0] in names:
+                names.add(user.name)
+            elif names & set(operands):
+                using.append((user, bool(operands) and operands[0] in names))
+        if all(first and user.opcode in (*PARTS, "dynamic-update-slice") for user, first in using):
+            read += sum(_bytes(_shape(user)) for user, _ in using if user.opcode in PARTS)
+        else:
+            read += _bytes(_shape(argument))
+    return read
+
+
+def _written(result: _Instruction, known: dict[str, _Instruction]) -> int:
+    """The bytes of a result; of one that is updated in place, the update. cuBLAS's scratch memory is int8."""
+    operands = [known[x] for x in _operands(result) if x in known]
+    if result.opcode == "tuple":
+        return sum(_written(x, known) for x in operands)
+    if result.opcode == "bitcast" and operands:
+        return _written(operands[0], known)
+    if result.opcode == "dynamic-update-slice" and len(operands) > 1:
+        return _bytes(_shape(operands[1]))
+    shape = _shape(result)
+    return _bytes(re.sub(r"\bs8\[[\d,]*\]", "", shape) if result.opcode == "custom-call" else shape)
+
+
+def _operands(instruction: _Instruction) -> list[str]:
+    """The names of what an operation reads."""
+    listed = instruction.text.split(f" {instruction.opcode}(", 1)[-1].split(")", 1)[0]
+    return re.findall(r"%([\w.\-]+)", listed)
+
+
+def _shape(instruction: _Instruction) -> str:
+    return instruction.text.split(f" {instruction.opcode}(", 1)[0]
 
 
 def _bytes(shape: str) -> int:

@@ -149,6 +149,7 @@ ROUND = 16  # jaxpg.vectorize.ROUND, which a peer's environment lacks
 CASES = {
     "PPO, CartPole, 64": Case("ppo", "CartPole-v1", 64),
     "PPO, CartPole, 2,048": Case("ppo", "CartPole-v1", 2048),
+    "PPO, CartPole, 65,536": Case("ppo", "CartPole-v1", 65_536),
     "A2C, CartPole, 64": Case("a2c", "CartPole-v1", 64),
     "PPO, Breakout, 1,024, MLP": Case("ppo", "Breakout-MinAtar", 1024),
     "PPO, Breakout, 1,024, CNN": Case("ppo", "Breakout-MinAtar", 1024, network="cnn"),
@@ -174,6 +175,7 @@ CHIPS = {
 PEER_CASES = {
     "PPO, CartPole, 64": ("rejax", "purejaxrl"),
     "PPO, CartPole, 2,048": ("rejax", "purejaxrl"),
+    "PPO, CartPole, 65,536": ("rejax", "purejaxrl"),
     "PPO, Breakout, 1,024, MLP": ("rejax", "purejaxrl"),
     "PPO, CartPole, 64, GRU": ("purejaxrl",),
 }

@@ -23,6 +23,11 @@ from aot_counts import from_hlo, from_thunks  # noqa: E402
 from aot_worker import ROUND, compile_elsewhere, missing  # noqa: E402
 
 HLO = """
+%g (p0: f32[8]) -> f32[8] {
+  %p0 = f32[8]{0} parameter(0)
+  ROOT %y = f32[8]{0} tanh(%p0)
+}
+
 %body.1 (p: (s32[], f32[8])) -> (s32[], f32[8]) {
   %p = (s32[], f32[8]{0}) parameter(0)
   %x = f32[8]{0} get-tuple-element(%p), index=1
@@ -60,14 +65,56 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 def test_operations_are_counted_by_loop() -> None:
     program = from_hlo(HLO)
-    assert program.each == {"operations": 1, "cycles": 0, "exchanges": 1, "exchanged_bytes": 8 * 4 + 4 * 2}
+    started = {"bytes": 32 + 40, "exchanges": 1, "exchanged_bytes": 8 * 4 + 4 * 2}
+    assert program.each == {"operations": 1, "cycles": 0, **started}
     (outer,) = program.inner
     (inner,) = outer.inner
     assert (outer.trips, inner.trips) == (None, 5)
-    assert inner.each == {"operations": 2, "cycles": 100, "exchanges": 1, "exchanged_bytes": 32}
-    assert outer.round() == {"operations": 11, "cycles": 507, "exchanges": 5, "exchanged_bytes": 160}
+    each = {"operations": 2, "cycles": 100, "exchanges": 1, "exchanged_bytes": 32}
+    assert inner.each == {**each, "bytes": 2 * (32 + 32)}
+    whole = {"operations": 11, "cycles": 507, "exchanges": 5, "exchanged_bytes": 160}
+    assert outer.round() == {**whole, "bytes": 5 * 128 + 33 + 32}  # of a tuple of 33 bytes to 32
     assert program.round(3)["operations"] == 1 + 3 * 11
     assert program.find((None, 5), "operations") is inner
+
+
+MOVED = """
+%in_place (p0: f32[100,8], p1: f32[1,8], p2: s32[]) -> f32[100,8] {
+  %p0 = f32[100,8]{1,0} parameter(0)
+  %p1 = f32[1,8]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %y = f32[1,8]{1,0} negate(%p1)
+  ROOT %u = f32[100,8]{1,0} dynamic-update-slice(%p0, %y, %p2, %z)
+}
+
+%sliced (p0: f32[800], p1: s32[], p2: bf16[8]) -> (f32[1,8], bf16[8]) {
+  %p0 = f32[800]{0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = bf16[8]{0} parameter(2)
+  %b = f32[100,8]{1,0} bitcast(%p0)
+  %z = s32[] constant(0)
+  %s = f32[1,8]{1,0} dynamic-slice(%b, %p1, %z), dynamic_slice_sizes={1,8}
+  ROOT %t = (f32[1,8]{1,0}, bf16[8]{0}) tuple(%s, %p2)
+}
+
+ENTRY %main (a: f32[100,8], r: f32[1,8], i: s32[], c: f32[800], h: bf16[8]) -> f32[8,8] {
+  %a = f32[100,8]{1,0} parameter(0)
+  %r = f32[1,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %c = f32[800]{0} parameter(3)
+  %h = bf16[8]{0} parameter(4)
+  %f1 = f32[100,8]{1,0} fusion(%a, %r, %i), kind=kLoop, calls=%in_place
+  %f2 = (f32[1,8]{1,0}, bf16[8]{0}) fusion(%c, %i, %h), kind=kLoop, calls=%sliced
+  ROOT %d = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%r, %r), custom_call_target="__cublas$gemm"
+}
+"""
+
+
+def test_bytes_are_those_of_the_parts_that_are_read_and_written() -> None:
+    """A row of 32 bytes updated in place at an index of 4, a row cut out, and a product without its scratch memory."""
+    in_place, sliced, product = (32 + 4) + 32, (32 + 4 + 16) + (32 + 16), 2 * 32 + 256
+    assert from_hlo(MOVED).each["bytes"] == in_place + sliced + product
 
 
 THUNKS = """\
