@@ -33,6 +33,7 @@ from jaxpg.runs import load_policy
 from jaxpg.runs.export import export_policy, policy_program
 from jaxpg.training import array_files, checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
+from jaxpg.vectorize import tree_where
 
 WALK, LANDER, POLE = "gymnasium:tiny_gym:TinyWalk-v0", "gymnasium:LunarLander-v3", "gymnasium:CartPole-v1"
 
@@ -228,25 +229,23 @@ def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> No
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
 
 
-@pytest.mark.parametrize("faulty", range(3))
-def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(faulty: int) -> None:
-    """Of three side by side one begins anew and rests for a step; the others rest before their third step."""
-    source = packages.PACKAGES["gymnasium"].source(
-        "tiny_gym:TinyWalk-v0", packages.default_settings(WALK) | {"fault": "raise"}
-    )
-    walks, actions, numbers = source.make(3, 0), np.ones(3, np.int64), np.arange(3)
-    assert walks.rest
-    walks.begin(np.ones(3, bool), numbers)
-    walks.step(actions)
-    walks.begin(numbers == faulty, numbers)
-    walks.rest(numbers == faulty, True)
-    walks.step(actions)
-    walks.rest(numbers == faulty, False)
-    walks.rest(numbers != faulty, True)
-    walks.step(actions)
-    walks.step(actions)
+@pytest.mark.parametrize("older", range(3))
+def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(older: int) -> None:
+    """Of three side by side, one is a step older when the host makes them again, and begins anew a step later."""
+    env, key, action = envs.make(WALK, fault="raise"), jax.random.key(0), jnp.zeros(3, jnp.int32)
+    assert env.host
+    step, which = jax.vmap(env.step, (None, 0, 0)), jnp.arange(3) == older
+    begun, _ = jax.vmap(env.reset)(jax.random.split(key, 3))
+    moved, _ = step(key, begun, action)
+    mixed = jax.vmap(tree_where)(which, moved, begun)
+    moved, _ = step(key, mixed, action)
+    fresh, _ = jax.vmap(env.host.restart)(jax.random.split(key, 3), which, moved)
+    moved, timestep = step(key, jax.vmap(tree_where)(which, fresh, moved), action)
+    assert not timestep.last.any()
+    host_callback.raise_failure()
+    step(key, moved, action)
     with pytest.raises(UserError, match="at step 3 of an episode"):
-        walks.step(actions)
+        host_callback.raise_failure()
 
 
 def test_what_cannot_be_made_is_refused() -> None:

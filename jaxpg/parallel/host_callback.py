@@ -62,8 +62,8 @@ def call_in_place(
     the order of their data: what one must see done has to read a result of the other.
 
     Args:
-        function: numpy arrays with equal leading axes -> a tuple of arrays with these leading axes. It must not keep
-            its arguments.
+        function: arrays with equal leading axes -> a tuple of arrays with these leading axes. It gets what `np.asarray`
+            makes an array of, at a microsecond each, and must not keep it.
         results: shapes and dtypes of what it returns, without the leading axes.
         *arguments: arrays.
 
@@ -76,7 +76,7 @@ def call_in_place(
         out = [np.asarray(x) for x in buffers]
         try:
             if not _failures:
-                for buffer, value in zip(out, function(*map(np.asarray, arguments)), strict=True):
+                for buffer, value in zip(out, function(*arguments), strict=True):
                     buffer[...] = value
                 return
         except (Exception, KeyboardInterrupt) as error:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxpg.envs.host.vectors import Source, Vector
 from jaxpg.errors import UserError
@@ -81,9 +82,7 @@ def host_env(source: Source) -> Env:
 
     def step(key: Key, state: HostState, action: Array) -> tuple[HostState, TimeStep]:
         action = jnp.asarray(action, dtype)
-        place, obs, numbers = host_callback.call_in_place(
-            groups.step, stepped, state.seed, state.t, state.place, state.history, action
-        )
+        place, obs, numbers = host_callback.call_in_place(groups.step, stepped, action, *state)
         # Where the call failed nothing is written. Above all the writing then waits for the call, which reads the
         # history: XLA would copy it whole otherwise, to be free to do either first.
         slot = jnp.where(place[0] < 0, length, state.t)
@@ -93,9 +92,7 @@ def host_env(source: Source) -> Env:
 
     def restart(key: Key, wanted: Array, state: HostState) -> tuple[HostState, Array]:
         seed = jax.random.bits(key)
-        place, obs = host_callback.call_in_place(
-            groups.restart, begun, state.seed, state.t, state.place, state.history, wanted, seed
-        )
+        place, obs = host_callback.call_in_place(groups.restart, begun, wanted, seed, *state)
         return HostState(place, seed, jnp.zeros_like(state.t), state.history), obs
 
     return Env(
@@ -106,15 +103,21 @@ def host_env(source: Source) -> Env:
 
 
 class _Group:
-    """Environments that are reset and stepped together; see `Source`."""
+    """Environments that are reset and stepped together; see `Source`.
+
+    What a step does here costs a small environment as much as its physics, and calls of NumPy are most of that. So
+    what seldom changes is kept instead of computed, and a step at which nothing ends has arrays of its own.
+    """
 
     def __init__(self, source: Source, vector: Vector, number: int, size: int) -> None:
         self.number, self.size, self.calls = number, size, 0
         self._source, self._vector = source, vector
         self._over, self._resting = np.zeros((2, size), bool)
-        self._t = np.zeros(size, np.int64)
-        self._places = np.zeros((size, 3), np.int32)  # the type that states have, see `is_at`
-        self._places[:, 0], self._places[:, 1] = number, np.arange(size)
+        self._all_run = True  # none is over, and none rests
+        self._began = np.zeros(size, np.int64)  # `calls` at the start of each episode
+        self.places = np.zeros((size, 3), np.int32)  # `HostState.place` of each, as it is now
+        self.places[:, 0], self.places[:, 1] = number, np.arange(size)
+        self._going_on = np.tile(np.array([0, 1, 0], np.float32), (size, 1))  # of a step at which no episode ends
         self.close = vector.close
 
     def is_free(self) -> bool:
@@ -123,38 +126,42 @@ class _Group:
 
     def is_at(self, place: np.ndarray) -> bool:
         """Whether states with these places, `[n, 3]`, are what its environments are in."""
-        return place.tobytes() == self.places().tobytes()  # much faster than `np.array_equal`, at every step
+        return place.tobytes() == self.places.tobytes()  # much faster than `np.array_equal`, at every step
 
-    def places(self) -> np.ndarray:
-        """`HostState.place` of its environments as they are now; the array is used again."""
-        self._places[:, 2] = self.calls % 2**31
-        return self._places
+    def move_on(self) -> None:
+        """Another state from now on: what has the places of before is not what the environments are in."""
+        self.calls += 1
+        self.places[:, 2] = self.calls % 2**31
 
     def begin(self, wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         """New episodes where `wanted`; the observations there, `[n, ...]`."""
-        if not wanted.any():
+        which = np.flatnonzero(wanted).tolist()
+        if not which:
             return np.zeros((self.size, *self._source.observation_space.shape), np.float32)
-        self._over[wanted] = self._resting[wanted] = False
-        self._t[wanted] = 0
+        for i in which:
+            self._over[i] = self._resting[i] = False
+            self._began[i] = self.calls
+        self._all_run = not np.count_nonzero(self._over | self._resting)
         obs = self._source.convert(self._vector.begin(wanted, seeds))
-        self._check(obs, np.zeros(self.size), wanted)
+        self._check(obs, self._going_on, wanted)
         return obs
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One step: observations `[n, ...]`, and reward, discount and last, `[n, 3]`."""
-        idle = self._over | self._resting
-        if np.count_nonzero(idle):
-            self._rest(idle & ~self._resting)
-        running = ~idle
-        obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions))
-        self.calls += 1
-        self._t += running
+        """One step: observations `[n, ...]`, and reward, discount and last, `[n, 3]`; both are used again."""
+        if not self._all_run:
+            self._rest(self._over)
+        obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions), self._age)
+        self.move_on()
         obs = self._source.convert(obs)
-        self._check(obs, reward, running)
-        ended = running & (terminated | truncated)
-        self._over |= ended
-        numbers = np.empty((self.size, 3), np.float32)
-        numbers[:, 0], numbers[:, 1], numbers[:, 2] = reward * running, ~(ended & terminated), self._over
+        if self._all_run and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
+            self._going_on[:, 0] = reward
+            self._check(obs, self._going_on)
+            return obs, self._going_on
+        running = ~(self._over | self._resting)
+        self._over |= running & (terminated | truncated)
+        self._all_run = False
+        numbers = np.stack([np.where(running, reward, 0), ~(running & terminated), self._over], -1).astype(np.float32)
+        self._check(obs, numbers, running)
         return obs, numbers
 
     def replay(self, seeds: np.ndarray, t: np.ndarray, history: np.ndarray) -> None:
@@ -163,26 +170,34 @@ class _Group:
         if not history.shape[1]:
             return
         for i in range(int(t.max(initial=0))):
-            self._rest((t <= i) & ~self._resting)
+            self._rest(t <= i)
             self.step(history[:, i])
         if (waiting := self._resting & ~self._over).any() and self._vector.rest:
             self._vector.rest(waiting, False)
             self._resting &= ~waiting
+        self._began = self.calls - t.astype(np.int64)
+
+    def _age(self, i: int) -> int:
+        """Steps of the episode of environment i, with the one that is being made."""
+        return int(self.calls + 1 - self._began[i])
 
     def _rest(self, where: np.ndarray) -> None:
+        where = where & ~self._resting
         if self._vector.rest and where.any():
             self._vector.rest(where, True)
             self._resting |= where
+            self._all_run = False
 
-    def _check(self, obs: np.ndarray, reward: np.ndarray, which: np.ndarray) -> None:
-        """Raise a UserError if one of `which` has a number that is not finite; one sum finds that out cheaply."""
-        if math.isfinite(obs.sum()) and math.isfinite(reward.sum()):
+    def _check(self, obs: np.ndarray, numbers: np.ndarray, which: np.ndarray | slice = slice(None)) -> None:
+        """Raise a UserError if one of `which` has a number that is not finite; a sum of squares tells cheaply."""
+        if math.isfinite(np.vdot(obs, obs)) and math.isfinite(np.vdot(numbers, numbers)):
             return
-        for i in np.flatnonzero(which):
-            when = f"at step {self._t[i]} of an episode" if self._t[i] else "at the reset of an episode"
-            if not np.isfinite(obs[i]).all() or not np.isfinite(reward[i]):
-                bad_reward = not np.isfinite(reward[i])
-                what = f"a reward of {reward[i]}" if bad_reward else "an observation that is not finite in float32"
+        for i in np.arange(self.size)[which]:
+            steps, reward = self.calls - self._began[i], numbers[i, 0]
+            when = f"at step {steps} of an episode" if steps else "at the reset of an episode"
+            if not np.isfinite(obs[i]).all() or not np.isfinite(reward):
+                bad_reward = not np.isfinite(reward)
+                what = f"a reward of {reward}" if bad_reward else "an observation that is not finite in float32"
                 raise UserError(f"The environment {self._source.name} returned {what} {when}. Fix the environment.")
 
 
@@ -232,57 +247,55 @@ class _Groups:
         self._numbers = itertools.count(secrets.randbits(30))  # another process must not have the same
 
     @_explained
-    def reset(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def reset(self, seeds: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Places and observations of new episodes, a group of them."""
+        seeds = np.asarray(seeds)
         group = self._idle(seeds.size, seeds.ravel()[0])
-        group.calls += 1  # states of its last episodes are not those of the new ones
+        group.move_on()
         obs = group.begin(np.ones(seeds.size, bool), seeds.ravel())
-        return _like(seeds, group.places()), _like(seeds, obs)
+        return _like(seeds, group.places), _like(seeds, obs)
 
     @_explained
-    def step(
-        self, seeds: np.ndarray, t: np.ndarray, place: np.ndarray, history: np.ndarray, actions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Places after a step, observations, and reward, discount and last of each."""
-        actions = actions.reshape(seeds.size, *self.source.action_space.shape)
-        parts = [(*group.step(actions[of]), group.places()) for group, of in self._find(seeds, t, place, history)]
-        obs, numbers, places = _joined(parts)
-        return _like(seeds, places), _like(seeds, obs), _like(seeds, numbers)
+    def step(self, actions: ArrayLike, *state: Any) -> tuple[np.ndarray, ...]:
+        """Places after a step of environments in this `HostState`, observations, and reward, discount and last."""
+        actions, place = np.asarray(actions), np.asarray(state[0])
+        if (group := self._whole(place)) is not None and place.ndim == 2:  # nearly always
+            obs, numbers = group.step(actions)
+            return group.places, obs, numbers
+        actions = actions.reshape(-1, *self.source.action_space.shape)
+        parts = [(*group.step(actions[of]), group.places) for group, of in self._find(HostState(*state))]
+        obs, numbers, places = (_like(place[..., 0], x) for x in _joined(parts))
+        return places, obs, numbers
 
     @_explained
-    def restart(
-        self,
-        seeds: np.ndarray,
-        t: np.ndarray,
-        place: np.ndarray,
-        history: np.ndarray,
-        wanted: np.ndarray,
-        new_seeds: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """New episodes where `wanted`: places and observations."""
-        if not wanted.any():  # most calls are such
-            return place, np.zeros((*wanted.shape, *self.source.observation_space.shape), np.float32)
-        wanted, new_seeds = wanted.ravel(), new_seeds.ravel()
-        found = self._find(seeds, t, place, history)
-        parts = [(group.places(), group.begin(wanted[of], new_seeds[of])) for group, of in found]
-        places, obs = _joined(parts)
-        return _like(seeds, places), _like(seeds, obs)
+    def restart(self, wanted: ArrayLike, seeds: ArrayLike, *state: Any) -> tuple[np.ndarray, ...]:
+        """New episodes where `wanted`, of environments in this `HostState`: places and observations."""
+        wanted, seeds = np.asarray(wanted), np.asarray(seeds)
+        if not np.count_nonzero(wanted):
+            return np.asarray(state[0]), np.zeros((*wanted.shape, *self.source.observation_space.shape), np.float32)
+        of_groups = self._find(HostState(*state))
+        parts = [(group.places, group.begin(wanted.ravel()[of], seeds.ravel()[of])) for group, of in of_groups]
+        return tuple(_like(wanted, x) for x in _joined(parts))
 
     def close(self) -> None:
         """End all environments and their processes."""
         while self.groups:
             self.groups.popitem()[1].close()
 
-    def _find(
-        self, seeds: np.ndarray, t: np.ndarray, place: np.ndarray, history: np.ndarray
-    ) -> Iterator[tuple[_Group, slice]]:
+    def _whole(self, place: np.ndarray) -> _Group | None:
+        """The group that a whole batch of states with these places, `[..., 3]`, is, or None."""
+        group = self.groups.get(place.item(0))
+        return group if group is not None and group.is_at(place) else None
+
+    def _find(self, states: HostState) -> Iterator[tuple[_Group, slice]]:
         """The groups that a batch of states consists of, in these states, and the part of each."""
+        place = np.asarray(states.place)
+        if (group := self._whole(place)) is not None:
+            yield group, slice(None)
+            return
+        seeds, t, history = np.asarray(states.seed), np.asarray(states.t), np.asarray(states.history)
         history = history.reshape(seeds.size, *history.shape[seeds.ndim :])
         place, seeds, t = place.reshape(-1, 3), seeds.ravel(), t.ravel()
-        first = self.groups.get(int(place[0, 0]))
-        if first is not None and first.is_at(place):
-            yield first, slice(None)
-            return
         cuts = np.flatnonzero(np.diff(place[:, 0])) + 1
         for start, stop in itertools.pairwise((0, *cuts.tolist(), len(place))):
             of = slice(start, stop)

@@ -8,7 +8,7 @@ reset. So there is no step without an action in it, and the last observation of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,13 +32,14 @@ class Vector(NamedTuple):
     """`n` environments.
 
     begin(wanted, seeds) -> obs: new episodes where `wanted` [n]; other rows of `obs` mean nothing.
-    step(actions) -> Results: one step of all that do not rest.
+    step(actions, age) -> Results: one step of all that do not rest. `age(i)` is the number of steps of the episode of
+        environment i with this one, for messages.
     rest(where, resting): let environments rest, or wake them; None if they cannot rest, and are stepped for nothing.
     close(): end them, and their processes.
     """
 
     begin: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    step: Callable[[np.ndarray], Results]
+    step: Callable[[np.ndarray, Callable[[int], int]], Results]
     rest: Callable[[np.ndarray, bool], None] | None
     close: Callable[[], None]
 
@@ -77,16 +78,15 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     step_one = [env.env.step for env in envs]  # not `env.step`, which looks at what each returns by itself
     shape = envs[0].observation_space.shape
     obs: list[Any] = [None] * n
-    taken, resting = np.zeros(n, np.int64), np.zeros(n, bool)
+    resting, no_end = np.zeros((2, n), bool)
 
     def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-        for i in np.flatnonzero(wanted):
+        for i in np.flatnonzero(wanted).tolist():
             obs[i] = envs[i].reset(seed=int(seeds[i]))[0]
-        taken[wanted], resting[wanted] = 0, False
+            resting[i] = False
         return np.array(obs)
 
-    def step(actions: np.ndarray) -> Results:
-        taken[:] += ~resting
+    def step(actions: np.ndarray, age: Callable[[int], int]) -> Results:
         rows: list[Any] = []
         try:
             if np.count_nonzero(resting):
@@ -96,17 +96,20 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
                 for one, action in zip(step_one, actions, strict=True):
                     rows.append(one(action))
         except (Exception, SystemExit) as error:
-            raise envs[len(rows)].failure(error, taken[len(rows)]) from error
+            raise envs[len(rows)].failure(error, age(len(rows))) from error
         obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
         try:
-            ends = (np.array(x, bool).reshape(n) for x in (terminated, truncated))
-            results = Results(np.array(obs), np.array(rewards, np.float64).reshape(n), *ends)
+            reward = np.array(rewards, np.float64).reshape(n)
+            results = Results(np.array(obs), reward, flags(terminated), flags(truncated))
             if results.obs.shape == (n, *shape):
                 return results
         except (TypeError, ValueError):  # one of another kind, or several that differ in shape
             pass
-        numbers = [env.check(*row[:4], steps) for env, row, steps in zip(envs, rows, taken, strict=True)]
+        numbers = [env.check(*row[:4], age(i)) for i, (env, row) in enumerate(zip(envs, rows, strict=True))]
         return Results(np.array(obs), *map(np.array, zip(*numbers, strict=True)))
+
+    def flags(ends: Sequence[Any]) -> np.ndarray:
+        return np.array(ends, bool).reshape(n) if any(ends) else no_end
 
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
@@ -157,7 +160,7 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
                 process.join()
             env.closed = True
 
-    return Vector(begin, lambda actions: Results(*call(env.step, actions)[:4]), rest, close)
+    return Vector(begin, lambda actions, age: Results(*call(env.step, actions)[:4]), rest, close)
 
 
 def envpool_vector(make_pool: Callable[..., Any], n: int, seed: int) -> Vector:
@@ -171,7 +174,7 @@ def envpool_vector(make_pool: Callable[..., Any], n: int, seed: int) -> Vector:
         obs[which] = first
         return obs
 
-    return Vector(begin, lambda actions: Results(*pool.step(actions)[:4]), None, lambda: None)
+    return Vector(begin, lambda actions, age: Results(*pool.step(actions)[:4]), None, lambda: None)
 
 
 def observation_converter(space: Any, name: str) -> tuple[Callable[[np.ndarray], np.ndarray], Box]:
@@ -200,7 +203,7 @@ def observation_converter(space: Any, name: str) -> tuple[Callable[[np.ndarray],
     def convert(obs: np.ndarray) -> np.ndarray:
         obs = np.asarray(obs)
         obs = obs[..., None] if axes == 2 else obs.transpose(0, 2, 3, 1) if channels_first else obs
-        return obs.astype(np.float32) * scale
+        return obs.astype(np.float32, order="C") * scale
 
     shape = convert(np.zeros((1, *space.shape), np.uint8)).shape[1:]
     return convert, _box(np.zeros(shape), np.ones(shape))
@@ -234,6 +237,8 @@ def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
 
         return to_box, _box(low, high)
     start = int(getattr(space, "start", 0))
+    if start == 0:
+        return partial(_cast, dtype=space.dtype), Discrete(int(space.n))
     return lambda actions: _cast(actions, space.dtype) + space.dtype.type(start), Discrete(int(space.n))
 
 
