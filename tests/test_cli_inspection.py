@@ -115,6 +115,13 @@ def test_of_five_seeds_the_interval_is_over_seeds() -> None:
     np.testing.assert_allclose(interval(mean), [expected.low, expected.high], rtol=1e-3)
 
 
+@pytest.mark.parametrize(("seeds", "episodes"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_why_so_few_episodes_have_no_interval(seeds: int, episodes: int) -> None:
+    returns = np.full((seeds, episodes), 2.5)
+    (line,) = mean_lines(returns, Starts(episodes, 1, "episodes"))
+    assert line == "mean 2.5; an interval needs 5 episodes, or as many seeds"
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_of_few_seeds_the_interval_is_over_prompts(seeds: int) -> None:
     """With all samples of a prompt: four equal ones say no more than one of them."""
@@ -126,10 +133,6 @@ def test_of_few_seeds_the_interval_is_over_prompts(seeds: int) -> None:
     low, high = interval(line)
     error = np.sqrt(by_prompt.var(1).sum() / 25) / seeds  # of the mean, the seeds as they are
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.1)
-
-
-def test_a_single_episode_has_no_interval() -> None:
-    assert mean_lines(np.array([[7.0]]), Starts(1, 1, "episodes")) == ["mean 7"]
 
 
 def progress_lines(seeds: int, chunks: int) -> list[str]:

@@ -71,11 +71,16 @@ def test_a_checkpoint_of_another_learner_is_refused(
 
 def test_files_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "latin.toml").write_bytes(b'environment = "\xe9"')
     below, absent = str(tmp_path / "file" / "run"), str(tmp_path / "absent" / "x")
     for command, words in (
-        (["train", "catch", "a2c", "--out", below, *TINY], f"{below} cannot be written to (Not a directory)"),
+        (
+            ["train", "catch", "a2c", "--out", below, *TINY],
+            f"{below} cannot be written to: {below[:-4]} is not a directory",
+        ),
+        (["train", "catch", "a2c", "--out", str(tmp_path / "link"), *TINY], "link is a link to nothing. Remove it"),
         (["train", str(tmp_path / "folder.toml"), "ppo"], "folder.toml cannot be read or written (Is a directory)"),
         (["train", str(tmp_path / "latin.toml"), "ppo"], "latin.toml is not valid TOML"),
         (["plot", str(run), "--out", "x.foo"], "must end in .png, .svg, .pdf, not x.foo"),

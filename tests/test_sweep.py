@@ -165,7 +165,7 @@ def test_waves_fit_the_memory_and_are_all_alike() -> None:
     assert sweep.wave_size(learner, 9, mesh, 1e12) == 10
     assert sweep.wave_size(learner, 9, mesh, needed[10] - 1) in (4, 6)
     assert sweep.wave_size(learner, 9, mesh, needed[2]) == 2
-    with pytest.raises(UserError, match=r"One run takes .* MiB on a device, and there are"):
+    with pytest.raises(UserError, match=r"One run takes .* MiB on a device, and .* may be used: .* raise --memory"):
         sweep.wave_size(learner, 9, mesh, needed[2] - 1)
     runs = [sweep.SweepRun(point, 0) for point in range(9)]
     waves = sweep.split_waves(runs, 4)

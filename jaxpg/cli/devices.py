@@ -64,15 +64,17 @@ def from_arguments(arguments: argparse.Namespace) -> DeviceOptions:
     a minibatch.
 
     Raises:
-        UserError: as `record.read`.
+        UserError: as `record.read`, or a sweep of several processes, before these wait for each other.
     """
     given = vars(arguments)
     names = [field.name for field in dataclasses.fields(DeviceOptions)]
     options = DeviceOptions(**{name: given[name] for name in names if name in given})
-    if not given.get("resume") or options.out is None or (options.devices, options.mesh) != (None, None):
+    begun = record.read(options.out) if given.get("resume") and options.out is not None else None
+    if options.distributed and "sweep" in (arguments.command, begun and begun.command):
+        raise UserError("A sweep is one process. On several hosts give each a part of the grid, and no --distributed.")
+    if begun is None or (options.devices, options.mesh) != (None, None):
         return options
-    begun = record.read(options.out)
-    return options if begun is None else dataclasses.replace(options, devices=begun.devices, mesh=begun.mesh)
+    return dataclasses.replace(options, devices=begun.devices, mesh=begun.mesh)
 
 
 def start_jax(options: DeviceOptions) -> None:

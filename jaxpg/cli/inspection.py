@@ -130,7 +130,7 @@ def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
 
     `returns` is `[S, E]`, for E episodes of each seed, those from one start state side by side. From MIN_SCORES seeds
     on the interval is over seeds, and the interquartile mean has one too. For fewer seeds it is over start states:
-    those of each seed are resampled, each with all of its episodes.
+    those of each seed are resampled, each with all of its episodes. Of fewer than MIN_SCORES in all there is none.
     """
     from jaxpg import report
     from jaxpg.report.statistics import MIN_SCORES
@@ -142,6 +142,8 @@ def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
             for word, statistic in (("mean", report.mean), ("interquartile mean", report.interquartile_mean))
         ]
     per_start = returns.reshape(seeds, starts.number, starts.group_size).mean(2)
+    if starts.number < 2 or seeds * starts.number < MIN_SCORES:
+        return [f"mean {returns.mean():.4g}; an interval needs {MIN_SCORES} {starts.word}, or as many seeds"]
     over = f"the {starts.number} {starts.word} of {'each' if seeds > 1 else 'this'} seed"
     few = f"an interval over seeds needs {MIN_SCORES} seeds"
     return [_with_interval("mean", report.bootstrap(*per_start, statistic=report.mean), f"{over}; {few}")]

@@ -29,8 +29,6 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
         UserError: something that cannot be trained; a directory with another command, or one that has begun.
     """
     recorded = read(out) if options.resume else None
-    if "sweep" in (options.command, recorded and recorded.command) and options.devices.distributed:
-        raise UserError("A sweep is one process. On several hosts give each a part of the grid, and no --distributed.")
     if recorded is not None:
         return _updated(recorded, options, out)
     if not options.resume:

@@ -125,8 +125,9 @@ def wave_size(learner: Learner, runs: int, mesh: Mesh, limit: float) -> int:
     while (needed := memory_per_device(learner, size, mesh, limit)) > limit:
         if size == width:
             raise UserError(
-                f"One run takes {needed / 2**20:,.3g} MiB on a device, and there are {limit / 2**20:,.3g}. Make the "
-                "batch smaller (num_envs, num_steps), or use a device with more memory."
+                f"One run takes {needed / 2**20:,.3g} MiB on a device, and {limit / 2**20:,.3g} may be used: nine "
+                "tenths of its memory, or its part of --memory. Make the batch smaller (num_envs, num_steps), raise "
+                "--memory if you gave it, or use a device with more memory."
             )
         size = min(max(1, math.floor(size * limit / needed / width)) * width, size - width)
     waves = math.ceil(runs / size)
