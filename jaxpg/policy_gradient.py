@@ -29,6 +29,7 @@ from jaxpg.update.normalization import (
     with_normalized_obs,
 )
 from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.optimizers import check_uphill
 from jaxpg.vectorize import copy_tree, polyak_update
 
 __all__ = ["Parts", "PolicyGradient", "RunnerState", "TrainState", "policy_gradient"]
@@ -97,7 +98,8 @@ def policy_gradient(
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
         UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions;
-            surrogate, credit or weights are of whole episodes, and the collector cuts them.
+            surrogate, credit or weights are of whole episodes, and the collector cuts them; or the optimizer has the
+            sign or the step size in it.
     """
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
@@ -114,8 +116,11 @@ def policy_gradient(
         critic = None
     elif critic is None:
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
-    objective = make_objective(policy, critic, algorithm)
-    parts = Parts(env, policy, critic, algorithm, objective, algorithm.optimizer())
+    objective, optimizer = make_objective(policy, critic, algorithm), algorithm.optimizer()
+    maker = getattr(algorithm.optimizer, "func", algorithm.optimizer)
+    if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one takes a tenth of a second
+        check_uphill(optimizer, "The optimizer of this algorithm")
+    parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 
     def actor(state: TrainState) -> Actor:
         return make_actor(with_normalized_obs(policy, state.normalization), state.params.policy)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
@@ -113,3 +114,22 @@ def test_widths_are_a_list(settings: dict[str, Any]) -> None:
 def test_kernels_are_a_list() -> None:
     with pytest.raises(UserError, match=r"kernels must be a list of whole numbers from 1 on"):
         networks.cnn(tiny.pictures(tiny.counter()), kernels=3)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_descends_is_refused() -> None:
+    trace(PPO()._replace(optimizer=optax.scale_by_adam))
+    for descending in (partial(optax.adam, 3e-4), lambda: optax.sgd(0.1), optax.set_to_zero):
+        with pytest.raises(UserError, match="optimizer of this algorithm steps against the gradient, or not at all"):
+            trace(PPO()._replace(optimizer=descending))
+
+
+def test_an_optimizer_with_a_traced_setting_is_not_tried() -> None:
+    def norm(decay: Array) -> Array:
+        algorithm = PPO()._replace(optimizer=lambda: optax.scale_by_rms(decay))
+        learner = policy_gradient(
+            tiny.counter(), tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2)), algorithm
+        )
+        return learner.step(learner.init(jax.random.key(0)), jax.random.key(1))[1]["gradient_norm"]
+
+    assert jnp.isfinite(jax.jit(norm)(0.9))
+    assert jnp.isfinite(jax.vmap(norm)(jnp.array([0.9, 0.99]))).all()

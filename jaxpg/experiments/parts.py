@@ -31,7 +31,7 @@ from jaxpg.experiments.signatures import Option, check_free_settings, options
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
 from jaxpg.types import Array, Critic, Env, Policy
-from jaxpg.update.optimizers import sgd
+from jaxpg.update.optimizers import check_uphill, sgd
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_code, is_code_name
 from jaxpg.values.deep_q import DeepQ
 
@@ -194,15 +194,8 @@ def _check_optimizer(name: str, made: Any) -> optax.GradientTransformation:
     """
     if not isinstance(made, optax.GradientTransformation):
         raise UserError(f"The optimizer {name} must return an optax.GradientTransformation, not {_type_of(made)}.")
-    with jax.ensure_compile_time_eval(), explain_failure(f"The optimizer {name}"):
-        gradient = jnp.ones(3)
-        updates, _ = made.update(gradient, made.init(gradient), gradient)
-        uphill = bool((updates > 0).all())
-    if not uphill:
-        raise UserError(
-            f"The optimizer {name} steps against the gradient, or not at all. jaxpg multiplies by the step size and "
-            "the sign itself: name one without, such as optax:scale_by_adam in place of optax:adam."
-        )
+    with explain_failure(f"The optimizer {name}"):
+        check_uphill(made, f"The optimizer {name}")
     return made
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Params, Tree
 
 FLAT_BELOW = 2**20
@@ -42,6 +43,23 @@ def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = N
         return chosen(updates).update(updates, state, params)
 
     return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
+
+
+def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
+    """Try an optimizer on one gradient, if that depends on nothing that is traced.
+
+    Raises:
+        UserError: its updates point against the gradient, as those of `optax.adam` do, or are zero.
+    """
+    gradient = jnp.ones(3)
+    with jax.ensure_compile_time_eval():
+        updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+        if isinstance(updates, jax.core.Tracer) or (updates > 0).all():
+            return
+    raise UserError(
+        f"{what} steps against the gradient, or not at all. jaxpg multiplies by the step size and the sign itself: "
+        "take one without, such as optax:scale_by_adam in place of optax:adam."
+    )
 
 
 def gradient_norms(gradient: Tree, opt_state: Tree) -> dict[str, Array]:
