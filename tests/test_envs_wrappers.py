@@ -132,6 +132,16 @@ def test_wrappers_compose_and_unwrap():
     assert [x.dtype for x in jax.tree.leaves(fresh)] == [x.dtype for x in jax.tree.leaves(state)]
 
 
+def test_sizes_may_be_numpys_and_are_whole():
+    env = envs.frame_stack(envs.time_limit(counter(), steps=np.int64(2)), num=np.int32(2))
+    assert (env.time_limit, env.observation_space.shape) == (2, (4,))
+    assert type(env.time_limit) is int
+    with pytest.raises(UserError, match=r"num must be .* an integer, not 2\.5"):
+        envs.frame_stack(counter(), num=2.5)
+    with pytest.raises(UserError, match=r"steps must be .* an integer, not 2\.5"):
+        envs.time_limit(counter(), steps=2.5)
+
+
 def test_wrap_by_name():
     env = envs.wrap(envs.wrap(counter(), "time_limit", steps=2), "frame_stack", num=2)
     assert env.time_limit == 2

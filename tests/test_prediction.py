@@ -1,5 +1,7 @@
 """Prediction against slow loops, exact values, and the reductions between its methods."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,5 +159,19 @@ def test_errors_on_the_random_walk():
 
 
 def test_a_target_of_no_step_is_refused():
-    with pytest.raises(UserError, match="n is 0"):
-        values.n_step_td(experience(), jnp.zeros(4), GAMMA, step_size=ALPHA, n=0)
+    for n in (0, 1.5):
+        with pytest.raises(UserError, match=f"n is {n}"):
+            values.n_step_td(experience(), jnp.zeros(4), GAMMA, step_size=ALPHA, n=n)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        values.monte_carlo,
+        partial(values.td_lambda, step_size=ALPHA),
+        partial(values.n_step_td, step_size=ALPHA, n=2),
+    ],
+)
+def test_values_to_begin_with_may_be_a_list_of_integers(method):
+    begun = [1, 0, 2, 0]
+    np.testing.assert_array_equal(method(experience(), begun, GAMMA), method(experience(), jnp.array(begun), GAMMA))

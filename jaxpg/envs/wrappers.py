@@ -58,6 +58,10 @@ def _begins(
     return env._replace(reset=lambda key: begin(*env.reset(key)), host=host, **changes)
 
 
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
     """With this probability the environment repeats the previously executed action instead of the agent's.
 
@@ -103,10 +107,11 @@ def time_limit(env: Env, *, steps: int) -> Env:
     Raises:
         UserError: fewer than one step, or an environment on the host.
     """
-    if type(steps) is not int or steps < 1:
+    if not _is_whole(steps) or steps < 1:
         raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
     if env.host:
         raise UserError(f"time_limit: {env.name} lives on the host and keeps its own time; set max_episode_steps.")
+    steps = int(steps)
 
     def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
         return Wrapped(state, jnp.zeros((), jnp.int32)), obs
@@ -139,11 +144,13 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
         UserError: fewer than one observation, or observations without an axis.
     """
     space = _box_observations(env, "frame_stack")
-    if not 1 <= num <= MOST_FRAMES:
-        raise UserError(f"frame_stack: num must be at least 1 and at most {MOST_FRAMES}, not {excerpt(num)}.")
+    if not _is_whole(num) or not 1 <= num <= MOST_FRAMES:
+        raise UserError(
+            f"frame_stack: num must be at least 1 and at most {MOST_FRAMES}, an integer, not {excerpt(num)}."
+        )
     if not space.shape:
         raise UserError(f"frame_stack: the observations of {env.name} are scalars and have no axis to stack along.")
-    channels = space.shape[-1]
+    channels, num = space.shape[-1], int(num)
 
     def repeated(x: Array) -> Array:
         return jnp.concatenate([x] * num, axis=-1)

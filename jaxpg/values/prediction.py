@@ -75,7 +75,7 @@ def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, firs
         gamma: discount factor.
         first_visit: only the first visit of an episode counts, which is unbiased; otherwise every visit.
     """
-    zeros = jnp.zeros_like(episodes.reward)
+    zeros, values = jnp.zeros_like(episodes.reward), _as_float(values)
     returns = discounted_returns(episodes.reward, episodes.discount, episodes.last, zeros, gamma)
 
     def sums(state: Array, returns: Array, mask: Array) -> tuple[Array, Array]:
@@ -153,8 +153,9 @@ def n_step_td(
     Raises:
         UserError: `n` is below 1.
     """
-    if n < 1:
-        raise UserError(f"n is {n}, but a target spans at least one step: choose n >= 1.")
+    if n < 1 or n != int(n):
+        raise UserError(f"n is {n}, but a target spans a whole number of steps: choose n >= 1.")
+    n = int(n)
     values = _as_float(values)
 
     def episode(values: Array, x: TabularEpisodes) -> tuple[Array, Array]:
@@ -173,7 +174,8 @@ def n_step_td(
 
 
 def _as_float(values: Array) -> Array:
-    """Values to begin with, which a user may give as integers."""
+    """Values to begin with, which a user may give as integers or as a list."""
+    values = jnp.asarray(values)
     return values.astype(jnp.result_type(values, jnp.float32))
 
 
