@@ -395,8 +395,8 @@ class Learner(NamedTuple):
         `runner`, if it has one, and is split over devices; every other field is replicated.
     step(state, key) -> state, metrics: one iteration. Metrics are a flat dict of scalars. `steps` (int32) counts the
         environment steps since `init`. `return` and `length` are means over the episodes that ended in this iteration,
-        NaN if none did; `episodes` counts these (see MEAN_OVER in training/advance.py). All other metrics are finite as
-        long as training is healthy.
+        which `episodes` counts; these and the other keys of MEAN_OVER (training/advance.py) are NaN where their count
+        is 0. All other metrics are finite as long as training is healthy.
     actor(state) -> Actor
     with_policy(state, params) -> state with the policy's parameters replaced by `params`, for fine-tuning.
     experience: how it gathers experience, None for a learner without an environment. Training does not use it.
