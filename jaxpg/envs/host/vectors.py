@@ -243,7 +243,7 @@ def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
 
 
 def _cast(actions: Any, dtype: np.dtype) -> Any:
-    return actions.astype(jax.dtypes.canonicalize_dtype(dtype) if isinstance(actions, jax.Array) else dtype)
+    return actions.astype(dtype if isinstance(actions, np.ndarray) else jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _box(low: Any, high: Any) -> Box:
