@@ -139,5 +139,17 @@ def check_number(name: str, number: float, domain: Domain = ANY) -> None:
     raise UserError(f"{name} must {rule}, not {excerpt(number)}.")
 
 
+def check_whole(name: str, number: Any, domain: Domain = COUNT) -> int:
+    """A whole number of Python's or NumPy's, as one of Python's.
+
+    Raises:
+        UserError: it is none, or lies outside of its domain.
+    """
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):  # NumPy's are registered
+        raise UserError(f"{name} must be a whole number, not {excerpt(number)}.")
+    check_number(name, int(number), domain)
+    return int(number)
+
+
 def _in_words(end: float) -> str:
     return {INT32_MAX: "2^31 - 1", FLOAT32_MAX: "3.4e38, which float32 can hold"}.get(end, f"{end:g}")

@@ -54,14 +54,13 @@ def explain_os_error(run_dir: Path) -> Iterator[None]:
     """Turn an OSError while writing to `run_dir` into a UserError that says why and what to do."""
     try:
         yield
-    except (FileExistsError, NotADirectoryError) as error:
-        in_the_way = next((x for x in (run_dir, *run_dir.parents) if os.path.lexists(x) and not x.is_dir()), run_dir)
-        what = "a link to nothing" if in_the_way.is_symlink() and not in_the_way.exists() else "not a directory"
-        raise UserError(
-            f"The directory {run_dir} cannot be written to: {in_the_way} is {what}. Remove it, or choose another "
-            "directory with --out."
-        ) from error
     except OSError as error:
+        if in_the_way := [x for x in (run_dir, *run_dir.parents) if os.path.lexists(x) and not x.is_dir()]:
+            what = "not a directory" if in_the_way[0].exists() else "a link to nothing"
+            raise UserError(
+                f"The directory {run_dir} cannot be written to: {in_the_way[0]} is {what}. Remove it, or choose "
+                "another directory with --out."
+            ) from error
         reason = error.strerror or str(error)
         raise UserError(
             f"The directory {run_dir} cannot be written to ({reason}). Checkpoints that are in it stay as they are; "

@@ -21,8 +21,8 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import DOMAINS, POSITIVE, check_number, domain_of
-from jaxpg.errors import UserError, excerpt
+from jaxpg.domains import DOMAINS, POSITIVE, check_number, check_whole, domain_of
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Scalar
 
 Algorithm = Callable[..., PolicyGradient]
@@ -152,9 +152,7 @@ def _check_whole_numbers(settings: Mapping[str, Any], parameters: Mapping[str, i
             continue
         if isinstance(value, Array) or (value is None and parameters[name].annotation is not int):
             continue  # a length of a schedule may be traced; what fixes shapes says so itself
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise UserError(f"{name} must be a whole number, not {excerpt(value)}.")
-        check_number(name, int(value), domain_of(name))
+        check_whole(name, value, domain_of(name))
 
 
 def child_of(

@@ -118,7 +118,7 @@ def policy_gradient(
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
     objective, optimizer = make_objective(policy, critic, algorithm), algorithm.optimizer()
     maker = getattr(algorithm.optimizer, "func", algorithm.optimizer)
-    if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one takes a tenth of a second
+    if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one compiles a dozen small programs
         check_uphill(optimizer, "The optimizer of this algorithm")
     parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 

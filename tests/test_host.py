@@ -223,6 +223,13 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
     assert np.isnan(obs).all()
 
 
+def test_huge_numbers_are_finite() -> None:
+    """Although their squares are not, and tell so by a warning."""
+    env = envs.make(WALK, fault="huge")
+    rows = run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
+    assert rows[-1][1].obs[0] == np.float32(1e30)
+
+
 def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> None:
     env = envs.make(WALK, fault="interrupt")
     with pytest.raises(KeyboardInterrupt):

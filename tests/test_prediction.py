@@ -159,8 +159,8 @@ def test_errors_on_the_random_walk():
 
 
 def test_a_target_of_no_step_is_refused():
-    for n in (0, 1.5):
-        with pytest.raises(UserError, match=f"n is {n}"):
+    for n, rule in ((0, "be at least 1"), (1.5, "be a whole number")):
+        with pytest.raises(UserError, match=f"n, the rewards of a target, must {rule}, not {n}"):
             values.n_step_td(experience(), jnp.zeros(4), GAMMA, step_size=ALPHA, n=n)
 
 

@@ -87,6 +87,7 @@ def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], 
         (partial(ladder.trpo, value_epochs=0), "value_epochs must be at least 1, not 0"),
         (partial(values.dqn, batch_size=0), "batch_size must be at least 1, not 0"),
         (partial(continuing, num_envs=1, num_steps=0), "num_steps must be at least 1, not 0"),
+        (partial(continuing, num_envs=1, num_steps=2.5), r"num_steps must be a whole number, not 2\.5"),
         (partial(episodic, num_envs=0), "num_envs must be at least 1, not 0"),
     ],
 )

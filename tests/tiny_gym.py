@@ -12,7 +12,7 @@ import numpy as np
 class Walk(gymnasium.Env):
     """A random walk on a line, pushed by the action; it terminates beyond 3, and Gymnasium truncates it.
 
-    From step `at` of an episode on it has a `fault`: raise, nan, reward, text (for a reward), shape, interrupt,
+    From step `at` of an episode on it has a `fault`: raise, nan, huge, reward, text (for a reward), shape, interrupt,
     exit or die.
     """
 
@@ -48,7 +48,8 @@ class Walk(gymnasium.Env):
         broken = self._t >= self._at
         if broken and self._fault == "shape":
             return np.zeros(3)
-        return np.array([np.nan if broken and self._fault == "nan" else self._x, self._t])
+        wrong = {"nan": np.nan, "huge": 1e30}.get(self._fault, self._x)
+        return np.array([wrong if broken else self._x, self._t])
 
 
 class Dictionary(Walk):

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.errors import UserError, excerpt
+from jaxpg.domains import Domain, check_whole
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
 
 MOST_FRAMES = 1000
@@ -56,10 +57,6 @@ def _begins(
 
     host = env.host and env.host._replace(restart=restart)
     return env._replace(reset=lambda key: begin(*env.reset(key)), host=host, **changes)
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
@@ -107,11 +104,9 @@ def time_limit(env: Env, *, steps: int) -> Env:
     Raises:
         UserError: fewer than one step, or an environment on the host.
     """
-    if not _is_whole(steps) or steps < 1:
-        raise UserError(f"time_limit: steps must be at least 1, an integer, not {excerpt(steps)}.")
+    steps = check_whole("time_limit: steps", steps)
     if env.host:
         raise UserError(f"time_limit: {env.name} lives on the host and keeps its own time; set max_episode_steps.")
-    steps = int(steps)
 
     def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
         return Wrapped(state, jnp.zeros((), jnp.int32)), obs
@@ -144,13 +139,10 @@ def frame_stack(env: Env, *, num: int = 4) -> Env:
         UserError: fewer than one observation, or observations without an axis.
     """
     space = _box_observations(env, "frame_stack")
-    if not _is_whole(num) or not 1 <= num <= MOST_FRAMES:
-        raise UserError(
-            f"frame_stack: num must be at least 1 and at most {MOST_FRAMES}, an integer, not {excerpt(num)}."
-        )
+    num = check_whole("frame_stack: num", num, Domain(1, MOST_FRAMES))
     if not space.shape:
         raise UserError(f"frame_stack: the observations of {env.name} are scalars and have no axis to stack along.")
-    channels, num = space.shape[-1], int(num)
+    channels = space.shape[-1]
 
     def repeated(x: Array) -> Array:
         return jnp.concatenate([x] * num, axis=-1)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT, check_number
+from jaxpg.domains import check_whole
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -55,8 +55,7 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     Raises:
         UserError: no episodes; those of a device do not divide into groups (when `collect` is traced).
     """
-    check_number("num_envs", num_envs, COUNT)
-    check_number("group_size", group_size, COUNT)
+    num_envs, group_size = check_whole("num_envs", num_envs), check_whole("group_size", group_size)
     return Collector(
         init=_no_state,
         collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),

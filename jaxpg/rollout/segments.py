@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT, check_number
+from jaxpg.domains import check_whole
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -76,8 +76,7 @@ def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collect
         UserError: no environments or no steps; the environment gives its reward for whole episodes (`Env.outcome`) or
             has a context (when `init` is called).
     """
-    check_number("num_envs", num_envs, COUNT)
-    check_number("num_steps", num_steps, COUNT)
+    num_envs, num_steps = check_whole("num_envs", num_envs), check_whole("num_steps", num_steps)
     return Collector(
         init=partial(_reset_all, num_envs=num_envs),
         collect=partial(_collect_segment, num_steps=num_steps, reset_pool=reset_pool),

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.domains import check_whole
 from jaxpg.envs.tabular import AnyMDP, TabularState, as_env
-from jaxpg.errors import UserError
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
 
@@ -151,11 +151,9 @@ def n_step_td(
         [E, S].
 
     Raises:
-        UserError: `n` is below 1.
+        UserError: `n` is no whole number from 1 on.
     """
-    if n < 1 or n != int(n):
-        raise UserError(f"n is {n}, but a target spans a whole number of steps: choose n >= 1.")
-    n = int(n)
+    n = check_whole("n, the rewards of a target,", n)
     values = _as_float(values)
 
     def episode(values: Array, x: TabularEpisodes) -> tuple[Array, Array]:

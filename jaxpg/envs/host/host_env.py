@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -190,8 +189,8 @@ class _Group:
             self._all_run = False
 
     def _check(self, obs: np.ndarray, numbers: np.ndarray, which: np.ndarray | slice = slice(None)) -> None:
-        """Raise a UserError if one of `which` has a number that is not finite; a sum of squares tells cheaply."""
-        if math.isfinite(_square(obs)) and math.isfinite(_square(numbers)):
+        """Raise a UserError if one of `which` has a number that is not finite."""
+        if _all_finite(obs) and _all_finite(numbers):
             return
         for i in np.arange(self.size)[which]:
             steps, reward = self.calls - self._began[i], numbers[i, 0]
@@ -202,10 +201,8 @@ class _Group:
                 raise UserError(f"The environment {self._source.name} returned {what} {when}. Fix the environment.")
 
 
-def _square(x: np.ndarray) -> float:
-    """The sum of squares, which is finite where all numbers are, unless they are huge; faster than NumPy's sum."""
-    row = x.ravel()
-    return row.dot(row)
+def _all_finite(x: np.ndarray) -> bool:
+    return np.count_nonzero(np.isfinite(x)) == x.size  # of few numbers in half the time of `all`
 
 
 def _explained(method: Callable[..., tuple[np.ndarray, ...]]) -> Callable[..., tuple[np.ndarray, ...]]:
