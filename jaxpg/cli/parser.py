@@ -102,7 +102,7 @@ temperature = number(SAMPLING_TEMPERATURE)
 def name(text: str) -> str:
     """The reader of a name or a path."""
     if not text.strip() or printable(text) != text:
-        raise argparse.ArgumentTypeError(f"must be a name without control characters, not {excerpt(text)}.")
+        raise argparse.ArgumentTypeError(f"must be a name of printable characters, not {excerpt(text)}.")
     return text
 
 

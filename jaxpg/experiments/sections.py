@@ -105,7 +105,7 @@ def check_name(name: Any) -> str:
     if not fits or set(name) & set("/\\") or name.startswith((".", "-")):
         raise UserError(
             f"The name of a task becomes part of the names of its directory and its files: 1 to {MAX_NAME} characters, "
-            f"without /, \\ and control characters, not beginning with a dot or a dash; not {name!r}. Rename the file, "
+            f"printable, without / and \\, not beginning with a dot or a dash; not {name!r}. Rename the file, "
             'or set task = "..." in it.'
         )
     return name

@@ -70,7 +70,7 @@ def check(option: Option, value: Any) -> Any:
 
     Raises:
         UserError: it has another type, it is a number outside of the option's domain (domains.py), or a string that is
-            empty or has control characters.
+            empty or has characters that cannot be printed.
     """
     if isinstance(value, np.generic | np.ndarray | Array) and np.ndim(value) == 0:
         value = value.item()  # a number of NumPy's or jax's is one of Python's
@@ -119,7 +119,7 @@ def _converted(value: Any, kind: Any) -> Any:
 def _check_domain(option: Option, value: Any) -> None:
     name, domain = option.name, option.domain or domain_of(option.name)
     if isinstance(value, str) and (not value or printable(value) != value):
-        raise UserError(f"{name} must be a non-empty string without control characters, not {excerpt(value)}.")
+        raise UserError(f"{name} must be a non-empty string of printable characters, not {excerpt(value)}.")
     for x in value if isinstance(value, list | tuple) else (value,):
         if isinstance(x, int | float) and not isinstance(x, bool):
             check_number(name, x, domain)
@@ -129,8 +129,8 @@ def check_free_settings(name: str, value: Any) -> None:
     """Check a value of a table whose settings are not declared here, such as those of an environment.
 
     Raises:
-        UserError: it holds a number that is not finite or that int32 or float32 cannot hold, a text with control
-            characters, or something else than numbers, texts, booleans, lists and tables.
+        UserError: it holds a number that is not finite or that int32 or float32 cannot hold, a text with
+            characters that cannot be printed, or something else than numbers, texts, booleans, lists and tables.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -140,7 +140,7 @@ def check_free_settings(name: str, value: Any) -> None:
             check_free_settings(name, inner)
     elif isinstance(value, str):
         if printable(value) != value:
-            raise UserError(f"{name} must be a string without control characters, not {excerpt(value)}.")
+            raise UserError(f"{name} must be a string of printable characters, not {excerpt(value)}.")
     elif isinstance(value, int | float):
         check_number(name, value)
     else:

@@ -156,7 +156,7 @@ KNOWN = [
     ("wrappers.frame_stack.num", 10**9, "frame_stack: num must be at most 1000, not"),
     ("environment_settings.gravity", float("inf"), "environment_settings.gravity must be finite"),
     ("environment_settings.max_steps_in_episode", 10**10, "environment_settings.max_steps_in_episode must be at most"),
-    ("environment_settings.gravity", "\0", "environment_settings.gravity must be a string without control characters"),
+    ("environment_settings.gravity", "\0", "environment_settings.gravity must be a string of printable characters"),
 ]
 
 
