@@ -1,6 +1,6 @@
 """What papers say of language models under policy gradients, tried in small: one figure and one table per claim.
 
-    python benchmarks/claims.py [scratchpad] [lengths] [clips] [sampling] [overoptimization] [process]
+    python benchmarks/claims.py [scratchpad] [lengths] [clips] [sampling] [overoptimization] [kl_target] [process]
                                 [rewards] [starts] [distillation] [rounds] [--seeds 5]
 
 Every run is a command of `jaxpg`, which stands beside its figure in results/claims.md; runs that are finished are not
@@ -11,6 +11,7 @@ lengths: GRPO divides by a completion's length, which makes long wrong answers c
 clips: DAPO's wider clip keeps entropy up.
 sampling: DAPO's dynamic sampling learns more per update, at a price in completions.
 overoptimization: the reward model's score goes on rising when the true reward has long begun to fall.
+kl_target: a controller of the KL coefficient keeps the KL where it is wanted.
 process: a reward for every step of a chain teaches more per completion than one for its answer, the longer the chain.
 rewards, starts, distillation, rounds: see claims_r1.py.
 
@@ -150,6 +151,14 @@ def sampling(seeds: int) -> Finding:
 KL_COEFFICIENTS, BETAS = (0.0, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)
 
 
+def _judged(seeds: int) -> tuple[Trained, Trained, list[str]]:
+    """A fine-tuned policy, a reward model, and the arguments of runs of 200,000 tokens that begin from both."""
+    tuned = trained("tuned", seeds, "summarise_toy", "sft")
+    begin = ["--from", str(tuned.directory)]
+    judge = trained("judge", seeds, "summarise_toy", "reward_model", *begin)
+    return tuned, judge, [*begin, "--reward", str(judge.directory), "--steps", "200000"]
+
+
 def overoptimization(seeds: int) -> Finding:
     """True and proxy reward over the KL to the policy that all began with: PPO by KL coefficient, DPO by β.
 
@@ -157,10 +166,7 @@ def overoptimization(seeds: int) -> Finding:
     training measured (k3); that of the table and of DPO's marks is k1 on fresh samples.
     """
     figure, axes = panels(2, "true reward", "what the reward model says")
-    tuned = trained("tuned", seeds, "summarise_toy", "sft")
-    begin = ["--from", str(tuned.directory)]
-    judge = trained("judge", seeds, "summarise_toy", "reward_model", *begin)
-    begin += ["--reward", str(judge.directory), "--steps", "200000"]
+    tuned, judge, begin = _judged(seeds)
     runs, lines = [tuned, judge], ["| | KL, nats | proxy reward | true reward |\n|---|---|---|---|"]
     for index, coefficient in enumerate(KL_COEFFICIENTS):
         setting = f"kl_coefficient={coefficient}"
@@ -185,6 +191,37 @@ def overoptimization(seeds: int) -> Finding:
     axes[1].legend(frameon=False, fontsize=8, ncols=2)
     accuracy = estimate(at_the_end(judge.metrics, "evaluation_accuracy"))
     return Finding(figure, [f"Reward model, held-out pairs: {accuracy}.\n", *lines], runs)
+
+
+KL_TARGETS = (1.0, 2.0, 4.0)
+
+
+def kl_target(seeds: int) -> Finding:
+    """KL and coefficient over iterations, by the target of Ziegler et al.'s controller (gain 1).
+
+    All begin with a coefficient of 0.05 and face the reward model of the first seed. The table has the second half of
+    training, the true reward the last evaluation.
+    """
+    figure, (moved, coefficient) = panels(2, "KL to the initial policy, nats", "KL coefficient")
+    tuned, judge, begin = _judged(seeds)
+    runs, lines = [tuned, judge], ["| target, nats | KL, nats | KL coefficient | true reward |\n|---|---|---|---|"]
+    for index, target in enumerate(KL_TARGETS):
+        settings = chosen(reference_kl_target=target, kl_gain=1.0)
+        run = trained(f"target-{target:g}", seeds, "summarise_toy", "rlhf", *begin, *settings)
+        m, iterations = run.metrics, run.metrics["iteration"].mean(1)
+        second_half = iterations > iterations[-1] / 2
+        curve(moved, iterations, m["episode_reference_kl"], index, f"target {target:g}")
+        curve(coefficient, iterations, m["kl_coefficient"], index, f"target {target:g}")
+        moved.axhline(target, color="gray", linewidth=0.8, linestyle=":")
+        late = [estimate(m[name][second_half].mean(0)) for name in ("episode_reference_kl", "kl_coefficient")]
+        true = estimate(at_the_end(m, "evaluation_true_reward"))
+        lines.append(f"| {target:g} | {' | '.join(late)} | {true} |")
+        runs.append(run)
+    for panel in (moved, coefficient):
+        panel.set_xlabel("iterations")
+    coefficient.set_yscale("log")
+    moved.legend(frameon=False)
+    return Finding(figure, lines, runs)
 
 
 CHAIN_LENGTHS, LABEL_NOISE = (4, 6, 8), (0.0, 0.1)
@@ -242,7 +279,10 @@ def _line(label: str, run: Trained) -> str:
 
 CLAIMS: dict[str, Callable[[int], Finding]] = {
     f.__name__: f
-    for f in (scratchpad, lengths, clips, sampling, overoptimization, process, rewards, starts, distillation, rounds)
+    for f in (
+        *(scratchpad, lengths, clips, sampling, overoptimization, kl_target, process),
+        *(rewards, starts, distillation, rounds),
+    )
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError, excerpt
@@ -140,15 +141,19 @@ def check_number(name: str, number: float, domain: Domain = ANY) -> None:
 
 
 def check_whole(name: str, number: Any, domain: Domain = COUNT) -> int:
-    """A whole number of Python's or NumPy's, as one of Python's.
+    """A whole number, also one of NumPy's or of jax's, as one of Python's.
 
     Raises:
-        UserError: it is none, or lies outside of its domain.
+        UserError: it is none, or traced, or lies outside of its domain.
     """
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral):  # NumPy's are registered
+    try:
+        whole = None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        whole = None
+    if whole is None:
         raise UserError(f"{name} must be a whole number, not {excerpt(number)}.")
-    check_number(name, int(number), domain)
-    return int(number)
+    check_number(name, whole, domain)
+    return whole
 
 
 def _in_words(end: float) -> str:
