@@ -137,6 +137,25 @@ def test_states_in_another_order_are_made_again() -> None:
     jax.tree.map(np.testing.assert_array_equal, found, jax.tree.map(lambda x: x[order], expected))
 
 
+def test_an_environment_that_is_over_stays_so_when_another_begins() -> None:
+    """Two of one time limit end together and one of them is restarted; the other must not go on."""
+    env, key = envs.make(WALK, max_episode_steps=2), jax.random.key(0)
+    step, both = jax.jit(jax.vmap(env.step, (None, 0, 0))), jnp.array([0, 0])
+    state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(5)))
+    for _ in range(2):
+        state, ended = step(key, state, both)
+    wanted = jnp.array([True, False])
+    restarted, _ = jax.jit(jax.vmap(env.host.restart))(jax.random.split(key), wanted, state)
+    state = jax.vmap(tree_where)(wanted, restarted, state._replace(place=restarted.place))
+    _, after = step(key, state, both)
+    host_callback.raise_failure()
+    np.testing.assert_array_equal(ended.last, [True, True])
+    np.testing.assert_array_equal(after.last, [False, True])
+    np.testing.assert_array_equal(after.obs[1], ended.obs[1])
+    assert after.reward[0] != 0
+    assert after.reward[1] == 0
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="callbacks read the program's buffers on a CPU alone")
 def test_the_history_is_not_copied_at_every_step() -> None:
     env = envs.make(POLE)
