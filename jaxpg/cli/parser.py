@@ -190,7 +190,7 @@ def _add_run_commands(commands: Any) -> None:
     _add_seed_index_argument(play)
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
-    export = commands.add_parser("export", help="metrics as CSV, and a policy that needs only jax to act")
+    export = commands.add_parser("export", help="metrics as CSV, and a policy that needs nothing of jaxpg to act")
     export.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     export.add_argument("--out", type=path, metavar="DIR", help="where to write (default RUN/export)")
     _add_checkpoint_argument(export)

@@ -156,7 +156,7 @@ def cliff_walking(*, slippery: bool = False) -> SparseMDP:
 
 
 def taxi() -> SparseMDP:
-    """Gymnasium's Taxi-v3 (Dietterich 2000): fetch a passenger at one of four stands and take him to another.
+    """Gymnasium's Taxi-v4 (Dietterich 2000): fetch a passenger at one of four stands and take him to another.
 
     -1 per step, -10 for picking up or dropping off where that is not possible, +20 and the end for arriving. State
     `((row * 5 + column) * 5 + passenger) * 4 + destination`, where passenger 4 is in the taxi. Actions down, up, right,
