@@ -135,7 +135,8 @@ def make(name: str, /, **settings: Any) -> Env:
             arguments of the factory.
 
     Returns:
-        An Env with float32 observations, or int32 of a Discrete space, as text tasks have. The state of gymnax's environments is their EnvState.
+        An Env with float32 observations, or int32 of a Discrete space, as text tasks have. The state of gymnax's
+        environments is their EnvState.
 
     Raises:
         UserError: an unknown name or setting (with the nearest valid one), a value of the wrong type, a missing value;

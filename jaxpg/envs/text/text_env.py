@@ -45,10 +45,10 @@ def text_env(
     is a Prompt. An episode ends with the end token (a termination) or after `task.max_tokens` tokens (a time-out).
     Rewards of the tokens are 0. The reward of the outcome is Σ weight · value over the list of rewards. Its parts are
     the values ("reward_accuracy" and so on), of several rewards also weight · value ("weighted_accuracy" and so on),
-    "accuracy" (what the task's check returned), "format", "truncated" (1 where the completion has no end token) and, for tasks with a
-    scratchpad, "scratchpad_used". Where values are to be standardised, that is left to the learner, which sees all
-    episodes of a rollout (`Env.reward_terms`): the reward of the outcome, which is logged as the return and by which
-    checkpoints are ranked, is that of the plain values.
+    "accuracy" (what the task's check returned), "format", "truncated" (1 where the completion has no end token) and,
+    for tasks with a scratchpad, "scratchpad_used". Where values are to be standardised, that is left to the learner,
+    which sees all episodes of a rollout (`Env.reward_terms`): the reward of the outcome, which is logged as the return
+    and by which checkpoints are ranked, is that of the plain values.
 
     With a process_weight every step of the scratchpad is rewarded too, where it ends, by process_weight times what
     `task.check_steps` says of it (process supervision, Lightman et al. 2023); the answer is the last step, and the
