@@ -234,8 +234,9 @@ def test_wrappers_restart_what_is_inside() -> None:
         ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
     ],
 )
-def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str) -> None:
-    env = envs.make(WALK, fault=fault)
+@pytest.mark.parametrize("limit", [pytest.param(500, id="within an episode"), pytest.param(3, id="at its last step")])
+def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: int) -> None:
+    env = envs.make(WALK, fault=fault, max_episode_steps=limit)
     with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
     _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
