@@ -151,7 +151,9 @@ def check_whole(name: str, number: Any, domain: Domain = COUNT) -> int:
     except TypeError:
         whole = None
     if whole is None:
-        raise UserError(f"{name} must be a whole number, not {excerpt(number)}.")
+        traced = type(number).__name__.endswith("Tracer")  # jax is not imported here
+        why = " The program depends on it, so it cannot be traced or mapped over." if traced else ""
+        raise UserError(f"{name} must be a whole number, not {excerpt(number)}.{why}")
     check_number(name, whole, domain)
     return whole
 

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
+import jax
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.domains import DOMAINS, POSITIVE, check_number, check_whole, domain_of
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.types import Array, Scalar
 
 Algorithm = Callable[..., PolicyGradient]
@@ -31,6 +32,9 @@ P = ParamSpec("P")
 
 PARENTS: dict[str, str] = {}
 """The name of every algorithm that has a parent, and of its parent; of all ladders that have been imported."""
+
+LENGTHS_OF_SCHEDULES = ("anneal_steps", "epsilon_steps", "beta_steps")
+"""Whole numbers that may be traced, as under `jax.vmap`. On all others the program itself depends."""
 
 
 class ReinforceSettings(TypedDict, total=False):
@@ -117,7 +121,7 @@ def root(algorithm: AlgorithmT) -> AlgorithmT:
     @wraps(algorithm)
     def checked(**settings: Any) -> Any:
         check_scalars(settings)
-        _check_whole_numbers(settings, parameters)
+        _check_kinds(settings, parameters)
         return algorithm(**settings)
 
     return cast(AlgorithmT, checked)
@@ -136,23 +140,38 @@ def check_scalars(settings: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{name} must be one number, not an array of shape {np.shape(value)}: jax.vmap maps over several."
             )
+        if isinstance(value, jax.core.Tracer):
+            continue
+        if isinstance(value, Array | np.ndarray | np.number):
+            value = value.item()
         no_limit = DOMAINS[name] == POSITIVE and value == math.inf  # such as clip = inf
-        if isinstance(value, int | float | np.number) and not no_limit:
-            check_number(name, value.item() if isinstance(value, np.number) else value, DOMAINS[name])
+        if isinstance(value, int | float) and not no_limit:
+            check_number(name, value, DOMAINS[name])
 
 
-def _check_whole_numbers(settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """Refuse what no number of environments, steps or epochs can be: settings that are annotated as `int`.
+def _check_kinds(settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse what is of another kind than the annotation of its setting: whole numbers, numbers and truth values.
 
     Raises:
-        UserError: not a whole number, or outside of its domain (domains.py).
+        UserError: of another kind; or a whole number outside of its domain (domains.py), or traced though the program
+            depends on it, as on a number of environments.
     """
     for name, value in settings.items():
-        if name not in parameters or parameters[name].annotation not in (int, int | None):
+        kind = parameters[name].annotation if name in parameters else None
+        if value is None and kind in (int | None, Scalar | None):
             continue
-        if isinstance(value, Array) or (value is None and parameters[name].annotation is not int):
-            continue  # a length of a schedule may be traced; what fixes shapes says so itself
-        check_whole(name, value, domain_of(name))
+        if kind in (int, int | None) and not (name in LENGTHS_OF_SCHEDULES and isinstance(value, Array)):
+            check_whole(name, value, domain_of(name))
+        elif kind is bool and not isinstance(value, bool | np.bool_ | Array):
+            raise UserError(f"{name} must be True or False, not {excerpt(value)}.")
+        elif kind in (Scalar, Scalar | None) and not _is_number(value):
+            own = " A schedule of your own is a field: algorithm._replace(learning_rate=f), with f of the steps so far."
+            hint = own if name == "learning_rate" and callable(value) else ""
+            raise UserError(f"{name} must be a number, not {excerpt(value)}.{hint}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.ndarray | Array) and not isinstance(value, bool)
 
 
 def child_of(
@@ -176,7 +195,7 @@ def child_of(
             if unknown:
                 raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
             check_scalars(settings)
-            _check_whole_numbers(settings, parameters)
+            _check_kinds(settings, parameters)
             return algorithm(**(defaults | settings))
 
         returned = inspect.signature(algorithm, eval_str=True).return_annotation

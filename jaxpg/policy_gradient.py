@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,18 +142,25 @@ OF_WHOLE_EPISODES = (
 
 
 def _check_whole_episodes(algorithm: PolicyGradient) -> None:
-    """Refuse parts that take a column for one episode, where columns are segments of several."""
-    if algorithm.collector.whole_episodes:
-        return
+    """Refuse parts that take a column for one episode where columns are segments of several, and other groups."""
+    collector = algorithm.collector
     for part in ("surrogate", "credit", "loss_weights"):
-        function = getattr(algorithm, part)
+        function: Any = getattr(algorithm, part)
+        given: dict[str, Any] = {}
         while isinstance(function, partial):
-            function = function.func
-        if isinstance(function, PerEpisode) or function in OF_WHOLE_EPISODES:
-            name = getattr(function, "__name__", type(function).__name__)
+            function, given = function.func, function.keywords | given
+        if not isinstance(function, PerEpisode) and function not in OF_WHOLE_EPISODES:
+            continue
+        name = getattr(function, "__name__", type(function).__name__)
+        if not collector.whole_episodes:
             raise UserError(
                 f"The {part} is of whole episodes ({name}), and the experience is collected in segments that cut "
                 "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
+            )
+        if (size := given.get("group_size", collector.group_size)) != collector.group_size:
+            raise UserError(
+                f"The {part} ({name}) is of groups of {size} episodes, and the collector makes groups of "
+                f"{collector.group_size}: collect with rollout.episodic(num_envs=..., group_size={size})."
             )
 
 

@@ -24,12 +24,28 @@ from jaxpg.ladder_settings import A2CSettings, child_of
 from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import returns
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Learner
+from jaxpg.types import Array, Box, Discrete, Env, Key, Learner, TimeStep
 
 
 def learner(algorithm: Any) -> Learner:
     env = envs.make("CartPole-v1")
     return policy_gradient(env, *networks.mlp(env, hidden=(8,)), algorithm)
+
+
+def on_its_own_state() -> Learner:
+    """PPO on an environment whose observation is its state, the same array."""
+    box = Box(np.zeros(2, np.float32), np.ones(2, np.float32))
+
+    def reset(key: Key) -> tuple[Array, Array]:
+        state = jax.random.uniform(key, (2,))
+        return state, state
+
+    def step(key: Key, state: Array, action: Array) -> tuple[Array, TimeStep]:
+        after = jax.random.uniform(key, (2,))
+        return after, TimeStep(after, after.sum(), jnp.float32(1.0), after[0] < 0.2)
+
+    env = Env("its state", reset, step, box, Discrete(2), time_limit=100)
+    return policy_gradient(env, *networks.mlp(env, hidden=(8,)), ladder.ppo(num_envs=4, num_steps=8))
 
 
 LEARNERS = {
@@ -48,14 +64,23 @@ def test_a_key_of_the_old_form_is_one_of_the_new(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, *(x.params for x in after))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [*LEARNERS, "its own state"])
 def test_a_state_may_be_donated(name: str) -> None:
-    made = LEARNERS[name]()
+    made = (LEARNERS | {"its own state": on_its_own_state})[name]()
     state = made.init(jax.random.key(0))
     step = jax.jit(made.step, donate_argnums=0)
     for i in range(2):
         state, metrics = step(state, jax.random.key(i))
     assert np.isfinite(metrics["steps"])
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent])
+def test_a_program_may_have_64_bits(network: Any) -> None:
+    """Without a warning that jax will refuse something: it is an error here."""
+    with jax.enable_x64(True):
+        env = envs.make("CartPole-v1")
+        made = policy_gradient(env, *network(env, hidden=(4,)), ladder.ppo(num_envs=4, num_steps=8))
+        assert jax.eval_shape(made.step, made.init(jax.random.key(0)), jax.random.key(0))[1]["policy_loss"].shape == ()
 
 
 def test_weight_decay_does_not_move_a_policy_out_of_its_trust_region() -> None:

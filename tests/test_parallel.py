@@ -60,6 +60,15 @@ def test_four_devices_are_one(name):
     assert_same(one, *by_shard_map(one.learner, one.states[0]))
 
 
+def test_episodes_that_do_not_divide_over_the_devices_are_refused():
+    """And not left out."""
+    learner = policy_gradient(
+        tiny.counter(), tiny.softmax_policy(jnp.zeros((2, 3))), None, ladder.reinforce(num_envs=6)
+    )
+    with pytest.raises(UserError, match="6 episodes do not divide over 4 devices"):
+        by_shard_map(learner, initial(learner))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["reinforce", "ppo", "grpo"])
 def test_four_devices_are_one_by_pmap(name):

@@ -159,6 +159,7 @@ def broken(prompt: str, text: str) -> Any:
 def test_a_function_of_ones_own_sees_prompt_and_completion():
     task = TASKS["sort"](length=4)  # prompts of 5 tokens
     mine = make_reward("mine", {"function": brevity, "price": 0.5, "weight": 2.0}, task)
+    assert make_reward("mine", brevity, task).weight == 1.0
     batch = jax.tree.map(lambda *x: jnp.stack(x), *(text_only(completion(t)) for t in ("abc<eos>", "a<eos>")))
     values = jax.jit(jax.vmap(lambda part: mine.function(with_text(part))))(batch)
     host_callback.raise_failure()

@@ -337,6 +337,7 @@ def nameless() -> PolicyGradient:
         (("cartpole", "ppo", {"network": "mpl"}), "There is no kind of network 'mpl'.*Did you mean 'mlp'"),
         (("cartpole", "ppo", {"network": 5}), "The network must be"),
         (("cartpole", "ppo", {"network": lambda env: 5}), "must return a pair"),
+        (("cartpole", "ppo", {"network": lambda env: (1, 2)}), r"a pair \(Policy, Critic\), not \(int, int\)"),
         (("cartpole", "ppo", {"network": {"hidden": "x"}}), "hidden must be a list of integers"),
         (("cartpole", "ppo", {"callbacks": [print]}), "callbacks are a list of jaxpg.Callback"),
         (("cartpole", "ppo", {"num_minibatches": 7}), "num_minibatches = 7 does not divide"),

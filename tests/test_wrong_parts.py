@@ -69,9 +69,24 @@ def test_a_part_gives_one_number_per_step(parts: dict[str, Any], name: str) -> N
     ],
 )
 def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], name: str) -> None:
-    trace(PPO(num_steps=None)._replace(**parts))
+    trace(PPO(num_steps=None)._replace(**parts, collector=episodic(num_envs=4, group_size=2)))
     with pytest.raises(UserError, match=rf"of whole episodes \({name}\), and the experience is collected in segments"):
         trace(PPO()._replace(**parts))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ladder.grpo(num_envs=4, group_size=2, num_minibatches=1)._replace(collector=episodic(num_envs=4, group_size=4)),
+        PPO(num_steps=None)._replace(credit=partial(advantages.group_relative, group_size=2), value_loss=None),
+    ],
+    ids=["another collector", "another credit"],
+)
+def test_groups_that_do_not_share_their_start_are_refused(algorithm: PolicyGradient) -> None:
+    with pytest.raises(
+        UserError, match=r"credit \(group_relative\) is of groups of 2 .* collector makes groups of [14]"
+    ):
+        trace(algorithm)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +104,10 @@ def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], 
         (partial(continuing, num_envs=1, num_steps=0), "num_steps must be at least 1, not 0"),
         (partial(continuing, num_envs=1, num_steps=2.5), r"num_steps must be a whole number, not 2\.5"),
         (partial(episodic, num_envs=0), "num_envs must be at least 1, not 0"),
+        (
+            lambda: jax.vmap(lambda n: PPO(epochs=n).gamma)(jnp.array([1, 2])),
+            "epochs must .* cannot be traced or mapped",
+        ),
     ],
 )
 def test_sizes_are_whole_numbers_from_one_on(make: Callable[[], Any], sentence: str) -> None:
@@ -98,6 +117,27 @@ def test_sizes_are_whole_numbers_from_one_on(make: Callable[[], Any], sentence: 
 
 def test_sizes_may_be_of_numpy_and_none() -> None:
     assert PPO(num_envs=np.int64(4), num_steps=None, chunk_rows=None).collector.num_envs == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"gamma": "0.9"}, "gamma must be a number, not '0.9'"),
+        ({"gamma": None}, "gamma must be a number, not None"),
+        ({"gamma": True}, "gamma must be a number, not True"),
+        ({"gamma": jnp.float32(1.5)}, "gamma must be at most 1, not 1.5"),
+        ({"gamma": np.array(1.5)}, "gamma must be at most 1, not 1.5"),
+        ({"clip": None}, "clip must be a number, not None"),
+        ({"normalize_advantages": "false"}, "normalize_advantages must be True or False, not 'false'"),
+        (
+            {"learning_rate": optax.constant_schedule(0.1)},
+            r"learning_rate must be .*algorithm\._replace\(learning_rate",
+        ),
+    ],
+)
+def test_settings_are_of_their_kind(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        PPO(**settings)
 
 
 @pytest.mark.parametrize("num_steps", [4, None])

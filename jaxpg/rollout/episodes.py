@@ -125,7 +125,9 @@ def _start_groups(env: Env, policy: Policy, params: Tree, keys: Array, group_siz
 
 
 def _columns_per_device(num_envs: int, group_size: int) -> int:
-    num_columns = num_envs // collectives.num_shards()
+    if num_envs % (shards := collectives.num_shards()):
+        raise UserError(f"{num_envs} episodes do not divide over {shards} devices: make num_envs a multiple of them.")
+    num_columns = num_envs // shards
     if num_columns % group_size:
         raise UserError(
             f"{num_columns} episodes per device do not divide into groups of {group_size}: make the number of "

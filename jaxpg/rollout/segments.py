@@ -29,7 +29,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
-from jaxpg.vectorize import any_in_batch, as_row, scan_packed, tree_where
+from jaxpg.vectorize import any_in_batch, as_row, copy_tree, scan_packed, tree_where
 
 NextStarts = Callable[[Tree, Array, Array, CollectorState], CollectorState]
 """(reset keys, episodes that each column has ended in this segment, where one ends now, the states it ends in),
@@ -88,7 +88,11 @@ def _reset_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: in
     if env.context or env.outcome:
         raise UserError(f"{env.name} gives its reward for whole episodes. Collect whole episodes: num_steps = none.")
     runner = jax.vmap(partial(reset_env, env, policy, params))(env_keys(key, num_envs))
-    return runner._replace(episode_return=jnp.zeros(num_envs), episode_length=jnp.zeros(num_envs, jnp.int32))
+    return runner._replace(
+        obs=copy_tree(runner.obs),  # which may be the environment's state itself
+        episode_return=jnp.zeros(num_envs),
+        episode_length=jnp.zeros(num_envs, jnp.int32),
+    )
 
 
 def _collect_segment(

@@ -28,7 +28,7 @@ def bootstrap_steps(steps: Transition, slots: int) -> Array:
     bootstraps = bootstraps_at(steps)
     slot = jnp.where(bootstraps, jnp.cumsum(bootstraps, 0) - 1, slots)
     t, columns = jnp.indices(bootstraps.shape)
-    return jnp.zeros((slots, bootstraps.shape[1]), jnp.int32).at[slot, columns].set(t, mode="drop")
+    return jnp.zeros((slots, bootstraps.shape[1]), jnp.int32).at[slot, columns].set(t.astype(jnp.int32), mode="drop")
 
 
 def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Array]) -> Array:

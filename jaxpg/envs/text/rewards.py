@@ -130,7 +130,7 @@ ACCURACY = {"accuracy": 1.0}
 RESERVED = ("weight", "standardize", "function", "model")
 """What a table may have beside the settings of its function."""
 
-Entry = Array | float | Mapping[str, Any] | Reward
+Entry = Array | float | RewardFunction | Mapping[str, Any] | Reward
 """How an entry of a list of rewards may be given."""
 
 
@@ -161,6 +161,8 @@ def make_reward(name: str, entry: Entry, task: Task, model: RewardFunction | Non
     Raises:
         UserError: as `make_rewards`.
     """
+    if callable(entry) and not isinstance(entry, Reward):
+        entry = {"function": entry}
     if not isinstance(entry, Mapping | Reward):
         entry = {"weight": entry}
     if isinstance(entry, Reward):
