@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.kl import k1
@@ -97,10 +97,12 @@ def policy_gradient(
 
     Raises:
         ValueError: the algorithm has a value loss and no critic was given.
-        UserError: observations are to be normalised and are tokens or other integers, or hold a mask of actions;
+        UserError: one of them is no record of its kind, such as a name, or a field of the algorithm no function;
+            observations are to be normalised and are tokens or other integers, or hold a mask of actions;
             surrogate, credit or weights are of whole episodes, and the collector cuts them; or the optimizer has the
             sign or the step size in it.
     """
+    _check_records(env, policy, critic, algorithm)
     if normalize_observations and not isinstance(env.observation_space, Box):
         raise UserError(
             f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
@@ -132,6 +134,26 @@ def policy_gradient(
     init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
     experience = None if env.host else Experience(env, partial(_experience, parts))  # the host checks its numbers
     return Learner(init, partial(_step, parts), actor, with_policy, experience)
+
+
+FUNCTIONS = ("credit", "normalize", "loss_weights", "update", "optimizer", "learning_rate")
+"""Fields of an algorithm that are called."""
+
+
+def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
+    """Refuse names and functions in the place of records, and numbers in the place of functions."""
+    for given, kind, example in (
+        (env, Env, 'envs.make("CartPole-v1")'),
+        (policy, Policy, "the first of networks.mlp(env)"),
+        (critic, Critic, "the second of networks.mlp(env)"),
+        (algorithm, PolicyGradient, "ladder.ppo()"),
+    ):
+        if not isinstance(given, kind) and not (kind is Critic and given is None):
+            raise UserError(f"policy_gradient takes a record {kind.__name__}: {example}, not {excerpt(given)}.")
+    for field in FUNCTIONS:
+        if not callable(function := getattr(algorithm, field)):
+            hint = " ladder.ppo(learning_rate=3e-4) makes a constant one." if field == "learning_rate" else ""
+            raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{hint}")
 
 
 OF_WHOLE_EPISODES = (

@@ -140,6 +140,29 @@ def test_settings_are_of_their_kind(settings: dict[str, Any], sentence: str) -> 
         PPO(**settings)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"env": "CartPole-v1"}, "takes a record Env: .*, not 'CartPole-v1'"),
+        ({"policy": "mlp"}, "takes a record Policy"),
+        ({"critic": tiny.softmax_policy(jnp.zeros((2, 3)))}, "takes a record Critic"),
+        ({"algorithm": "ppo"}, r"takes a record PolicyGradient: ladder.ppo\(\), not 'ppo'"),
+        ({"algorithm": ladder.ppo}, "takes a record PolicyGradient"),
+        ({"algorithm": PPO()._replace(learning_rate=1e-3)}, "learning_rate of an algorithm is a function, not 0.001"),
+        ({"algorithm": PPO()._replace(optimizer=optax.scale_by_adam())}, "optimizer of an algorithm is a function"),
+    ],
+)
+def test_records_are_of_their_kind(given: dict[str, Any], sentence: str) -> None:
+    sound = {
+        "env": tiny.counter(),
+        "policy": tiny.softmax_policy(jnp.zeros((2, 3))),
+        "critic": tiny.value_table(jnp.zeros(2)),
+        "algorithm": PPO(),
+    }
+    with pytest.raises(UserError, match=sentence):
+        policy_gradient(**(sound | given))
+
+
 @pytest.mark.parametrize("num_steps", [4, None])
 def test_minibatches_divide_the_batch(num_steps: int | None) -> None:
     with pytest.raises(UserError, match=r"num_minibatches = 3 does not divide a batch of 16 rows"):
