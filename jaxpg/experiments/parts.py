@@ -268,7 +268,7 @@ def make_networks(algorithm: str, kind: str, env: Env, settings: Mapping[str, An
         return made
     fits = isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Policy)
     if not fits or not isinstance(made[1], Critic | None):
-        given = f"({', '.join(type(x).__name__ for x in made)})" if isinstance(made, tuple) else _type_of(made)
+        given = f"({', '.join(type(x).__name__ for x in made)})" if type(made) is tuple else _type_of(made)
         raise UserError(f"The network {kind} must return a pair (Policy, Critic), not {given}.")
     return made
 
