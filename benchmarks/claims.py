@@ -213,7 +213,7 @@ def kl_target(seeds: int) -> Finding:
         curve(moved, iterations, m["episode_reference_kl"], index, f"target {target:g}")
         curve(coefficient, iterations, m["kl_coefficient"], index, f"target {target:g}")
         moved.axhline(target, color="gray", linewidth=0.8, linestyle=":")
-        late = [estimate(m[name][second_half].mean(0)) for name in ("episode_reference_kl", "kl_coefficient")]
+        late = [estimate(np.nanmean(m[name][second_half], 0)) for name in ("episode_reference_kl", "kl_coefficient")]
         true = estimate(at_the_end(m, "evaluation_true_reward"))
         lines.append(f"| {target:g} | {' | '.join(late)} | {true} |")
         runs.append(run)
