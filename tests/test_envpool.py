@@ -65,20 +65,25 @@ def test_a_rollout_is_what_plain_loops_see() -> None:
     assert min(ends.values()) > 0, ends
 
 
-def test_after_the_end_nothing_counts() -> None:
-    """A pool cannot rest: it goes on with environments that are over, and what it returns of them is left out."""
-    env, key = envs.make(POLE, max_episode_steps=2), jax.random.key(0)
+@pytest.mark.parametrize("limit", [2, 30], ids=["time-out", "termination"])
+def test_after_the_end_nothing_counts(limit: int) -> None:
+    """A pool cannot rest: it begins and ends further episodes, and what it returns of them is left out."""
+    env, key = envs.make(POLE, max_episode_steps=limit), jax.random.key(0)
     step = jax.jit(jax.vmap(env.step, (None, 0, 0)))
     state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(key))
     rows = []
-    for _ in range(6):
+    for _ in range(40):
         state, timestep = step(key, state, jnp.array([0, 1]))
         rows.append(timestep)
     host_callback.raise_failure()
     found = jax.tree.map(lambda *x: np.stack(x), *rows)
-    np.testing.assert_array_equal(found.reward, [[1, 1]] * 2 + [[0, 0]] * 4)
-    np.testing.assert_array_equal(found.last, [[False] * 2] + [[True] * 2] * 5)
-    np.testing.assert_array_equal(found.discount, 1)
+    for b in range(2):  # always the same action: down after some ten steps
+        end = int(found.last[:, b].argmax())
+        assert end == 1 if limit == 2 else 5 < end < 15
+        assert found.discount[end, b] == (limit == 2)
+        assert found.last[end:, b].all()
+        np.testing.assert_array_equal(found.reward[:, b], [1.0] * (end + 1) + [0.0] * (39 - end))
+        np.testing.assert_array_equal(np.delete(found.discount[:, b], end), 1)
 
 
 def test_images_are_numbers_from_0_to_1_with_channels_last() -> None:
