@@ -88,6 +88,22 @@ def excerpt(value: Any, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def check_record(taker: str, given: object, kind: type, example: str) -> None:
+    """Refuse what is no record of this kind, such as a name or a function in its place.
+
+    Args:
+        taker: the function that takes it, for the sentence.
+        given: what was passed.
+        kind: the class of the record.
+        example: what makes such a record.
+
+    Raises:
+        UserError: `given` is of another kind.
+    """
+    if not isinstance(given, kind):
+        raise UserError(f"{taker} takes a record {kind.__name__}: {example}, not {excerpt(given)}.")
+
+
 def refuse_unknown(what: str, given: object, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
     suggestion = hint(given if isinstance(given, str) else "", known)

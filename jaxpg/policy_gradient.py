@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError, excerpt
+from jaxpg.errors import UserError, check_record, excerpt
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.kl import k1
@@ -114,6 +114,7 @@ def policy_gradient(
             "which must stay zeros and ones. Set it to false."
         )
     _check_whole_episodes(algorithm)
+    _check_discounts(algorithm)
     if algorithm.value_loss is None:
         critic = None
     elif critic is None:
@@ -148,8 +149,8 @@ def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
         (critic, Critic, "the second of networks.mlp(env)"),
         (algorithm, PolicyGradient, "ladder.ppo()"),
     ):
-        if not isinstance(given, kind) and not (kind is Critic and given is None):
-            raise UserError(f"policy_gradient takes a record {kind.__name__}: {example}, not {excerpt(given)}.")
+        if kind is not Critic or given is not None:
+            check_record("policy_gradient", given, kind, example)
     for field in FUNCTIONS:
         if not callable(function := getattr(algorithm, field)):
             hint = " ladder.ppo(learning_rate=3e-4) makes a constant one." if field == "learning_rate" else ""
@@ -184,6 +185,17 @@ def _check_whole_episodes(algorithm: PolicyGradient) -> None:
                 f"The {part} ({name}) is of groups of {size} episodes, and the collector makes groups of "
                 f"{collector.group_size}: collect with rollout.episodic(num_envs=..., group_size={size})."
             )
+
+
+def _check_discounts(algorithm: PolicyGradient) -> None:
+    """Refuse a sampler that compares episodes by another discount than the algorithm's; traced ones may differ."""
+    ours, samplers = algorithm.gamma, algorithm.collector.gamma
+    traced = any(isinstance(gamma, jax.core.Tracer) for gamma in (ours, samplers))
+    if samplers is not None and not traced and samplers != ours:
+        raise UserError(
+            f"The gamma of this algorithm is {ours}, and its dynamic sampling compares episodes by a gamma of "
+            f"{samplers}: give it to the algorithm's function, as in ladder.dapo(gamma={ours})."
+        )
 
 
 def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:

@@ -13,7 +13,7 @@ import optax
 import pytest
 import tiny
 
-from jaxpg import ladder, networks, values
+from jaxpg import envs, ladder, language, networks, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
 from jaxpg.objectives import advantages, loss_weights, surrogates
@@ -161,6 +161,44 @@ def test_records_are_of_their_kind(given: dict[str, Any], sentence: str) -> None
     }
     with pytest.raises(UserError, match=sentence):
         policy_gradient(**(sound | given))
+
+
+def test_a_sampler_compares_episodes_by_the_discount_of_the_algorithm() -> None:
+    algorithm = ladder.dapo(num_envs=8, group_size=4, gamma=0.9)
+    policy = tiny.softmax_policy(jnp.zeros((2, 3)))
+    policy_gradient(tiny.counter(), policy, None, algorithm)
+    with pytest.raises(
+        UserError, match=r"gamma of this algorithm is 0\.5, .* a gamma of 0\.9: .* ladder\.dapo\(gamma=0\.5\)"
+    ):
+        policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=0.5))
+    jax.jit(lambda gamma: policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=gamma)) and gamma)(0.5)
+
+
+ENV = tiny.counter()
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: networks.mlp("CartPole-v1"), r'A network takes a record Env: envs\.make\("CartPole-v1"\), not'),
+        (lambda: networks.cnn("Breakout-MinAtar"), "A network takes a record Env"),
+        (lambda: networks.recurrent("CartPole-v1"), "A network takes a record Env"),
+        (lambda: values.mlp("CartPole-v1"), "A network takes a record Env"),
+        (lambda: language.transformer("sort"), "A transformer takes a record Env"),
+        (lambda: envs.text.text_env("sort"), "text_env takes a record Task: .*, not 'sort'"),
+        (lambda: values.deep_q("CartPole-v1", values.mlp(ENV), values.dqn()), "deep_q takes a record Env"),
+        (
+            lambda: values.deep_q(ENV, values.mlp(ENV), values.dqn),
+            r"takes a record DeepQ: values\.dqn\(\), not <function",
+        ),
+        (lambda: values.deep_q(ENV, networks.mlp(ENV), values.dqn()), r"takes a torso, a module of flax: values\.mlp"),
+        (lambda: values.tabular_control("frozen_lake", values.sarsa()), "tabular_control takes a record Env"),
+        (lambda: values.tabular_control(ENV, "sarsa"), "tabular_control takes a record TabularControl"),
+    ],
+)
+def test_what_builds_a_learner_takes_records(build: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        build()
 
 
 @pytest.mark.parametrize("num_steps", [4, None])

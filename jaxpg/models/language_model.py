@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, check_record
 from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KeysValues, KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.layers import apply
@@ -306,6 +306,7 @@ def _decoder(env: Env, config: DecoderConfig, *, outputs: int | None = None, tie
         UserError: the config is not valid, or the environment has no prompts or its actions are not tokens.
     """
     config.check()
+    check_record("A transformer", env, Env, 'envs.make("sort")')
     if not isinstance(env.action_space, Discrete) or env.context is None:
         raise UserError(
             f"A transformer completes prompts, and {env.name} has none. Use an mlp, a cnn or a recurrent network."

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.errors import UserError, excerpt, refuse_unknown
+from jaxpg.errors import UserError, check_record, excerpt, refuse_unknown
 from jaxpg.models.cells import GRU, MinGRU
 from jaxpg.models.layers import (
     ACTIVATIONS,
@@ -173,6 +173,7 @@ def _check_sizes(**settings: Any) -> None:
 
 def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, layer_norm: bool) -> MLPTorso:
     """The torso of `mlp`; see there."""
+    check_record("A network", env, Env, 'envs.make("CartPole-v1")')
     _check_activation(activation)
     _check_sizes(hidden=hidden)
     space = env.observation_space
@@ -191,6 +192,7 @@ def cnn_torso(
     strides: Sequence[int] = (1,),
 ) -> CNNTorso:
     """The torso of `cnn`; see there."""
+    check_record("A network", env, Env, 'envs.make("Breakout-MinAtar")')
     shape = env.observation_space.shape
     if len(shape) != 3:
         raise UserError(

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
-from jaxpg.types import Actor, Array, Env, Key, Policy, Rollout, Transition, Tree
+from jaxpg.types import Actor, Array, Env, Key, Policy, Rollout, Scalar, Transition, Tree
 
 
 class CollectorState(NamedTuple):
@@ -59,6 +59,7 @@ class Collector(NamedTuple):
     num_envs: environments on all devices together.
     group_size: number of neighbouring columns that share a start state.
     whole_episodes: whether every column is one whole episode.
+    gamma: the discount of the returns by which it chooses episodes, None if it takes them as they come.
     """
 
     init: Callable[[Env, Policy, Tree, Key], Tree]
@@ -66,6 +67,7 @@ class Collector(NamedTuple):
     num_envs: int
     group_size: int = 1
     whole_episodes: bool = False
+    gamma: Scalar | None = None
 
 
 class StepKeys(NamedTuple):

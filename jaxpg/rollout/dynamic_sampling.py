@@ -43,7 +43,8 @@ def with_dynamic_sampling(collector: Collector, *, max_resample_rounds: int, gam
             group_size=collector.group_size,
             max_resample_rounds=max_resample_rounds,
             gamma=gamma,
-        )
+        ),
+        gamma=gamma,
     )
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpg.errors import UserError, check_record, excerpt
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics
@@ -133,8 +134,12 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
         algorithm: the algorithm (dqn.py).
 
     Raises:
-        UserError: the actions of the environment are not discrete.
+        UserError: the actions of the environment are not discrete, or an argument is of another kind.
     """
+    check_record("deep_q", env, Env, 'envs.make("CartPole-v1")')
+    check_record("deep_q", algorithm, DeepQ, "values.dqn()")
+    if not isinstance(torso, nn.Module):
+        raise UserError(f"deep_q takes a torso, a module of flax: values.mlp(env), not {excerpt(torso)}.")
     network = q_network(env, torso, algorithm.head)
     parts = Parts(env, network, algorithm, algorithm.optimizer())
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, check_record
 from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import collectives
 from jaxpg.rollout import make_actor
@@ -142,8 +142,10 @@ def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
         algorithm: the algorithm (control.py).
 
     Raises:
-        UserError: the environment has other observations or actions.
+        UserError: the environment has other observations or actions, or one of the two is no record.
     """
+    check_record("tabular_control", env, Env, 'envs.make("frozen_lake")')
+    check_record("tabular_control", algorithm, TabularControl, "values.q_learning()")
     env = numbered(env)
     network = q_table(env, algorithm)
 

@@ -11,7 +11,7 @@ from jaxpg.envs.text.metrics import completion_metrics
 from jaxpg.envs.text.rewards import ACCURACY, Entry, check_weight, grade, make_rewards, reward_terms
 from jaxpg.envs.text.task import Task
 from jaxpg.envs.text.vocabulary import PAD
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, check_record
 from jaxpg.types import Array, Discrete, Env, Key, Outcome, StepRewards, TimeStep, Tree
 from jaxpg.vectorize import set_slot
 
@@ -63,8 +63,10 @@ def text_env(
 
     Raises:
         UserError: unknown rewards, weights that are not finite, an overlong_cache without the reward overlong, or a
-            process_weight where the task cannot check steps or the list has a reward of the name "process".
+            process_weight where the task cannot check steps or the list has a reward of the name "process"; or `task`
+            is no Task.
     """
+    check_record("text_env", task, Task, 'envs.text.TASKS["sort"]()')
     made = make_rewards(task, rewards, overlong_cache)
     by_process = _is_by_process(task, process_weight, made)
     terms, vocabulary = reward_terms(made), task.vocabulary
