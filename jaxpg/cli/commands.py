@@ -96,12 +96,34 @@ def _show_run(config: Config, session: Session) -> None:
 
 def _finish_compare(session: Session) -> int:
     """Train several algorithms on a task, and compare them."""
+    stages = {stage.name: stage.config for stage in stages_of(session.record, session.out)}
+    resolved = {name: stages[name] for name in session.record.algorithms}
+    if processes.is_main_process():  # before the training, since it takes long
+        _show_differences(resolved, runs.console_of(session.options))
     if code := _train_stages(session):
         return code
     if processes.is_main_process():
-        stages = {stage.name: stage.config for stage in stages_of(session.record, session.out)}
-        _show_comparison({name: stages[name] for name in session.record.algorithms}, session)
+        _show_comparison(resolved, session)
     return 0
+
+
+def differences(resolved: Mapping[str, Config]) -> list[str]:
+    """What makes a comparison unfair, in sentences: other budgets, or the policy's mode beside samples of it."""
+    from jaxpg.report.comparison import format_quantity
+
+    found = []
+    budgets = {name: format_quantity(config.total_steps) for name, config in resolved.items()}
+    greedy = {name: str(config.evaluation_greedy).lower() for name, config in resolved.items()}
+    for setting, values in (("total_steps", budgets), ("evaluation_greedy", greedy)):
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            found.append(f"The algorithms differ in {setting}: {listed}. --set {setting}=... sets it for all.")
+    return found
+
+
+def _show_differences(resolved: Mapping[str, Config], console: Console) -> None:
+    for sentence in differences(resolved):
+        _print_line(console, sentence)
 
 
 def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
@@ -125,9 +147,11 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
         completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
         units=curve_units(to_dict(first)),
         seeds=max((config.seeds for config in resolved.values()), key=len),
+        differences=differences(resolved),
     )
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {counted(len(first.seeds), 'seed')}"))
+    _show_differences(resolved, console)
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
 

@@ -158,6 +158,7 @@ def write_comparison(
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
     seeds: Sequence[int] = (),
+    differences: Sequence[str] = (),
 ) -> dict[str, Summary]:
     """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
 
@@ -171,6 +172,7 @@ def write_comparison(
         completions: algorithm -> what it wrote, by heading.
         units: of the axes.
         seeds: their numbers, those of the algorithm with the most; 0, 1, ... if not given.
+        differences: what the algorithms were not given alike, in sentences; the page warns of it.
 
     Returns:
         The summaries, for `comparison_table`.
@@ -183,7 +185,14 @@ def write_comparison(
     text = json.dumps(to_jsonable(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
     page = comparison_page(
-        runs, title=title, threshold=threshold, details=details, completions=completions, units=units, seeds=seeds
+        runs,
+        title=title,
+        threshold=threshold,
+        details=details,
+        completions=completions,
+        units=units,
+        seeds=seeds,
+        differences=differences,
     )
     replace_file(directory / "comparison.html", page)
     return summaries
@@ -198,11 +207,12 @@ def comparison_page(
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
     seeds: Sequence[int] = (),
+    differences: Sequence[str] = (),
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
     sentences = _sentences(runs, summaries, threshold, units)
-    warnings = [f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings]
+    warnings = [*differences, *(f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings)]
     return html_page(
         title=title,
         threshold=threshold,
@@ -307,10 +317,10 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def _median_steps(steps: np.ndarray) -> str:
-    """The median seed's steps to the threshold, and the number of seeds that reached it."""
+    """The median of the steps to the threshold, and the number of seeds that reached it."""
     return f"{format_quantity(_median(steps))} ({np.isfinite(steps).sum()}/{len(steps)})"
 
 
 def _median(steps: np.ndarray | None) -> float:
-    """The steps of the median seed, the lower of two; infinite without a threshold."""
-    return math.inf if steps is None else float(np.sort(steps)[(len(steps) - 1) // 2])
+    """The median of the steps, infinite unless more than half of the seeds arrived, or without a threshold."""
+    return math.inf if steps is None else float(np.median(steps))

@@ -62,7 +62,7 @@ class Findings(NamedTuple):
     """What a page says before it shows anything.
 
     sentences: what happened, one for each algorithm.
-    warnings: what kept them from learning.
+    warnings: what kept them from learning, or from being compared alike.
     """
 
     sentences: Sequence[str]
