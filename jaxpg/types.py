@@ -311,6 +311,8 @@ class Policy(NamedTuple):
         `evaluate` has to know of a prompt that several texts share (see SharedPrompts). None: texts contain their own.
     acting_params(params) -> what `start` and `act` are given instead, for as long as the parameters stay the same: a
         copy in the arithmetic of acting, with which they give the same distributions. None: the parameters themselves.
+    acts_rounded: `act` computes in half precision, in another order than `evaluate`, so that the log-probabilities of
+        both differ by up to some hundredths; what needs them closer reads those of `evaluate`.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
         loss is random, as in RPO or with dropout. They are drawn anew for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
@@ -325,6 +327,7 @@ class Policy(NamedTuple):
     evaluates_packed: bool = False
     read_prompts: Callable[[Tree, Prompt], Tree] | None = None
     acting_params: Callable[[Tree], Tree] | None = None
+    acts_rounded: bool = False
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import ladder, language, rollout, update, vectorize
+from jaxpg import envs, ladder, language, rollout, update, vectorize
 from jaxpg.errors import UserError
 from jaxpg.models import decoder, generation
 from jaxpg.models.distributions import Categorical
@@ -374,6 +374,38 @@ def test_values_shift_by_one_and_end_in_nothing(model, shared):
     np.testing.assert_array_equal(after[:-1], before[1:])
     np.testing.assert_array_equal(after[-1], 0)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy)) == shared
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_first_step_of_gspo_is_inside_of_its_clip_range(dtype):
+    """Its range is 3e-4 wide, and what half precision makes of one token, written or read, differs by hundredths."""
+    env = envs.make("sort", length=6, min_length=6, rewards={"length": 1.0})
+    policy, _ = language.transformer(env, width=16, layers=1, heads=2, kv_heads=1, dtype=dtype)
+    learner = policy_gradient(env, policy, None, ladder.gspo(num_envs=16, epochs=1, num_minibatches=1, kl=None))
+    state = tiny.jit(learner.init)(jax.random.key(0))
+    state = state._replace(params=jax.tree.map(lambda x: 6 * x if x.ndim > 1 else x, state.params))  # far from uniform
+    _, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
+    assert metrics["clipped_high"] + metrics["clipped_low"] == 0
+    assert metrics["approx_kl"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"temperature": 0.0}, "temperature must be at least"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"top_k": -3}, "top_k must be at least 0"),
+        ({"top_p": 2.0}, "top_p must be at most 1"),
+        ({"greedy": True, "top_k": 2}, "greedy always takes the most likely token"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": T + 1}, f"max_tokens must be at most {T}, the time limit"),
+    ],
+)
+def test_nothing_is_generated_with_impossible_settings(model, settings, sentence):
+    prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
+    settings = {"end": END, "max_tokens": T} | settings
+    with pytest.raises(UserError, match=sentence):
+        generation.generate(model.policy, model.params, prompt, jax.random.key(0), **settings)
 
 
 def test_generation_is_a_rollout_without_its_bookkeeping(model):

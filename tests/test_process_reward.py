@@ -241,7 +241,7 @@ def test_steps_of_ones_own_texts_end_with_their_separator(tmp_path):
         json_lines(data, step_separator=";")
     with pytest.raises(UserError, match="data cannot check the steps of a completion itself"):
         checked_steps(task, task, babbler())
-    with pytest.raises(UserError, match=r"label_noise and step_labels\.num_completions.*no effect on the file"):
+    with pytest.raises(UserError, match=r"step_labels\.label_noise is for completions .* the file steps\.jsonl has"):
         make_step_labels(task, task, babbler(), file="steps.jsonl", label_noise=0.1)
 
 

@@ -19,6 +19,7 @@ from jaxpg.experiments import sampling
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import load_config, resolve_config
 from jaxpg.preferences import make_demonstrations, make_pairs
+from jaxpg.preferences.step_labels import make_step_labels
 
 EQUALS = CHARACTERS.id("=")
 
@@ -168,6 +169,41 @@ def test_files_that_cannot_be_learned_from_are_refused(tmp_path, line, settings,
     path.write_text(f"{line}\n")
     with pytest.raises(UserError, match=sentence):
         make_demonstrations(TASKS["sort"](length=4, min_length=4), file=str(path), **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "sentence"),
+    [
+        (
+            make_demonstrations,
+            {"number": 4, "temperature": 0.5},
+            r"demonstrations\.number and demonstrations\.temp\w+ are",
+        ),
+        (make_demonstrations, {"prompts": 3, "file": "x.jsonl"}, r"demonstrations\.prompts is for sampled_from"),
+        (make_demonstrations, {"skip_long_prompts": True}, "skip_long_prompts is for a file, and none is named"),
+        (
+            make_pairs,
+            {"file": "x.jsonl", "judge": "length", "num_pairs": 5},
+            r"pairs\.judge and pairs\.num_pairs are for a",
+        ),
+        (
+            make_pairs,
+            {"file": "x.jsonl", "sharpness": 3.0},
+            r"pairs\.sharpness is for a judge, and the file x\.jsonl has",
+        ),
+        (
+            make_pairs,
+            {"skip_long_prompts": True, "slip_rate": 0.1},
+            r"pairs\.skip_long_prompts is for the pairs of a file",
+        ),
+        (make_step_labels, {"skip_long_prompts": True}, r"step_labels\.skip_long_prompts is for the completions of a"),
+    ],
+)
+def test_settings_that_nothing_would_read_are_refused(make, settings, sentence):
+    task = TASKS["sort"](length=4, min_length=4)
+    others = {make_demonstrations: (), make_pairs: (task,), make_step_labels: (task, None)}[make]
+    with pytest.raises(UserError, match=sentence):
+        make(task, *others, **settings)
 
 
 @pytest.mark.full

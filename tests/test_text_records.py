@@ -129,6 +129,14 @@ def test_text_of_data_is_never_a_special_token(write):
     assert task.verify(jnp.int32(0), jnp.asarray(shown), jnp.int32(len(shown))).accuracy == 1
 
 
+def test_a_file_that_is_read_again_warns_no_more(write, caplog):
+    path = write([SPOKEN])
+    for _ in range(2):
+        for split in ("train", "test"):
+            json_lines(path, split=split, held_out=0)
+    assert len(caplog.records) == 1
+
+
 def test_a_long_prompt_may_be_left_out(write, caplog):
     path = write([SUMS[3], {"prompt": "1+2+3=", "answer": "6"}, SUMS[4]])
     task = json_lines(path, "standard", prompt_length=4, skip_long_prompts=True, held_out=0)
@@ -327,6 +335,22 @@ def test_a_numeric_answer(write, words, accuracy, form):
     assert (judge(task, words)[2] >= 0) == form
 
 
+def test_padding_inside_of_a_completion_is_no_part_of_an_answer(write):
+    """A policy can write it, and is not paid for it: on the host as where tokens are compared."""
+    record = SPOKEN | {"answer": "42"}
+    seen = []
+
+    def looked_at(prompt, completion, answer):
+        seen.append(completion)
+        return float(completion == answer)
+
+    for match in ("exact", "numeric", looked_at):
+        task = json_lines(write([record]), POINTED, match=match, max_tokens=30, held_out=0)
+        assert judge(task, "42$")[0] == 1
+        assert judge(task, "4<pad><pad>2$")[0] == 0
+    assert seen == ["42", "4<pad><pad>2"]
+
+
 def test_equal_numbers_are_one_answer(write):
     task = json_lines(write([SPOKEN]), POINTED, match="numeric", max_tokens=30, held_out=0)
     answers = [judge(task, words)[2] for words in ("15$", "15.0$", "+15$", "15e0$", "14$", "-15$")]
@@ -414,7 +438,8 @@ def test_a_batch_goes_to_the_host_row_by_row(write, width):
     task = json_lines(write(SUMS), "standard", match=noting(calls), max_tokens=width, held_out=0)
     problems, tokens, lengths = batch(width, rows=6)
     verdict = tiny.jit(jax.vmap(task.verify))(problems, tokens, lengths)
-    written = [CHARACTERS.decode(row[:n].tolist()) for row, n in zip(np.asarray(tokens), lengths, strict=True)]
+    rows = [row[:n].tolist() for row, n in zip(np.asarray(tokens), lengths, strict=True)]
+    written = ["".join(CHARACTERS.symbols[i] for i in row).partition("<eos>")[0] for row in rows]  # "<pad>" too
     np.testing.assert_array_equal(verdict.accuracy, [len(words) % 7 for words in written])
     asked = [(SUMS[i]["prompt"], words, SUMS[i]["answer"]) for i, words in zip(problems, written, strict=True)]
     assert calls == asked

@@ -12,7 +12,18 @@ import pytest
 import tiny
 
 from jaxpg import envs
-from jaxpg.envs.text import CHARACTERS, END, PAD, json_lines, preference_pairs, token_table, tokenizer_file
+from jaxpg.envs.text import (
+    CHARACTERS,
+    END,
+    PAD,
+    TextState,
+    json_lines,
+    preference_pairs,
+    text_env,
+    token_table,
+    tokenizer_file,
+)
+from jaxpg.envs.text.jsonl_reader import encode_text
 from jaxpg.errors import UserError
 from jaxpg.experiments import warm_start
 
@@ -192,6 +203,51 @@ def test_an_exact_answer_is_a_text_and_not_a_row_of_tokens(saved, data):
     assert judge("4", "3")[:2] == judge("4", " 2")[:2] == [0, 1]
     for pieces, end in ((("4", "2"), ()), ((" ",), (END,)), (("<answer>", "</answer>"), (END,))):
         assert judge(*pieces, end=end) == [0, 0, -1]
+
+
+def test_a_tokenizer_that_changes_letters_can_still_be_right(tmp_path):
+    words = ["paris", "+", "=", "a", "b", "[UNK]"]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "small.json"))
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "a", "answer": "Paris"}\n{"prompt": "b", "answer": "a+b="}\n')
+    task = json_lines(path, str(tmp_path / "small.json"), held_out=0)
+    for problem in range(2):
+        tokens = task.demonstration(problem, jax.random.key(0))
+        assert task.verify(jnp.int32(problem), tokens, (tokens != PAD).sum()).accuracy == 1
+        assert task.verify(jnp.int32(1 - problem), tokens, (tokens != PAD).sum()).accuracy == 0
+
+
+def test_a_text_is_cut_at_its_tags_wherever_it_comes_from(saved):
+    path = saved("bytes", add_tokens={"tokens": ["<think>"]})
+    ours = tokenizer_file(path)
+    (tag,) = ours.encode("<think>")
+    assert encode_text("add 14<think>", ours) == [*ours.encode("add 14"), tag]
+
+
+@pytest.mark.parametrize(
+    ("written", "alphabet", "share"),
+    [
+        ("日本", "日本", 1.0),  # whose tokens are single bytes
+        ("日本", "日", 0.5),
+        ("<think>add</think>14", "add14", 1.0),
+        ("add 14", "add14", 5 / 6),
+        ("", "add14", 1.0),
+    ],
+)
+def test_the_language_of_a_text_is_that_of_its_characters(saved, data, written, alphabet, share):
+    reward = {"language": {"weight": 1.0, "alphabet": alphabet}}
+    task = json_lines(data, str(saved("bytes")), max_tokens=20, held_out=0)
+    env, ids = text_env(task, rewards=reward), [*encode_text(written, task.vocabulary), END]
+    row = jnp.array(ids + [task.vocabulary.encode("!")[0]] * (20 - len(ids)), jnp.int32)
+    state = TextState(jnp.int32(0), row, jnp.int32(len(ids)))
+    found = tiny.jit(jax.vmap(lambda state: env.outcome(state).parts["reward_language"]))
+    np.testing.assert_allclose(found(jax.tree.map(lambda x: x[None], state)), share, rtol=1e-6)
 
 
 def test_pairs_are_made_of_these_tokens(saved, tmp_path):

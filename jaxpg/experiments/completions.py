@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg.envs.text import PAD, TextState, Tokenizer
+from jaxpg.envs.text.jsonl_reader import encode_text
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, networks, text_task, writes_text
 from jaxpg.experiments.config import Config
@@ -115,7 +116,7 @@ def complete_prompt(
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
-    ids, end = task.vocabulary.encode(text), task.vocabulary.end
+    ids, end = encode_text(text, task.vocabulary), task.vocabulary.end
     if not 1 <= len(ids) <= task.prompt_length:
         raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
     prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))

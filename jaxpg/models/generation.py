@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT_OR_0, SAMPLING_TEMPERATURE, SHARE, check_number
+from jaxpg.domains import COUNT_OR_0, SAMPLING_TEMPERATURE, SHARE, check_number, check_whole
 from jaxpg.errors import UserError
 from jaxpg.models.decoder import KVCache
 from jaxpg.models.distributions import Categorical
@@ -92,7 +92,16 @@ def generate(
         top_k: sample from the `top_k` most likely tokens; 0 for all.
         top_p: sample from the most likely tokens whose probabilities sum to at least `top_p`.
         greedy: always take the most likely token.
+
+    Raises:
+        UserError: as `check_sampling`, where the settings are not traced, or a `max_tokens` for which there is no room.
     """
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "greedy": greedy}
+    check_sampling(**{name: x for name, x in settings.items() if not isinstance(x, jax.core.Tracer)})
+    cache = policy.start(params, prompt)
+    room = cache.real.shape[-1] - prompt.tokens.shape[-1]
+    if check_whole("max_tokens", max_tokens) > room:
+        raise UserError(f"max_tokens must be at most {room}, the time limit of the environment, not {max_tokens}.")
 
     def unfinished(state: _GenerationState) -> Array:
         return (state.t < max_tokens) & any_in_batch((state.token != end) | (state.t == 0))
@@ -107,7 +116,7 @@ def generate(
 
     start = _GenerationState(
         t=jnp.zeros((), jnp.int32),
-        cache=policy.start(params, prompt),
+        cache=cache,
         token=prompt.tokens[prompt.last()],
         completion=jnp.full(max_tokens, end, jnp.int32),
     )

@@ -167,6 +167,7 @@ def transformer(
         evaluates_packed=True,
         read_prompts=partial(_read_prompts, model),
         acting_params=partial(_in_arithmetic, config),
+        acts_rounded=dtype != "float32",
     )
     if not shared:
         return policy, _separate_critic(_decoder(env, config, outputs=1))

@@ -6,6 +6,7 @@ import jax
 
 from jaxpg.envs.text import Task, demonstrations
 from jaxpg.errors import UserError
+from jaxpg.preferences.sources import refuse_unread
 from jaxpg.types import Array, Key
 
 
@@ -37,10 +38,17 @@ def make_demonstrations(
             error.
 
     Raises:
-        UserError: a file that cannot be used; demonstrations from two places at once, or not sampled yet.
+        UserError: a file that cannot be used; demonstrations from two places at once, or not sampled yet; settings that
+            nothing reads.
     """
     if num_demonstrations is not None and (file or sampled_from):
         raise UserError("demonstrations come from a file or a run, or num_demonstrations of them from the task.")
+    sampling = {"prompts": prompts, "number": number, "temperature": temperature}
+    if sampled_from is None:
+        refuse_unread("demonstrations", make_demonstrations, sampling, "for sampled_from, which names no run")
+    if file is None and sampled_from is None:
+        skipping = {"skip_long_prompts": skip_long_prompts}
+        refuse_unread("demonstrations", make_demonstrations, skipping, "for a file, and none is named")
     if sampled_from is not None and file is None:
         raise UserError(f"The demonstrations from {sampled_from} are sampled by `jaxpg train`, or by `jaxpg sample`.")
     if file is not None:

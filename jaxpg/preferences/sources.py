@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def make_pairs(
 
     Raises:
         UserError: a file that cannot be used, demonstrations that do not fit into max_tokens, or a judge who could
-            never see two different completions.
+            never see two different completions; settings that nothing reads.
     """
     if sampled_from is not None:
         if file is None:
@@ -58,7 +59,11 @@ def make_pairs(
     if earlier_share:
         raise UserError("earlier_share is a share of sampled pairs: set pairs.sampled_from, or remove it.")
     if file is not None:
+        judging = {"judge": judge, "num_pairs": num_pairs, "sharpness": sharpness, "slip_rate": slip_rate}
+        refuse_unread("pairs", make_pairs, judging, f"for a judge, and the file {file} has been judged")
         return _pairs_of_file(file, task, skip_long_prompts)
+    skipping = {"skip_long_prompts": skip_long_prompts}
+    refuse_unread("pairs", make_pairs, skipping, "for the pairs of a file, and none is named")
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
     if judge is None and task.true_reward is None and not slip_rate:
@@ -76,6 +81,19 @@ def make_pairs(
         num_pairs=num_pairs,
         sharpness=sharpness,
     )
+
+
+def refuse_unread(table: str, function: Callable[..., Any], settings: Mapping[str, Any], why: str) -> None:
+    """Refuse settings of a table that nothing would read, where they are not the defaults of the function they are of.
+
+    Raises:
+        UserError: there is one; `why` says what they are for, and what is missing.
+    """
+    parameters = inspect.signature(function).parameters
+    given = [f"{table}.{name}" for name, value in settings.items() if value != parameters[name].default]
+    if given:
+        verb, them = ("is", "it") if len(given) == 1 else ("are", "them")
+        raise UserError(f"{' and '.join(given)} {verb} {why}: remove {them}.")
 
 
 def true_reward(judge: str | None, task: Task) -> Callable[[Tree, Array, Array], Array]:

@@ -14,6 +14,7 @@ from jaxpg.envs.text.labelled_steps import NO_STEP, labelled_steps
 from jaxpg.errors import UserError
 from jaxpg.models.generation import completion_rollout, generate
 from jaxpg.preferences.pairs import completion_length
+from jaxpg.preferences.sources import refuse_unread
 from jaxpg.types import Array, Key, Policy, Prompt, Rollout, Tree
 
 
@@ -140,12 +141,12 @@ def make_step_labels(
         UserError: a file that cannot be used, labels that do not fit the steps, or a task that cannot check steps.
     """
     if file is None:
+        skipping = {"skip_long_prompts": skip_long_prompts}
+        refuse_unread("step_labels", make_step_labels, skipping, "for the completions of a file, and none is named")
         return checked_steps(task, held_out, policy, num_completions=num_completions, label_noise=label_noise)
-    if label_noise or num_completions is not None:
-        raise UserError(
-            "step_labels.label_noise and step_labels.num_completions are for completions that the task checks, and "
-            f"have no effect on the file {file}: remove them."
-        )
+    checking = {"label_noise": label_noise, "num_completions": num_completions}
+    why = f"for completions that the task checks, and the file {file} has its labels"
+    refuse_unread("step_labels", make_step_labels, checking, why)
     task.check_steps_exist()
     train, test = (
         labelled_steps(file, task, split=split, skip_long_prompts=skip_long_prompts) for split in ("train", "test")

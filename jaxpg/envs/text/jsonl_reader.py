@@ -159,7 +159,7 @@ def split_records(
         raise UserError(f"split must be train or test, not {split!r}.")
     if held_out is nothing_held_out:
         if split == "test":
-            _log.warning("held_out is 0: evaluations are of the prompts of %s that are trained on.", path)
+            _warn_once(f"held_out is 0: evaluations are of the prompts of {path} that are trained on.")
         return list(range(len(records)))
     in_test = held_out([record.fields[prompt_field] for record in records])
     in_split = [i for i, test in enumerate(in_test) if test == (split == "test")]
@@ -171,17 +171,30 @@ def split_records(
     return in_split
 
 
+@lru_cache
+def _warn_once(sentence: str) -> None:
+    """A command reads a file several times."""
+    _log.warning("%s", sentence)
+
+
 def without_tags(text: str) -> str:
     """The text without <think>, </think>, <answer> and </answer>."""
     return _TAG.sub("", text)
 
 
+def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a text. Tags are encoded by themselves, so that what is between them has the same tokens everywhere.
+
+    Raises:
+        UserError: a part of the text has no token.
+    """
+    return [i for piece in _TAG.split(text) if piece for i in tokenizer.encode(piece)]
+
+
 def encode_fields(
     records: Sequence[Record], fields: Sequence[str], tokenizer: Tokenizer, *, end: bool = False
 ) -> list[list[int]]:
-    """One text of each record as tokens.
-
-    Tags are encoded separately from the text around them, so that an answer has the same tokens in every position.
+    """One text of each record as tokens (`encode_text`).
 
     Args:
         records: the records.
@@ -197,7 +210,7 @@ def encode_fields(
     for record in records:
         field = next(name for name in fields if name in record.fields)
         try:
-            ids = [i for piece in _TAG.split(record.fields[field]) if piece for i in tokenizer.encode(piece)]
+            ids = encode_text(record.fields[field], tokenizer)
         except UserError as error:
             raise UserError(f"{record.location}, field {field!r}: {error}") from error
         if not ids and not (end and record.fields[field] == ""):
@@ -256,7 +269,7 @@ def encode_prompts(
     if not any(fits):
         raise UserError(f"{sentence} No record is left without them: raise prompt_length.")
     left_out = len(fits) - sum(fits)
-    _log.warning("Left out %d of %d records, whose prompts are too long. %s", left_out, len(fits), sentence)
+    _warn_once(f"Left out {left_out} of {len(fits)} records, whose prompts are too long. {sentence}")
     kept = [(record, row) for record, row, fit in zip(records, rows, fits, strict=True) if fit]
     return [record for record, _ in kept], pad_rows([row for _, row in kept], prompt_length)
 

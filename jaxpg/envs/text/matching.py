@@ -2,7 +2,8 @@
 
 "exact": the answer is the same text, but for space around it. The answer of a completion is the text inside its last
 pair of <answer> and </answer>, or all of it where there is no such pair. Where a token is a character, tokens are
-compared, inside the compiled program; a tokenizer.json can spell one text by several rows of tokens.
+compared, inside the compiled program; a tokenizer.json can spell one text by several rows of tokens. The text of the
+answer is what its tokens decode to: a tokenizer that writes all letters small reads "Paris" as "paris".
 
 "numeric": the number that the completion ends on equals the number that the answer ends on, exactly. numeric.py has the
 table of notations that are read; whatever cannot be read for certain is no number. A record whose answer has none is
@@ -11,6 +12,8 @@ refused when the file is read.
 A function of prompt, completion and answer: its result is the accuracy, and 1 or more counts as right. It is called for
 truncated completions too, which are never right for the other two.
 
+Padding is no part of an answer: where a policy wrote some inside of a completion, texts have "<pad>" there.
+
 Whatever does not compare tokens runs on the host, on a whole batch at a time (`parallel.host_callback`). Exceptions of
 the function, and results that float32 cannot hold, become UserErrors there.
 """
@@ -18,6 +21,7 @@ the function, and results that float32 cannot hold, become UserErrors there.
 from __future__ import annotations
 
 import inspect
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -32,7 +36,7 @@ from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_lo
 from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint, non_negative
-from jaxpg.envs.text.tokenizer import TAGS
+from jaxpg.envs.text.tokenizer import SPECIAL, TAGS
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
@@ -61,8 +65,8 @@ def expected_answers(
         rows = encode_fields(stripped, [field], tokenizer, end=True)
         if sentence := too_long(stripped, [field], rows, limit=max_tokens, setting="max_tokens"):
             raise UserError(f"{sentence} No completion could be right: raise max_tokens.")
-        if not _has_tokens_of_characters(tokenizer):
-            return tuple(record.fields[field] for record in stripped)
+        if not _has_tokens_of_characters(tokenizer):  # as a completion spells it: a tokenizer may change letters
+            return tuple(tokenizer.decode(row).strip() for row in rows)
         return jnp.asarray(pad_rows([row[:-1] for row in rows], max_tokens))
     if match == "numeric":
         return tuple(_number_of(record, field) for record in records)
@@ -182,7 +186,8 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
         answer = np.empty(problems.shape, np.int32)
         for i in np.ndindex(problems.shape):
             tokens = completions[i][: lengths[i]].tolist()
-            accuracy[i], answer[i] = grade(int(problems[i]), tokenizer.decode(tokens), tokenizer.end in tokens)
+            text, ended = _with_padding(tokens, tokenizer), tokenizer.end in tokens
+            accuracy[i], answer[i] = grade(int(problems[i]), text, ended)
         return accuracy, answer
 
     results = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
@@ -192,6 +197,15 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
         return Verdict(accuracy, (answer >= 0).astype(jnp.float32), answer)
 
     return verify
+
+
+def _with_padding(tokens: list[int], tokenizer: Tokenizer) -> str:
+    """The text up to the first end token, with the padding in it; `decode` leaves padding out."""
+    written = tokens[: tokens.index(tokenizer.end)] if tokenizer.end in tokens else tokens
+    if PAD not in written:
+        return tokenizer.decode(written)
+    parts = [list(part) for _, part in itertools.groupby(written, PAD.__eq__)]
+    return "".join(SPECIAL[PAD] * len(part) if part[0] == PAD else tokenizer.decode(part) for part in parts)
 
 
 def _equality_grader(answers: Sequence[Fraction | str], read: Callable[[str], Fraction | str | None]) -> HostGrader:

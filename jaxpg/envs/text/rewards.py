@@ -25,9 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg.domains import as_float32
+from jaxpg.envs.text.jsonl_reader import without_tags
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.tokenizer import TAGS
-from jaxpg.envs.text.vocabulary import PAD, Tokenizer
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Prompt, RewardTerm, Tree
@@ -101,19 +102,38 @@ def language(graded: GradedCompletion, *, alphabet: str) -> Array:
     """The share of a completion's tokens that are written in `alphabet`: 1 if all are, and if there are none to count.
 
     The end token, padding and the tags around a scratchpad and an answer do not count. A token of several characters is
-    in the alphabet if all of them are. Source: DeepSeek-AI 2025 (DeepSeek-R1), section 2.3.2, the language consistency
-    reward, there a share of words.
+    in the alphabet if all of them are. Of a tokenizer.json, whose tokens may be parts of characters, it is the share of
+    the text's characters, which are counted on the host. Source: DeepSeek-AI 2025 (DeepSeek-R1), section 2.3.2, the
+    language consistency reward, there a share of words.
 
     Args:
         alphabet: the characters to stay in, spaces only if they are among them.
     """
     vocabulary = graded.vocabulary
+    if not isinstance(vocabulary, Vocabulary):
+        return _share_of_characters(graded, frozenset(alphabet))
     texts = [vocabulary.decode([i]) for i in range(vocabulary.size)]
     counts = jnp.array([i not in (PAD, vocabulary.end) and text not in TAGS for i, text in enumerate(texts)])
     inside = jnp.array([bool(text) and set(text) <= set(alphabet) for text in texts])
     counted = (jnp.arange(graded.max_tokens) < graded.length) & counts[graded.tokens]
     number = counted.sum()
     return jnp.where(number > 0, (counted & inside[graded.tokens]).sum() / jnp.maximum(number, 1), 1.0)
+
+
+def _share_of_characters(graded: GradedCompletion, alphabet: frozenset[str]) -> Array:
+    """The share of a completion's characters that are in the alphabet, without tags; 1 if there are none."""
+
+    def share(completions: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray]:
+        found = np.ones(lengths.shape, np.float32)
+        for i in np.ndindex(lengths.shape):
+            text = without_tags(graded.vocabulary.decode(completions[i][: lengths[i]].tolist()))
+            if text:
+                found[i] = sum(character in alphabet for character in text) / len(text)
+        return (found,)
+
+    of_one = (jax.ShapeDtypeStruct((), jnp.float32),)
+    (found,) = host_callback.call(share, of_one, graded.tokens, graded.length)
+    return found
 
 
 REWARDS: dict[str, Callable[..., Array]] = {
