@@ -103,8 +103,14 @@ def _finish_compare(session: Session) -> int:
     if code := _train_stages(session):
         return code
     if processes.is_main_process():
-        _show_comparison(resolved, session)
+        trained = {name: _as_trained(config, session.out / file_name(name)) for name, config in resolved.items()}
+        _show_comparison(trained, session)
     return 0
+
+
+def _as_trained(config: Config, run_dir: Path) -> Config:
+    """A config of a comparison with the steps of its run, which may have been resumed by itself, for longer."""
+    return dataclasses.replace(config, total_steps=run_directory.load_config(run_dir)["total_steps"])
 
 
 def differences(resolved: Mapping[str, Config]) -> list[str]:

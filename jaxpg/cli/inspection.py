@@ -42,13 +42,13 @@ PROMPTS = 256
 
 def run_eval(arguments: argparse.Namespace) -> int:
     """Measure a trained policy over many episodes."""
-    if arguments.greedy and arguments.samples:
-        raise UserError("--greedy completions of one prompt are all equal: leave out --samples.")
     episodes = arguments.episodes
     run = _load_run(arguments)
     config, experiment = run.config, run.experiment
+    if arguments.greedy and arguments.samples and experiment.env.context:
+        raise UserError("--greedy completions of one prompt are all equal: leave out --samples.")
     samples = arguments.samples or config.evaluation_samples
-    group_size = 1 if arguments.greedy else samples  # greedy completions of one prompt are all equal
+    group_size = 1 if arguments.greedy and experiment.env.context else samples
     if rest := episodes % group_size:
         groups = f"--samples {samples}" if arguments.samples else f"evaluation_samples = {samples} in this run's config"
         raise UserError(
@@ -297,7 +297,10 @@ def _plotted(run: Path) -> PlottedRun:
         UserError: it is no run, or has no returns.
     """
     run_directory.check_is_run(run)
-    config, metrics = run_directory.load_config(run), run_directory.load_metrics(run)
+    config = run_directory.load_config(run)
+    if "sweep" in config:
+        raise UserError(f"{run} holds runs of a sweep side by side, which are no seeds. Its figure is its sweep.png.")
+    metrics = run_directory.load_metrics(run)
     if not {"return", "evaluation_return"} & metrics.keys():
         raise UserError(f"{run} has no curve: its metrics have neither return nor evaluation_return.")
     threshold = config.get("threshold")

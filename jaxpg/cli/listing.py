@@ -14,7 +14,7 @@ from rich.table import Table
 
 from jaxpg import envs
 from jaxpg.envs import host, suites
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts, signatures
 from jaxpg.ladder_settings import PARENTS
@@ -86,6 +86,8 @@ def _suites_table() -> Table:
 
 
 def _suite_table(prefix: str) -> Table:
+    if prefix not in (known := (*suites.SUITES, *_HOST)):
+        refuse_unknown("suite", prefix, known)
     table = Table("environment", "its settings and their defaults", title=prefix, box=box.SIMPLE_HEAD)
     for name in host.ids(prefix) if prefix in _HOST else suites.ids(prefix):
         table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}"))

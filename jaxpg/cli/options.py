@@ -11,7 +11,7 @@ from typing import Any
 from jaxpg.cli import devices
 from jaxpg.cli.devices import DeviceOptions
 from jaxpg.errors import UserError
-from jaxpg.experiments.config import check_seeds
+from jaxpg.experiments.config import check_seeds, resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.grid import parse_grid
 
@@ -81,8 +81,9 @@ def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
     by_option: dict[str, Any] = {}
     if arguments.steps is not None:
         by_option["total_steps"] = arguments.steps
-    if arguments.seeds is not None or arguments.seed:
-        seeds = range(arguments.seed, arguments.seed + (1 if arguments.seeds is None else arguments.seeds))
+    if arguments.seeds is not None or arguments.seed is not None:
+        first = arguments.seed or 0
+        seeds = range(first, first + (_seeds_of_task(arguments) if arguments.seeds is None else arguments.seeds))
         check_seeds(seeds)
         by_option["seeds"] = list(seeds)
     if arguments.initial is not None:
@@ -95,3 +96,16 @@ def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{twice[0]} is given twice, by --set {twice[0]}=... and by an option of its own: leave one of them out."
         )
     return overrides | by_option
+
+
+def _seeds_of_task(arguments: argparse.Namespace) -> int:
+    """How many seeds a task has for these algorithms.
+
+    Raises:
+        UserError: one of them has more than another.
+    """
+    found = {name: len(resolve_config(arguments.task, name).seeds) for name in arguments.algorithms}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in found.items())
+        raise UserError(f"--seed needs --seeds, since the algorithms have other numbers of seeds here: {listed}.")
+    return next(iter(found.values()))

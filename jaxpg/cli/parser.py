@@ -46,6 +46,11 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help and version; argparse itself passes over a disk that is full."""
+        if message:
+            print(message, end="", file=file or sys.stderr, flush=True)
+
     def error(self, message: str) -> NoReturn:
         refused = re.match(r"(argument .*: invalid choice|unrecognized arguments): '?([\w-]+)", message)
         if refused:
@@ -199,7 +204,6 @@ def _add_run_commands(commands: Any) -> None:
 
     plot = commands.add_parser("plot", help="draw the learning curves of runs")
     plot.add_argument("runs", type=path, nargs="+", metavar="RUN", help="directories of runs, or of compare")
-    _add_trust_argument(plot)
     plot.add_argument(
         "--out",
         type=path,
@@ -261,7 +265,7 @@ def _add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=count, metavar="N", help="number of seeds, trained in parallel (default: the task's)"
     )
-    parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="first seed (default 0)")
+    parser.add_argument("--seed", type=count_or_0, metavar="N", help="first of as many seeds (default: the task's)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="such as gamma=0.9 (default: none)")
     parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: the task's)")
     parser.add_argument(
@@ -277,7 +281,7 @@ def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=path, metavar="DIR", help="the --out of the command")
     parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: as begun)")
     parser.set_defaults(resume=True, task=None, algorithms=[], grid=None, memory=None)
-    parser.set_defaults(set=[], seeds=None, seed=0, initial=None, reward=None)
+    parser.set_defaults(set=[], seeds=None, seed=None, initial=None, reward=None)
     _add_machine_arguments(parser)
 
 

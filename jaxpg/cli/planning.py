@@ -32,7 +32,7 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
     if recorded is not None:
         return _updated(recorded, options, out)
     if not options.resume:
-        _refuse_begun(out)
+        _refuse_begun(out, options)
     if options.command == "resume":
         if not (out / run_directory.CONFIG).exists():
             raise UserError(f"{out} holds nothing to go on with: it has no {RECORD} and no {run_directory.CONFIG}.")
@@ -47,7 +47,7 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
 
 def has_begun(record: CommandRecord, out: Path) -> bool:
     """Whether one of the runs of a command has trained anything."""
-    directories = [run["directory"] for run in record.runs] + (["program-000/wave-000"] if record.sweep else [])
+    directories = [run["directory"] for run in record.runs] + ([FIRST_WAVE] if record.sweep else [])
     return any(run_directory.has_begun(out / directory) for directory in directories)
 
 
@@ -260,11 +260,27 @@ def _refuse_other_runs(
         raise UserError(f"{what} is of {', '.join(algorithms)} on {task}, not {', '.join(wanted)} on {given}.")
 
 
-def _refuse_begun(out: Path) -> None:
-    """Raise a UserError if a new command is to write where another one has begun."""
+RESULTS = {
+    "train": (),
+    "compare": ("comparison.json", "comparison.html", "learning_curve.png"),
+    "sweep": (run_directory.SWEEP, "sweep.png", "best.toml"),
+}
+"""What a command writes into its directory beside the runs in it, and the record."""
+FIRST_WAVE = "program-000/wave-000"
+
+
+def _refuse_begun(out: Path, options: RunOptions) -> None:
+    """Raise a UserError if a new command is to write where another one has begun, or over files of somebody's."""
     run_directory.refuse_begun(out)
+    run_directory.refuse_begun(out / FIRST_WAVE, "It is of a sweep without its plan.json: choose another --out.")
     record = read(out)
-    if record is not None and has_begun(record, out):
+    if record is None:
+        if options.task is not None and Path(options.task).resolve() == (out / run_directory.CONFIG).resolve():
+            raise UserError(
+                f"The run would write its settings over its task, {options.task}. Choose another directory with --out."
+            )
+        run_directory.refuse_files(out, RESULTS[options.command], options.command)
+    elif has_begun(record, out):
         what = {"train": "run", "compare": "comparison", "sweep": "sweep"}[record.command]
         raise UserError(f"{out} holds a {what} already. Add --resume to go on with it, or choose another --out.")
 

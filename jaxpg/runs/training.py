@@ -32,7 +32,7 @@ from jaxpg.runs.progress import Reporter, StallWarnings
 from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading
 from jaxpg.runs.trained import Run
-from jaxpg.training import provenance, run_directory
+from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.metrics_writer import Row
@@ -78,11 +78,13 @@ def prepare(
     check_loggers(loggers)
     processes.on_main_process(partial(sample_data, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
-    initial = initial_policies(config, experiment)
+    goes_on = checkpoint.find(out / checkpoint.CHECKPOINTS) is not None  # then what it began with may be gone
+    initial = None if goes_on else initial_policies(config, experiment)
     watched = Watched([*named_callbacks(config), *callbacks])
     log = Loggers(loggers if processes.is_main_process() else (), config, out)
     on_evaluation = _evaluation_hook(config, experiment, out, console, watched, log)
-    warn = StallWarnings(console, config.total_steps, config.threshold, run_directory.load_rows(out))
+    earlier = run_directory.load_rows(out) if run_directory.has_begun(out) else []
+    warn = StallWarnings(console, config.total_steps, config.threshold, earlier)
 
     def train_with(hooks: TrainingHooks) -> Trained:
         def on_row(row: Row) -> None:

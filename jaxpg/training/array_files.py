@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             written.
     """
     _reserve(path.with_name(RESERVED), arrays)
-    with _silence_orbax(), _orbax() as checkpointer:
-        checkpointer.save(path.absolute(), {name: x for name, x in arrays.items() if x.size})
+    with _silence_orbax(), _orbax() as checkpointer, _plain(path) as plain:
+        checkpointer.save(plain, {name: x for name, x in arrays.items() if x.size})
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -39,10 +40,27 @@ def read(path: Path) -> dict[str, np.ndarray]:
         ValueError: orbax cannot read them; says why.
     """
     try:
-        with _silence_orbax(), _orbax() as checkpointer:
-            return checkpointer.restore(path.absolute()) or {}
+        with _silence_orbax(), _orbax() as checkpointer, _plain(path) as plain:
+            return checkpointer.restore(plain) or {}
     except Exception as error:  # of many types, for files that orbax has not written
         raise ValueError(error_reason(error)) from error
+
+
+@contextlib.contextmanager
+def _plain(path: Path) -> Iterator[Path]:
+    """The same place by a path that orbax takes for what it is.
+
+    It looks for its own files by a pattern that begins with the path, and finds none behind a bracket; its library
+    takes a backslash for a slash. Then there would be a checkpoint that nobody can read. So such a path is reached by
+    a link.
+    """
+    if not set(str(path.absolute())) & set("[]*?\\"):
+        yield path.absolute()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, "link")
+        link.symlink_to(path.parent.absolute(), target_is_directory=True)
+        yield link / path.name
 
 
 def error_reason(error: Exception) -> str:

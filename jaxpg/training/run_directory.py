@@ -119,11 +119,32 @@ def refuse_foreign_files(run_dir: Path, *, resumes: bool) -> None:
                 f"{run_dir / name} is a symbolic link, and jaxpg does not write through one. Put the file itself "
                 "there, or choose another directory with --out."
             )
-    if resumes or (run_dir / CONFIG).exists():
+    if resumes or _is_of_a_run(run_dir):
         return
-    for name in WRITTEN:
+    for name in (CONFIG, *WRITTEN):
         if (run_dir / name).exists():
             raise _foreign_file(run_dir, name)
+
+
+def _is_of_a_run(run_dir: Path) -> bool:
+    """Whether a config.toml is what a run has written, and not a person's own: a task, or another program's."""
+    if not (run_dir / CONFIG).exists():
+        return False
+    if (run_dir / MACHINE).exists() or has_begun(run_dir):
+        return True
+    try:
+        return isinstance(parse_toml((run_dir / CONFIG).read_bytes()).get("algorithm"), str)
+    except (OSError, ValueError):
+        return False
+
+
+def refuse_files(directory: Path, names: Sequence[str], command: str) -> None:
+    """Raise a UserError if one of the files that a command is to write is there already, and is not its own."""
+    for name in names:
+        if (directory / name).exists() or (directory / name).is_symlink():
+            raise UserError(
+                f"{directory} holds a {name}, which {command} would overwrite. Choose another directory with --out."
+            )
 
 
 def add_file(run_dir: Path, name: str, content: str) -> None:
@@ -134,7 +155,7 @@ def add_file(run_dir: Path, name: str, content: str) -> None:
     """
     refuse_foreign_files(run_dir, resumes=False)
     path = run_dir / name
-    is_own = (run_dir / CONFIG).exists() and path.is_file()  # of a run that has not trained yet, see `open_directory`
+    is_own = _is_of_a_run(run_dir) and path.is_file()  # of a run that has not trained yet, see `open_directory`
     if path.exists() and not is_own and (path.is_dir() or path.read_bytes() != content.encode()):
         raise _foreign_file(run_dir, name)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -144,8 +165,7 @@ def add_file(run_dir: Path, name: str, content: str) -> None:
 def _foreign_file(run_dir: Path, name: str) -> UserError:
     """The error for a directory that is of no run but has a file by a name that a run writes."""
     return UserError(
-        f"{run_dir} holds a {name} but no run, since it has no {CONFIG}, so training would overwrite it. Choose "
-        "another directory with --out."
+        f"{run_dir} holds a {name} but no run, so training would overwrite it. Choose another directory with --out."
     )
 
 
@@ -314,7 +334,8 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     """
     rows = load_rows(run_dir)
     if not rows:
-        raise UserError(f"{run_dir} has no metrics in {METRICS}: the run ended before its first chunk was trained.")
+        why = "the file is gone or empty" if has_begun(run_dir) else "the run ended before its first chunk was trained"
+        raise UserError(f"{run_dir} has no metrics in {METRICS}: {why}.")
     return stack_rows(rows)
 
 
