@@ -35,6 +35,9 @@ LEG_POINTS = np.array([(-2, -8), (2, -8), (2, 8), (-2, 8)], float) / SCALE
 HULL = polygon(HULL_POINTS, density=5.0)
 LEG = polygon(LEG_POINTS, density=1.0)
 LEG_AWAY, LEG_DOWN = 20 / SCALE, 18 / SCALE
+LEG_TILT = 0.05
+"""Radians by which each leg leans when it is joined to the hull. Box2D counts the angle of a joint from there, which no
+line of Gymnasium's says: its Python interface fills in the reference angle."""
 SIDES = (-1.0, 1.0)
 """The first leg is on the right of the hull, as in Gymnasium, where it is the one of `i = -1`."""
 
@@ -45,8 +48,8 @@ def _joint(side: float) -> RevoluteJoint:
         b=LEG,
         anchor_a=-HULL.centre,
         anchor_b=Vector(side * LEG_AWAY, LEG_DOWN),
-        lower=0.4 if side < 0 else -0.9,
-        upper=0.9 if side < 0 else -0.4,
+        lower=(0.4 if side < 0 else -0.9) + side * LEG_TILT,
+        upper=(0.9 if side < 0 else -0.4) + side * LEG_TILT,
         motor_speed=0.3 * side,
         max_torque=40.0,
     )
@@ -100,7 +103,7 @@ class Iterations(NamedTuple):
 def standing_at(x: float, y: float) -> Craft:
     """The craft before its first step, with the origin of its hull at (x, y)."""
     poses = [_placed(HULL, Vector(x, y), 0.0)]
-    poses += [_placed(LEG, Vector(x - side * LEG_AWAY, y), side * 0.05) for side in SIDES]
+    poses += [_placed(LEG, Vector(x - side * LEG_AWAY, y), side * LEG_TILT) for side in SIDES]
     zero = jnp.zeros(())
     standing = Velocity(Vector(zero, zero), zero)
     nothing = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, 2)), ContactImpulses.none())
