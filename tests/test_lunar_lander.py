@@ -69,7 +69,11 @@ class Twins:
 
     def step(self, action: Any) -> tuple[Any, Any]:
         """(observation, reward, whether it is over) of both."""
-        return self.step_ours(action), self.step_theirs(action)
+        return self.step_each((action, action))
+
+    def step_each(self, actions: Any) -> tuple[Any, Any]:
+        """The same, with an action for each."""
+        return self.step_ours(actions[0]), self.step_theirs(actions[1])
 
     def step_ours(self, action: Any) -> tuple[Any, Any, Any]:
         self.state, *ours = self._step(self._scatter(), self.state, jnp.asarray(action))
@@ -103,6 +107,42 @@ def test_a_flight_is_that_of_box2d(settings: dict[str, Any]) -> None:
                 worst[step] = max(worst[step], float(np.abs(ours - boxes).max()))
     assert worst[1] < 5e-6
     assert worst[10] < 1e-5
+
+
+def fly_down(seed: int) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+    """A flight down to the ground: observations of both, and by how much the angles of the legs differ at most."""
+    twins, pilot, quiet = Twins(seed, continuous=True), continuous(landing_pilot), np.ones(2)
+    flights: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    actions, apart = [np.zeros(2, np.float32)] * 2, 0.0
+    while not any(flight and flight[-1][6:].any() for flight in flights):
+        for i, (obs, *_) in enumerate(twins.step_each(actions)):
+            flights[i].append(np.asarray(obs))
+            actions[i] = pilot(np, np.asarray(obs), quiet)
+        hull, *legs = (float(pose.angle) for pose in twins.state.craft.poses)
+        theirs = [leg.angle - twins.theirs.lander.angle for leg in twins.theirs.legs]
+        apart = max(apart, *(abs(leg - hull - other) for leg, other in zip(legs, theirs, strict=True)))
+    return *flights, apart
+
+
+def test_a_whole_flight_is_that_of_box2d() -> None:
+    """Of 150 steps and more: the motors push the legs to their limits for 25 of them, and there they land."""
+    for seed in range(4):
+        ours, theirs, apart = fly_down(seed)
+        assert len(ours) > 100
+        assert apart < 2e-3
+        np.testing.assert_allclose(ours[:-1], theirs[:-1], atol=1e-3)
+        np.testing.assert_array_equal(ours[-1][6:], theirs[-1][6:])
+
+
+def test_the_legs_move_between_the_angles_of_box2d() -> None:
+    """A joint of Box2D counts from the angle at which its bodies were joined."""
+    theirs = gymnasium.make("LunarLander-v3").unwrapped
+    theirs.reset(seed=0)
+    for leg, joint in zip(theirs.legs, environment.crafts.JOINTS, strict=True):
+        origin = leg.angle - theirs.lander.angle - leg.joint.angle
+        np.testing.assert_allclose(joint.lower, leg.joint.lowerLimit + origin, atol=1e-5)
+        np.testing.assert_allclose(joint.upper, leg.joint.upperLimit + origin, atol=1e-5)
+        np.testing.assert_allclose(joint.motor_speed, leg.joint.motorSpeed, rtol=1e-5)
 
 
 def test_masses_are_those_of_box2d() -> None:
