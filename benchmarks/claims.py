@@ -160,7 +160,7 @@ def _judged(seeds: int) -> tuple[Trained, Trained, list[str]]:
 
 
 def overoptimization(seeds: int) -> Finding:
-    """True and proxy reward over the KL to the policy that all began with: PPO by KL coefficient, DPO by β.
+    """True and proxy reward over the KL to the policy that a run began with: PPO by KL coefficient, DPO by β.
 
     All seeds face the reward model of the first: intervals are over policies. Along the lines of PPO the KL is what
     training measured (k3); that of the table and of DPO's marks is k1 on fresh samples.

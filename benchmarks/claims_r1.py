@@ -68,8 +68,8 @@ def starts(seeds: int) -> Finding:
     """Chains of up to three terms from a base model that fills in its scratchpad in a fifth of the cases.
 
     Zero is GRPO on it. A cold start fine-tunes it on 200 demonstrations with scratchpads first. Rejection sampling
-    fine-tunes the base model on its own right completions, drawn at once or in three rounds, as many in all as GRPO
-    draws. All seeds begin with one base model.
+    fine-tunes the base model on right completions, its own or, in later rounds, those of the first seed, drawn at once
+    or in three rounds, as many in all as GRPO draws. All seeds begin with one base model.
     """
     base = _base("chain-base", CHAIN)
     cold = _cold_start(base)

@@ -33,8 +33,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from mistakes import early_episode_ends, groups_shuffled, time_outs_as_terminations, without_clip
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 
 from jaxpg import files, ladder, parallel, report
 from jaxpg.algorithm import PolicyGradient
@@ -270,19 +272,34 @@ def format_estimate(estimate: Mapping[str, float]) -> str:
     return f"{value} [{low}, {high}]"
 
 
-CONTROL_COLUMNS = ("task", "algorithm", "mistake", "without it, mean [95%]", "with it, mean [95%]", "noticed")
+CONTROL_COLUMNS = ("task", "algorithm", "mistake", "without it, mean [95%]", "with it, mean [95%]", "noticed", "p")
 
 
 def control_rows(results: Mapping[str, Any]) -> list[Row]:
-    """A line per pair; a mistake is noticed if the mean with it lies below the interval of the run without it."""
+    """A line per pair; a mistake is noticed if a permutation test of the means says so at 1 %, one-sided."""
     lines: list[Row] = []
     for right, wrong in controls():
         if right.name not in results or wrong.name not in results:
             continue
         a, b = results[right.name]["mean"], results[wrong.name]["mean"]
-        noticed = "yes" if b["value"] < a["low"] else "no"
-        lines.append((right.task, right.algorithm, wrong.variant, format_estimate(a), format_estimate(b), noticed))
+        p = lower_mean(results[wrong.name]["final"], results[right.name]["final"])
+        noticed = "yes" if p < 0.01 else "no"
+        means = format_estimate(a), format_estimate(b)
+        lines.append((right.task, right.algorithm, wrong.variant, *means, noticed, f"{p:.2g}"))
     return lines
+
+
+def lower_mean(scores: ArrayLike, others: ArrayLike) -> float:
+    """The p-value of a mean so far below that of the others, were both of one population: a permutation test."""
+    test = stats.permutation_test(
+        (np.ravel(scores), np.ravel(others)),
+        lambda x, y, axis: x.mean(axis) - y.mean(axis),
+        alternative="less",
+        n_resamples=99_999,
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
 
 
 def markdown(columns: Row, lines: list[Row]) -> str:

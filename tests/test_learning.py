@@ -1,7 +1,7 @@
 """Learning, as a user starts it: whole runs by the command line, and what their policies earn at the end of them.
 
-Scores are interquartile means over seeds of a hundred whole episodes each, and the bounds come from published results:
-CleanRL's PPO reaches 490 and its A2C 497 on CartPole-v1.
+Scores are means over seeds of a hundred whole episodes each, which one lost seed of ten shows, and the bounds come from
+published results: CleanRL's PPO reaches 490 and its A2C 497 on CartPole-v1.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.learning, pytest.mark.full]
 
 
 def score(out: Path, *arguments: str) -> float:
-    """The interquartile mean at the end of a run."""
+    """The mean over seeds at the end of a run."""
     settings = ["--set", "evaluations=1", "--set", "evaluation_episodes=100", "--quiet", "--out", str(out)]
     assert main(["train", *arguments, *settings]) == 0
     final = run_directory.load_metrics(out)["evaluation_return"][-1]
     print(np.sort(final))
-    return float(report.interquartile_mean(final))
+    return float(report.mean(final))
 
 
 @pytest.mark.parametrize(
