@@ -78,7 +78,9 @@ def test_the_pages_of_ones_own_are_as_they_say(page: str, tmp_path: Path, monkey
         elif language == "bash":
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
-                if words[0] == "python":
+                if words[0] == "export":
+                    assert words[1:] == ["PYTHONPATH=."]  # as `syspath_prepend` above
+                elif words[0] == "python":
                     exec(compile((tmp_path / words[1]).read_text(), words[1], "exec"), {"__name__": "__main__"})
                 else:
                     fewer = ["--steps", "600", "--set", "evaluations=1", "--quiet"] if words[1] == "train" else []
