@@ -495,6 +495,49 @@ MUTATIONS = (
         "confidence_level=level / 2,",
         "tests/test_report.py -k interval",
     ),
+    # What a sceptic found on 2026-11-26
+    Mutation(
+        "the legs of the lander stand too far out",
+        "envs/lunar_lander/craft.py",
+        "upper=(0.9 if side < 0 else -0.4) + side * LEG_TILT,",
+        "upper=(0.9 if side < 0 else -0.4),",
+        "tests/test_lunar_lander.py -k 'whole_flight or between_the_angles'",
+    ),
+    Mutation(
+        "ratios of whole answers are to what half precision wrote",
+        "algorithm.py",
+        "if policy.acts_rounded and",
+        "if False and policy.acts_rounded and",
+        "tests/test_language.py -k first_step_of_gspo",
+    ),
+    Mutation(
+        "an exact answer is compared as its file spells it",
+        "envs/text/matching.py",
+        "return tuple(tokenizer.decode(row).strip() for row in rows)",
+        "return tuple(record.fields[field] for record in stripped)",
+        "tests/test_text_tokenizer.py -k changes_letters",
+    ),
+    Mutation(
+        "padding inside of an answer is read over",
+        "envs/text/matching.py",
+        "if PAD not in written:",
+        "if True:",
+        "tests/test_text_records.py -k padding_inside",
+    ),
+    Mutation(
+        "the lower of two middle seeds is the median",
+        "report/comparison.py",
+        "float(np.median(steps))",
+        "float(np.sort(steps)[(len(steps) - 1) // 2])",
+        "tests/test_report.py -k more_than_half",
+    ),
+    Mutation(
+        "a path with a bracket goes to orbax as it is",
+        "training/array_files.py",
+        'set("[]*?',
+        'set("*?',
+        "tests/test_cli_directories.py -k written_where",
+    ),
 )
 
 

@@ -376,17 +376,19 @@ def test_values_shift_by_one_and_end_in_nothing(model, shared):
     assert any(np.asarray(x).any() for x in jax.tree.leaves(gradient.policy)) == shared
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_first_step_of_gspo_is_inside_of_its_clip_range(dtype):
+@pytest.mark.parametrize(("dtype", "by_evaluate"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
+def test_a_first_step_of_gspo_is_inside_of_its_clip_range(dtype, by_evaluate):
     """Its range is 3e-4 wide, and what half precision makes of one token, written or read, differs by hundredths."""
     env = envs.make("sort", length=6, min_length=6, rewards={"length": 1.0})
-    policy, _ = language.transformer(env, width=16, layers=1, heads=2, kv_heads=1, dtype=dtype)
-    learner = policy_gradient(env, policy, None, ladder.gspo(num_envs=16, epochs=1, num_minibatches=1, kl=None))
+    policy, _ = language.transformer(env, width=32, layers=1, dtype=dtype)
+    assert policy.acts_rounded == (dtype == "bfloat16")
+    policy = policy._replace(acts_rounded=policy.acts_rounded and by_evaluate)
+    learner = policy_gradient(env, policy, None, ladder.gspo(num_envs=64, epochs=1, num_minibatches=1, kl=None))
     state = tiny.jit(learner.init)(jax.random.key(0))
     state = state._replace(params=jax.tree.map(lambda x: 6 * x if x.ndim > 1 else x, state.params))  # far from uniform
     _, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
-    assert metrics["clipped_high"] + metrics["clipped_low"] == 0
-    assert metrics["approx_kl"] < 1e-6
+    clipped = metrics["clipped_high"] + metrics["clipped_low"]
+    assert clipped == 0 if by_evaluate else clipped > 0.1
 
 
 @pytest.mark.parametrize(
