@@ -88,6 +88,8 @@ LINE = {
 JUDGE = Cell("lunar_lander", "actor_critic_mc", 1, overrides=FEWER_PASSES)
 """The run whose policy and critic the gradients are of."""
 NOISE = "gradient noise"
+ENDS = ("high", "value", "low")
+"""Of a signal, by the size of its inverse."""
 
 
 def line() -> list[Cell]:
@@ -278,8 +280,8 @@ def tables(results: Mapping[str, Any]) -> str:
         return f"{x['value']:.0f} [{x['low']:.0f}, {x['high']:.0f}]"
 
     def inverse(x: Mapping[str, float]) -> str:
-        value, low, high = (f"{1 / x[i]:.3g}" if x[i] > 0 else "∞" for i in ("value", "high", "low"))
-        return f"{value} [{low}, {high}]"
+        low, value, high = (f"{1 / x[end]:,.{0 if x[end] < 0.01 else 1}f}" if x[end] > 0 else "∞" for end in ENDS)
+        return f"more than {low}" if value == "∞" else f"{value} [{low}, {high}]"
 
     def cells_of(cell: Cell) -> tuple[str, ...]:
         sampled, greedy = (results[cell.name][name] for name in ("sampled", "greedy"))

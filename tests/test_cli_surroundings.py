@@ -157,6 +157,8 @@ def test_episodes_of_an_evaluation_in_groups(run: Path, capsys: pytest.CaptureFi
     message = refused(capsys, "eval", str(run), "--episodes", "10")
     assert "--episodes 10 cannot be divided into groups with one start state, of evaluation_samples = 4" in message
     assert "such as --episodes 12" in message
+    assert main(["eval", str(run), "--episodes", "8", "--greedy"]) == 0  # here a greedy episode is not like another
+    assert "2 start states x 4 greedy episodes" in " ".join(capsys.readouterr().out.split())
 
 
 MINE = """

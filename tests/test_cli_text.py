@@ -182,6 +182,8 @@ def test_mistakes_are_refused_with_a_sentence(
     assert "There is no token" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
     assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
     assert "--temperature must be at least" in refused(capsys, "sample", run, "--temperature", "0")
+    greedy = refused(capsys, "eval", run, "--greedy", "--samples", "2")
+    assert "completions of one prompt are all equal" in greedy
     spaced = str(shutil.copytree(trained, tmp_path / "a run"))
     assert f"jaxpg sample '{spaced}'" in refused(capsys, "play", spaced, "--gif", "x.gif")
     begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "3"]

@@ -165,7 +165,6 @@ def test_trust_is_given_by_name(payload: Payload, tmp_path: Path) -> None:
     run = str(hostile_run(tmp_path / "run", payload))
     trusting = [
         ["eval", run, "--trust-code"],
-        ["plot", run, "--trust-code"],
         ["train", "catch", "a2c", "--set", f"environment={payload.name}"],
         ["train", "catch", "a2c", "--out", run, "--resume", "--trust-code"],
         ["train", str(tmp_path / "mine.toml"), "a2c"],
