@@ -382,7 +382,7 @@ def draw(results: Mapping[str, Any]) -> None:
 
 
 def play(cell: Cell, path: Path) -> None:
-    """One sampled episode of the seed with the median return."""
+    """The median of nine sampled episodes, of the seed with the median return."""
     config = resolve(cell)
     learner, _ = learner_of(cell, config)
     env = build(exact(cell)).held_out
@@ -391,7 +391,9 @@ def play(cell: Cell, path: Path) -> None:
     state = restore(learner, run_folder(cell), config.seeds, "last").learner
     actor = learner.actor(jax.tree.map(lambda x: x[median], state))
     record = jax.jit(lambda key: record_episode(env, actor, key, greedy=False))
-    report.render_gif(env, jax.device_get(record(jax.random.key(0))), path)
+    episodes = [jax.device_get(record(key)) for key in jax.random.split(jax.random.key(0), 9)]
+    by_return = sorted(episodes, key=lambda episode: float(episode.rewards[: int(episode.length)].sum()))
+    report.render_gif(env, by_return[len(by_return) // 2], path)
 
 
 def fly_across(cells: Iterable[Cell]) -> None:
