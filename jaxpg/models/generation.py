@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT_OR_0, SAMPLING_TEMPERATURE, SHARE, check_number, check_whole
+from jaxpg.domains import COUNT_OR_0, INT32_MAX, SAMPLING_TEMPERATURE, SHARE, check_number, check_whole
 from jaxpg.errors import UserError
 from jaxpg.models.decoder import KVCache
 from jaxpg.models.distributions import Categorical
@@ -99,7 +99,7 @@ def generate(
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "greedy": greedy}
     check_sampling(**{name: x for name, x in settings.items() if not isinstance(x, jax.core.Tracer)})
     cache = policy.start(params, prompt)
-    room = cache.real.shape[-1] - prompt.tokens.shape[-1]
+    room = cache.real.shape[-1] - prompt.tokens.shape[-1] if isinstance(cache, KVCache) else INT32_MAX
     if check_whole("max_tokens", max_tokens) > room:
         raise UserError(f"max_tokens must be at most {room}, the time limit of the environment, not {max_tokens}.")
 
