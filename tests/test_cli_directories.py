@@ -75,7 +75,8 @@ def test_a_config_of_ones_own_is_not_overwritten(
 def test_results_of_ones_own_are_not_overwritten(
     task: str, command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).write_text("mine")
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / name).symlink_to("mine")
     rest = ["ppo", "a2c"] if command == "compare" else ["ppo", "--grid", "learning_rate=0.001,0.002"]
     assert f"holds a {name}, which {command} would overwrite" in refused(
         capsys, command, task, *rest, "--out", str(tmp_path)
@@ -132,6 +133,38 @@ def test_a_first_seed_keeps_the_number_of_seeds(task: str) -> None:
         file.write("seeds = [1]\n")  # of a2c
     with pytest.raises(UserError, match=r"--seed needs --seeds, .* ppo 3, a2c 1\."):
         seeds_of("compare", task, "ppo", "a2c", "--seed", "5")
+
+
+@pytest.mark.full
+def test_a_comparison_says_before_and_after_what_differs(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(task, "a") as file:
+        file.write("total_steps = 256\n")  # of a2c
+    out = tmp_path / "compared"
+    assert main(["compare", task, "ppo", "a2c", "--seeds", "1", "--out", str(out)]) == 0
+    sentence = "The algorithms differ in total_steps: ppo 128, a2c 256."
+    shown = capsys.readouterr().out
+    assert shown.index(sentence) < shown.index("steps each") < shown.rindex(sentence)
+    assert sentence in (out / "comparison.html").read_text()
+
+
+def test_metrics_that_are_gone_are_no_run_that_ended_early(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ended before its first chunk"):
+        run_directory.load_metrics(tmp_path)
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "1" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="the file is gone or empty"):
+        run_directory.load_metrics(tmp_path)
+
+
+def test_the_config_of_a_program_in_python_is_that_of_a_run(tmp_path: Path) -> None:
+    """It need not say what was trained; that a machine was noted tells it from a person's own."""
+    (tmp_path / "config.toml").write_text("width = 3\n")
+    with pytest.raises(UserError, match=r"holds a config\.toml but no run"):
+        run_directory.refuse_foreign_files(tmp_path, resumes=False)
+    (tmp_path / "run.json").write_text("[]")
+    run_directory.refuse_foreign_files(tmp_path, resumes=False)
 
 
 def test_a_comparison_is_of_what_was_trained(task: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from jaxpg.envs.text import (
 )
 from jaxpg.envs.text.jsonl_reader import encode_text
 from jaxpg.errors import UserError
-from jaxpg.experiments import warm_start
+from jaxpg.experiments import completions, warm_start
 
 tokenizers = pytest.importorskip("tokenizers", reason="it is an optional dependency")
 
@@ -224,10 +225,29 @@ def test_a_tokenizer_that_changes_letters_can_still_be_right(tmp_path):
 
 
 def test_a_text_is_cut_at_its_tags_wherever_it_comes_from(saved):
-    path = saved("bytes", add_tokens={"tokens": ["<think>"]})
+    path = saved("bytes", add_special_tokens={"tokens": ["<think>"]})
     ours = tokenizer_file(path)
     (tag,) = ours.encode("<think>")
     assert encode_text("add 14<think>", ours) == [*ours.encode("add 14"), tag]
+    assert tag not in ours.encode("add 14<think>")  # where it is no tag but characters
+
+
+def test_a_prompt_of_a_user_has_the_tokens_that_it_has_in_a_file(saved, data, monkeypatch):
+    task = json_lines(data, str(saved("bytes", add_special_tokens={"tokens": ["<think>"]})), max_tokens=4, held_out=0)
+    seen = []
+
+    def generate(policy, params, prompt, key, *, end, max_tokens):
+        seen.append(prompt.tokens)
+        return jnp.full(max_tokens, end, jnp.int32)
+
+    monkeypatch.setattr(completions, "generate", generate)
+    monkeypatch.setattr(completions, "networks", lambda *arguments: (None, None))
+    monkeypatch.setattr(completions, "text_task", lambda *arguments: task)
+    text = "add 14<think>"
+    experiment = SimpleNamespace(held_out=None)
+    assert completions.complete_prompt(None, experiment, (), text, jax.random.key(0), number=1) == [text]
+    np.testing.assert_array_equal(seen[0], encode_text(text, task.vocabulary))
+    assert len(seen[0]) < len(task.vocabulary.encode(text))
 
 
 @pytest.mark.parametrize(

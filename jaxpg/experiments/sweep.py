@@ -149,7 +149,8 @@ def train_wave(
     """
     config, seeds = group.config, np.asarray([run.seed for run in wave])
     values = {name: [group.points[run.point][name] for run in wave] for name in group.traced}
-    policies = initial_policies(config, build(config, models=reward_params(config))) if config.initial else ()
+    begins = config.initial and not run_directory.has_checkpoint(out)
+    policies = initial_policies(config, build(config, models=reward_params(config))) if begins else ()
     train(
         experiment.learner,
         seeds=[config.seeds[i] for i in seeds],

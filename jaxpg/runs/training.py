@@ -32,7 +32,7 @@ from jaxpg.runs.progress import Reporter, StallWarnings
 from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading
 from jaxpg.runs.trained import Run
-from jaxpg.training import checkpoint, provenance, run_directory
+from jaxpg.training import provenance, run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.metrics_writer import Row
@@ -78,8 +78,7 @@ def prepare(
     check_loggers(loggers)
     processes.on_main_process(partial(sample_data, config, out))
     experiment = build_experiment(config, shards=parallel.batch_shards(mesh))
-    goes_on = checkpoint.find(out / checkpoint.CHECKPOINTS) is not None  # then what it began with may be gone
-    initial = None if goes_on else initial_policies(config, experiment)
+    initial = None if run_directory.has_checkpoint(out) else initial_policies(config, experiment)
     watched = Watched([*named_callbacks(config), *callbacks])
     log = Loggers(loggers if processes.is_main_process() else (), config, out)
     on_evaluation = _evaluation_hook(config, experiment, out, console, watched, log)

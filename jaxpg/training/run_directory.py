@@ -225,9 +225,14 @@ def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
     checkpoint.prune(run_dir / CHECKPOINTS)
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run goes on from a checkpoint; what it began with is not read again then, and may be gone."""
+    return any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
+
+
 def has_begun(run_dir: Path) -> bool:
     """Whether a run has trained anything: there is a checkpoint, or a row after the one before training."""
-    if any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}")):
+    if has_checkpoint(run_dir):
         return True
     if not (run_dir / METRICS).is_file():
         return False
