@@ -75,13 +75,15 @@ def test_a_config_of_ones_own_is_not_overwritten(
 def test_results_of_ones_own_are_not_overwritten(
     task: str, command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / name).symlink_to("mine")
     rest = ["ppo", "a2c"] if command == "compare" else ["ppo", "--grid", "learning_rate=0.001,0.002"]
-    assert f"holds a {name}, which {command} would overwrite" in refused(
-        capsys, command, task, *rest, "--out", str(tmp_path)
-    )
+    arguments = [command, task, *rest, "--out", str(tmp_path)]
+    (tmp_path / name).write_text("mine")
+    assert f"holds a {name}, which {command} would overwrite" in refused(capsys, *arguments)
     assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("elsewhere")  # where there is nothing yet
+    assert f"holds a {name}, which {command} would overwrite" in refused(capsys, *arguments)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "mine.toml"}
 
 
 def test_a_sweep_whose_plan_is_gone_is_not_begun_anew(

@@ -410,6 +410,16 @@ def test_nothing_is_generated_with_impossible_settings(model, settings, sentence
         generation.generate(model.policy, model.params, prompt, jax.random.key(0), **settings)
 
 
+def test_settings_of_sampling_may_be_traced(model):
+    prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
+
+    def written(temperature, top_p):
+        write = partial(generation.generate, model.policy, model.params, prompt, jax.random.key(2))
+        return write(end=END, max_tokens=T, temperature=temperature, top_p=top_p)
+
+    np.testing.assert_array_equal(tiny.jit(written)(1.5, 0.9), tiny.jit(lambda: written(1.5, 0.9))())
+
+
 def test_generation_is_a_rollout_without_its_bookkeeping(model):
     policy, params, part = model.policy, model.params, model.part
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments import grid, sweep
 from jaxpg.report import heatmap
 from jaxpg.training import run_directory
+from jaxpg.training.loop import TrainingHooks
 
 SMALL = [
     "--steps",
@@ -141,6 +143,34 @@ def test_a_wave_is_resumed_by_its_sweep_alone(swept: Path, capsys: pytest.Captur
     for command in ("resume", "eval"):
         sentence = refused(capsys, command, str(swept / "program-000" / "wave-000"))
         assert "holds runs of a sweep side by side. The sweep goes on with jaxpg resume" in sentence
+
+
+def test_a_wave_that_goes_on_does_not_read_what_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that a sweep began with may be gone by then."""
+    read: list[str | None] = []
+    group = group_of(learning_rate=[0.001, 0.01])
+    experiment = sweep.swept_experiment(group, 1)
+    group = group._replace(config=replace(group.config, initial="gone"))
+
+    def begins_with(config: configs.Config, experiment: object) -> tuple[()]:
+        read.append(config.initial)
+        return ()
+
+    monkeypatch.setattr(sweep, "build", lambda config, models: None)
+    monkeypatch.setattr(sweep, "initial_policies", begins_with)
+    monkeypatch.setattr(sweep, "train", lambda *arguments, **settings: None)
+
+    def train_wave() -> None:
+        mesh = parallel.make_mesh(4, 1, jax.devices()[:1])
+        sweep.train_wave(group, experiment, sweep.runs_of_group(group), tmp_path, mesh, TrainingHooks())
+
+    train_wave()
+    assert read == ["gone"]
+    checkpoint = tmp_path / run_directory.CHECKPOINTS / "1" / run_directory.MANIFEST
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("{}")
+    train_wave()
+    assert read == ["gone"]
 
 
 def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None:

@@ -49,7 +49,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         """Help and version; argparse itself passes over a disk that is full."""
         if message:
-            print(message, end="", file=file or sys.stderr, flush=True)
+            print(message, end="", file=file or sys.stderr)
 
     def error(self, message: str) -> NoReturn:
         refused = re.match(r"(argument .*: invalid choice|unrecognized arguments): '?([\w-]+)", message)
