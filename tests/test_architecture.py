@@ -15,7 +15,7 @@ types errors printable
 parallel.collectives parallel.machine
 objectives
 domains files user_code vectorize parallel
-rollout update
+rollout update sub_env
 models
 algorithm
 policy_gradient

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import re
 import shlex
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_gym
+from gymnasium.envs.registration import WrapperSpec
 
 import jaxpg
 from jaxpg import envs, ladder, networks, report, user_code
@@ -43,6 +50,11 @@ def _no_failures() -> Any:
     host_callback.clear_failures()
     yield
     host_callback.clear_failures()
+
+
+def source_of(name: str, **settings: Any) -> Any:
+    """Where environments of this name come from."""
+    return packages.PACKAGES["gymnasium"].source(name.partition(":")[2], packages.default_settings(name) | settings)
 
 
 def seed_of(key: jax.Array) -> int:
@@ -243,6 +255,70 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: i
     assert np.isnan(obs).all()
 
 
+def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are closed, and the fault is what is raised."""
+    closed: list[int] = []
+
+    def close(self: Any) -> None:
+        if self._t == 0:
+            return  # the one that is made for its spaces
+        closed.append(self._t)
+        raise ValueError("the connection is gone")
+
+    monkeypatch.setattr(tiny_gym.Walk, "close", close)
+    env = envs.make(WALK, fault="raise")
+    states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            states, _ = jax.vmap(partial(env.step, None))(states, jnp.zeros(3, jnp.int32))
+    with pytest.raises(UserError, match="the motor is broken"):
+        host_callback.raise_failure()
+    assert closed == [2, 2, 3]  # the last is closed first
+    assert f"{WALK} raised ValueError: the connection is gone" in str(said[0].message)
+
+
+def test_a_wrapper_that_truncates_is_reckoned_with() -> None:
+    """Gymnasium's own environments have no time-out before their limit, unless they are registered with a wrapper."""
+    limited = WrapperSpec("TimeLimit", "gymnasium.wrappers:TimeLimit", {"max_episode_steps": 20})
+    spec = replace(gymnasium.spec("Pendulum-v1"), id="ShortPendulum-v0", additional_wrappers=(limited,))
+    gymnasium.registry[spec.id] = spec
+    try:
+        assert envs.make("gymnasium:ShortPendulum-v0").min_truncation_step == 1
+    finally:
+        del gymnasium.registry[spec.id]
+    assert envs.make("gymnasium:Pendulum-v1").min_truncation_step == 200
+
+
+def test_a_time_out_that_was_not_reckoned_with_is_refused() -> None:
+    env = host_env(source_of(POLE, max_episode_steps=3)._replace(min_truncation_step=9))
+    run(env, [0, 1], env.reset(jax.random.key(0))[0])
+    with pytest.raises(
+        UserError, match="by a time-out after 3 steps, but Gymnasium's own environments do not time out before 9"
+    ):
+        run(env, [0, 1, 0], env.reset(jax.random.key(0))[0])
+
+
+@pytest.mark.full
+def test_a_worker_imports_neither_jax_nor_other_environments() -> None:
+    """That takes ten times as long as what it needs, and there is one for each environment."""
+    maker = source_of(WALK, vectorization="async").make.args[0]  # type: ignore[attr-defined]  # of a partial
+    code = (
+        f"import pickle, sys; env = pickle.loads({pickle.dumps(maker)!r})(); env.reset(seed=0); "
+        "assert not {'jax', 'jaxpg.envs'} & set(sys.modules), 'too much'"
+    )
+    here = str(Path(tiny_gym.__file__).parent)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": here}, timeout=60)
+
+
+@pytest.mark.full
+def test_check_sees_what_an_episode_leaves_behind() -> None:
+    found = list(envs.battery(envs.make("gymnasium:tiny_gym:TinySticky-v0"), "sticky"))
+    assert not found[-1].passed or any("reset must forget" in x.sentence for x in found if not x.passed)
+    assert sum("reset must forget" in x.sentence for x in found if x.passed is False) == 1
+    assert all(x.passed for x in envs.battery(envs.make(WALK), "walk"))
+
+
 def test_huge_numbers_are_finite() -> None:
     """Although their squares are not, and tell so by a warning."""
     env = envs.make(WALK, fault="huge")
@@ -284,6 +360,7 @@ def test_what_cannot_be_made_is_refused() -> None:
         (POLE, {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
         ("gymnasium:tiny_gym:TinyEndless-v0", {}, "needs a value for max_episode_steps"),
         ("gymnasium:Blackjack-v9", {}, "Did you mean 'gymnasium:Blackjack-v1'"),
+        ("gymnasium:ALE/Pong-v5", {}, "Name its module, gymnasium:MODULE:ALE/Pong-v5, as in gymnasium:ale_py:"),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
             envs.make(name, **settings)
@@ -455,9 +532,18 @@ def test_a_worker_that_dies_at_once_points_to_the_guard_of_a_script() -> None:
     def dies(n: int, seed: int) -> Any:
         raise EOFError
 
-    source = packages.PACKAGES["gymnasium"].source("tiny_gym:TinyWalk-v0", packages.default_settings(WALK))
     with pytest.raises(UserError, match=r"died before it took a step.*__main__"):
-        run_until_failure(host_env(source._replace(make=dies)))
+        run_until_failure(host_env(source_of(WALK)._replace(make=dies)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["die", "pipe"])
+def test_a_worker_that_dies_is_a_sentence_with_the_step(fault: str) -> None:
+    """Also where its pipe is closed a while before it."""
+    env = envs.make(WALK, fault=fault, vectorization="async")
+    with pytest.raises(UserError, match="has died at step 3 of all environments side by side"):
+        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
@@ -471,6 +557,12 @@ def test_actions_become_those_of_the_space(array: Any) -> None:
     bounded, _ = action_converter(gymnasium.spaces.Box(-1.0, 0.1, (1,), np.float32))
     for action, executed in ((0.05, 0.05), (0.5, 0.1)):
         np.testing.assert_array_equal(bounded(array([action])), np.float32([executed]))
+    square, space = action_converter(gymnasium.spaces.Box(-1.0, 1.0, (2, 3), np.float32))
+    assert space.shape == (6,)
+    np.testing.assert_array_equal(square(array(np.arange(6) / 9)), np.float32(np.arange(6) / 9).reshape(2, 3))
+    assert square(np.zeros((5, 6))).shape == (5, 2, 3)
+    scalar, space = action_converter(gymnasium.spaces.Box(-1.0, 1.0, (), np.float32))
+    assert (space.shape, scalar(array([3.0])).item()) == ((1,), 1)
     from_one, space = action_converter(gymnasium.spaces.Discrete(3, start=1))
     assert from_one(array([0, 2])).tolist() == [1, 3]
     assert space == Discrete(3)

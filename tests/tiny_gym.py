@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ class Walk(gymnasium.Env):
     """A random walk on a line, pushed by the action; it terminates beyond 3, and Gymnasium truncates it.
 
     From step `at` of an episode on it has a `fault`: raise, nan, huge, reward, text (for a reward), shape, interrupt,
-    exit or die.
+    exit, die, or close the pipe and die later.
     """
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float64)
@@ -40,6 +41,10 @@ class Walk(gymnasium.Env):
         if self._fault == "exit":
             raise SystemExit(3)
         if self._fault == "die":
+            os._exit(1)
+        if self._fault == "pipe":
+            os.closerange(3, 256)
+            time.sleep(2)
             os._exit(1)
         reward: Any = {"reward": np.nan, "text": "a lot"}.get(self._fault, self._x)
         return self._obs(), reward, abs(self._x) > 3, False, {}
@@ -123,6 +128,20 @@ class Bare(Walk):
 
 
 gymnasium.register("TinyVector-v0", vector_entry_point=Walk, max_episode_steps=5)
+
+
+class Sticky(Walk):
+    """Where an episode begins depends on how many there were before."""
+
+    _episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._episodes += 1
+        self._x += self._episodes
+        return self._obs(), {}
+
+
 CLASSES = {
     "Walk": (Walk, 6),
     "Endless": (Walk, None),
@@ -130,6 +149,7 @@ CLASSES = {
     "Quiet": (Quiet, 10),
     "Pictures": (Pictures, 5),
     "Bare": (Bare, 5),
+    "Sticky": (Sticky, 6),
 }
 for name, (cls, limit) in CLASSES.items():
     gymnasium.register(f"Tiny{name}-v0", cls, max_episode_steps=limit)

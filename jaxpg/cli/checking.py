@@ -12,13 +12,13 @@ from jaxpg.runs.terminal import make_console
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Print the findings; 0 if all have passed, else 2."""
+    """Print the findings; 2 if something is wrong for certain, else 0."""
     settings = parse_overrides(arguments.set)
     check_free_settings("environment_settings", settings)
     env = envs.make_unchecked(arguments.environment, **settings)
     console = make_console(soft_wrap=True)
-    passed = True
+    marks, wrong = {True: "✓", None: "?", False: "✗"}, False
     for finding in envs.battery(env, arguments.environment):
-        console.print(f"{'✓' if finding.passed else '✗'} {printable(finding.sentence)}", markup=False, highlight=False)
-        passed &= finding.passed
-    return 0 if passed else 2
+        console.print(f"{marks[finding.passed]} {printable(finding.sentence)}", markup=False, highlight=False)
+        wrong |= finding.passed is False
+    return 2 if wrong else 0

@@ -34,11 +34,11 @@ _ROUNDING = 1e-3
 class Finding(NamedTuple):
     """One line of the battery.
 
-    passed: whether what was looked at is as it should be.
+    passed: whether what was looked at is as it should be; None where it may be a mistake, and may be right.
     sentence: what was looked at, and what was seen.
     """
 
-    passed: bool
+    passed: bool | None
     sentence: str
 
 
@@ -89,18 +89,20 @@ def _experience(env: Env, name: str) -> Iterator[Finding]:
     """
     with explain_failure(f"An episode of {name}"):
         keys = jax.random.split(jax.random.key(0), COLUMNS)
-        first = jax.jit(jax.vmap(env.reset))(keys)[1]
+        first = jax.device_get(jax.jit(jax.vmap(env.reset))(keys))
         end = jax.device_get(jax.jit(jax.vmap(partial(_play, env)))(keys))
         host_callback.raise_failure()
     yield _finite(end)
     yield _bounds(env, end)
     yield _ends(env, end)
-    yield _successors(np.asarray(first), end)
+    yield _successors(first, end)
     yield _discounts(env, end)
     yield _truncations(env, end)
     if env.action_mask is not None:
-        yield Finding(bool(end.always_allowed.all()), "an action is allowed wherever one is taken")
+        yield _masks(end)
     with explain_failure(f"A walk of {name}"):
+        if env.host is not None:
+            yield _forgets(env, keys[0])
         yield from _walks(env, keys)
 
 
@@ -167,41 +169,58 @@ def _ends(env: Env, end: _Episode) -> Finding:
     return Finding(True, f"every episode ends by time_limit = {env.time_limit:,}; {reached}")
 
 
-def _successors(first: np.ndarray, end: _Episode) -> Finding:
+def _masks(end: _Episode) -> Finding:
+    empty = int((~end.always_allowed).sum())
+    if empty:
+        return Finding(False, f"the action_mask allowed no action somewhere in {empty} of {COLUMNS} episodes")
+    return Finding(True, "the action_mask allows an action wherever one is taken")
+
+
+def _successors(first: tuple[Tree, Tree], end: _Episode) -> Finding:
     """Whether the last observation jumps back to where episodes begin, as it does where an environment resets itself.
 
     Where every episode ends inside of the box that holds all first observations, and was outside of it one step before,
-    the last observation is that of a reset. The box is half as wide again as what was seen, for those to come.
+    the last observation is that of a reset. An observation may be the same at the beginning and at the end of a task
+    that shows little of its state, so it is a mistake for certain only where the state is that of a reset, too.
     """
+    first_state, first_obs = first
     ended = end.timestep.last & (end.t > 1)
-    quarter = (first.max(0) - first.min(0)) / 4
-    low, high = first.min(0) - quarter, first.max(0) + quarter
-
-    def at_the_start(obs: Any) -> Any:
-        return ((obs >= low) & (obs <= high)).reshape(COLUMNS, -1).all(1)
-
-    jumps = at_the_start(end.timestep.obs) & ~at_the_start(end.obs_before)
-    if ended.any() and jumps[ended].all():
+    jumps = _looks_like(first_obs, end.timestep.obs) & ~_looks_like(first_obs, end.obs_before)
+    if not ended.any() or not jumps[ended].all():
+        return Finding(True, "the last obs of an episode is no reset's")
+    what = "the last obs of every episode looks like that of a reset"
+    if _looks_like(first_state, end.state)[ended].all():
         return Finding(
             False,
-            "the last obs of every episode looks like that of a reset: step must return the true successor, also at a "
-            "time-out, and must not reset",
+            f"{what}, and so does the state: step must return the true successor, also at a time-out, and not reset",
         )
-    return Finding(True, "the last obs of an episode is no reset's")
+    return Finding(None, f"{what}: right only if the task itself shows that there; step must return the true successor")
+
+
+def _looks_like(first: Tree, tree: Tree) -> np.ndarray:
+    """[COLUMNS], where the numbers of `tree` lie in the box, half as wide again, that holds all those of `first`."""
+    inside = np.ones(COLUMNS, bool)
+    for begin, x in zip(jax.tree.leaves(first), jax.tree.leaves(tree), strict=True):
+        if not jnp.issubdtype(begin.dtype, jax.dtypes.prng_key):
+            begin, x = begin.astype(np.float64), x.astype(np.float64)
+            quarter = (begin.max(0) - begin.min(0)) / 4
+            within = (x >= begin.min(0) - quarter) & (x <= begin.max(0) + quarter)
+            inside &= within.reshape(COLUMNS, -1).all(1)
+    return inside
 
 
 def _discounts(env: Env, end: _Episode) -> Finding:
     """Whether time-outs are taken for terminations: 0 wherever the limit is reached, while others end before it.
 
-    Episodes of a fixed length end by themselves at the limit, and nothing is wrong there.
+    A task may be over at its limit, as one of a fixed length is, and nothing is wrong there.
     """
     at_limit, terminated = end.t == env.time_limit, end.timestep.last & (end.timestep.discount == 0)
     at_limit &= end.timestep.last
     if at_limit.any() and terminated[at_limit].all() and not at_limit.all():
         return Finding(
-            False,
-            f"the discount is 0 in all {at_limit.sum()} episodes that reached time_limit = {env.time_limit}: a "
-            "time-out is no termination, and its discount is 1",
+            None,
+            f"the discount is 0 in all {at_limit.sum()} episodes that reached time_limit = {env.time_limit}: right "
+            "only if the task itself is over then; a time-out is no termination, and its discount is 1",
         )
     if at_limit.all() and terminated.all():
         return Finding(
@@ -222,6 +241,37 @@ def _truncations(env: Env, end: _Episode) -> Finding:
             f"{env.min_truncation_step}: its true successor would be lost; make it smaller",
         )
     return Finding(True, f"no time-out comes before min_truncation_step = {env.min_truncation_step:,}")
+
+
+def _forgets(env: Env, key: Key) -> Finding:
+    """Whether one instance on the host, begun twice with one seed, does the same: an episode leaves nothing behind."""
+    assert env.host is not None
+    restart = env.host.restart
+
+    def walk(state: Tree) -> tuple[Tree, tuple[Array, TimeStep]]:
+        state, obs = restart(key, jnp.ones((), bool), state)
+
+        def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
+            step_key, action_key = jax.random.split(jax.random.fold_in(key, t))
+            state, timestep = env.step(step_key, carry[0], random_action(env, action_key, carry[1]))
+            return (state, timestep.obs), timestep
+
+        (state, _), timesteps = lax.scan(step, (state, obs), jnp.arange(WALK_STEPS))
+        return state, (obs, timesteps)
+
+    def twice(key: Key) -> tuple[Tree, Tree]:
+        state, first = walk(env.reset(key)[0])
+        return first, walk(state)[1]
+
+    first, second = jax.device_get(jax.jit(twice)(key))
+    host_callback.raise_failure()
+    if all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)):
+        return Finding(True, "an episode repeats itself in an environment that has played another before")
+    return Finding(
+        False,
+        "the same seed and actions gave another episode in an environment that had played one before: reset must "
+        "forget what was, and draw from its seed alone",
+    )
 
 
 def _walks(env: Env, keys: Array) -> Iterator[Finding]:

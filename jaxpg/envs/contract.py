@@ -44,8 +44,8 @@ def check_env(env: Any, name: str) -> Env:
 
     Checked are: time limit and spaces; that `reset` and `step` can be traced, twice; structure, shape and dtype of
     what they return; and for one episode of random actions that all numbers are finite, that 0 <= discount <= 1, that a
-    discount of 0 comes with `last`, and that the episode ends by the time limit, by a time-out not before
-    `min_truncation_step`.
+    discount of 0 comes with `last`, that a mask allows an action, and that the episode ends by the time limit, by a
+    time-out not before `min_truncation_step`.
 
     Args:
         env: what the user's function returned.
@@ -90,6 +90,11 @@ def _check_fields(env: Any, name: str) -> None:
             raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {excerpt(steps)}.")
     _check_space(env.observation_space, f"{name}: observation_space")
     _check_space(env.action_space, f"{name}: action_space")
+    if isinstance(env.action_space, Box) and len(env.action_space.shape) != 1:
+        raise UserError(
+            f"{name}: actions of a Box have one axis, as in shape (3,), not the shape {env.action_space.shape}: "
+            "reshape them in the environment's step."
+        )
 
 
 def _check_space(space: Any, where: str) -> None:
@@ -99,6 +104,8 @@ def _check_space(space: Any, where: str) -> None:
     elif isinstance(space, Box):
         if not all(isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "fiu" for x in space):
             raise UserError(f"{where} is a Box of two arrays of numbers, low and high, not {excerpt(space, 100)}.")
+        if not space.low.size:
+            raise UserError(f"{where} is a Box of shape {space.low.shape}, which has no numbers: give it one at least.")
         if space.low.shape != space.high.shape:
             raise UserError(f"{where}: low and high differ in shape, {space.low.shape} and {space.high.shape}.")
         if not np.all(np.asarray(space.low) <= np.asarray(space.high)):
@@ -159,11 +166,13 @@ def _check_mask(env: Env, obs: Any, name: str) -> None:
         return
     if not isinstance(env.action_space, Discrete):
         raise UserError(f"{name}: an action_mask allows discrete actions, and the action_space is a Box.")
-    expected = jax.ShapeDtypeStruct((env.action_space.n,), jnp.bool_)
-    with explain_failure(f"The action_mask of {name}"):
-        mask = jax.eval_shape(env.action_mask, obs)
-    if not _is_alike(mask, expected):
-        raise UserError(f"The action_mask of {name} must return {_describe(expected)}, not {_describe(mask)}.")
+    for axes in ((), (5,), (5, 7)):  # the policy sees one observation, then a batch, then a rollout
+        expected = jax.ShapeDtypeStruct((*axes, env.action_space.n), jnp.bool_)
+        of = f" of observations with the axes {axes}" if axes else ""
+        with explain_failure(f"The action_mask of {name}{of}"):
+            mask = jax.eval_shape(env.action_mask, jax.ShapeDtypeStruct((*axes, *obs.shape), obs.dtype))
+        if not _is_alike(mask, expected):
+            raise UserError(f"The action_mask of {name}{of} must return {_describe(expected)}, not {_describe(mask)}.")
 
 
 def _check_scalars(timestep: TimeStep, name: str) -> None:
@@ -218,6 +227,8 @@ def _check_numbers(env: Env, name: str) -> None:
         raise UserError(f"{name}: the reward {when} must be finite, not {reward}.")
     if not 0 <= discount <= 1:
         raise UserError(f"{name}: the discount {when} must be from 0 (terminated) to 1, not {discount}.")
+    if discount or last:
+        raise UserError(f"{name}: the action_mask allows no action {when}, and the episode is not over.")
     raise UserError(f"{name}: the discount {when} is 0, which means terminated, but `last` is false.")
 
 
@@ -249,7 +260,8 @@ def _play(env: Env, key: Key) -> _Trial:
 def _is_sound(env: Env, timestep: TimeStep) -> Array:
     obs, reward, discount, last = timestep
     in_range = (discount >= 0) & (discount <= 1) & ((discount > 0) | last)
-    return _in_space(env.observation_space, obs) & jnp.isfinite(reward) & in_range
+    allowed = True if env.action_mask is None else env.action_mask(obs).any() | last
+    return _in_space(env.observation_space, obs) & jnp.isfinite(reward) & in_range & allowed
 
 
 def _in_space(space: Space, obs: Array) -> Array:

@@ -12,6 +12,7 @@ import atexit
 import functools
 import itertools
 import secrets
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ class _Group:
     """
 
     def __init__(self, source: Source, vector: Vector, number: int, size: int) -> None:
-        self.number, self.size, self.calls = number, size, 0
+        self.number, self.size, self.calls, self.steps = number, size, 0, 0
         self._source, self._vector = source, vector
         self._over, self._resting = np.zeros((2, size), bool)
         self._all_run = True  # none is over, and none rests
@@ -151,6 +152,7 @@ class _Group:
         if not self._all_run:
             self._rest(self._over)
         obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions), self._age)
+        self.steps += 1
         self.move_on()
         obs = self._source.convert(obs)
         if self._all_run and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
@@ -158,6 +160,7 @@ class _Group:
             self._check(obs, self._going_on)
             return obs, self._going_on
         running = ~(self._over | self._resting)
+        self._check_truncations(running & truncated & ~terminated)
         self._over |= running & (terminated | truncated)
         self._all_run = False
         numbers = np.stack([np.where(running, reward, 0), ~(running & terminated), self._over], -1).astype(np.float32)
@@ -187,6 +190,16 @@ class _Group:
             self._vector.rest(where, True)
             self._resting |= where
             self._all_run = False
+
+    def _check_truncations(self, truncated: np.ndarray) -> None:
+        """Raise a UserError where a time-out comes earlier than any may: a rollout has no place for its successor."""
+        steps = self.calls - self._began[truncated]
+        if (steps < self._source.min_truncation_step).any():
+            raise UserError(
+                f"The environment {self._source.name} ended an episode by a time-out after {steps.min()} steps, but "
+                f"Gymnasium's own environments do not time out before {self._source.min_truncation_step}. If you "
+                "changed its time limit, register it with a class of your own as its entry_point."
+            )
 
     def _check(self, obs: np.ndarray, numbers: np.ndarray, which: np.ndarray | slice = slice(None)) -> None:
         """Raise a UserError if one of `which` has a number that is not finite."""
@@ -219,7 +232,7 @@ def _explained(method: Callable[..., tuple[np.ndarray, ...]]) -> Callable[..., t
             close_all()
             raise
         except _LOST as error:
-            steps = max((group.calls for group in self.groups.values()), default=0)
+            steps = max((group.steps for group in self.groups.values()), default=0)
             close_all()
             raise _lost(self.source.name, steps) from error
         except Exception as error:
@@ -237,8 +250,8 @@ def _lost(name: str, steps: int) -> UserError:
             'belongs below if __name__ == "__main__":.'
         )
     return UserError(
-        f"{what} at step {steps + 1} of its group, and the others have been ended. A run that has a directory goes on "
-        "with: jaxpg resume."
+        f"{what} at step {steps + 1} of all environments side by side, and the others have been ended. A run that has "
+        "a directory goes on from its last checkpoint with: jaxpg resume DIRECTORY."
     )
 
 
@@ -282,9 +295,13 @@ class _Groups:
         return tuple(_like(wanted, x) for x in _joined(parts))
 
     def close(self) -> None:
-        """End all environments and their processes."""
+        """End all environments and their processes; one that cannot be closed is a warning."""
         while self.groups:
-            self.groups.popitem()[1].close()
+            try:
+                self.groups.popitem()[1].close()
+            except Exception as error:  # the reason for closing it is what the user has to hear of
+                message = f"The environment {self.source.name} raised {describe_failure(error)} as it was closed."
+                warnings.warn(message, stacklevel=2)
 
     def _whole(self, place: np.ndarray) -> _Group | None:
         """The group that a whole batch of states with these places, `[..., 3]`, is, or None."""

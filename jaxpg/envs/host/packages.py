@@ -117,6 +117,12 @@ def _gymnasium_spec(env_id: str) -> Any:
         with _deprecations_ignored():
             return gymnasium.spec(registered)
     except (gymnasium.error.Error, ValueError):
+        package, slash, _ = registered.rpartition("/")
+        if not colon and slash and not any(x.startswith(f"{package}/") for x in gymnasium.registry):
+            raise UserError(
+                f"There is no environment 'gymnasium:{env_id}': the package that has {package}/ registers it when it "
+                f"is imported. Name its module, gymnasium:MODULE:{env_id}, as in gymnasium:ale_py:ALE/Pong-v5."
+            ) from None
         known = [f"gymnasium:{module}{colon}{x}" for x in gymnasium.registry]
         refuse_unknown("environment", f"gymnasium:{env_id}", known)
 
@@ -149,6 +155,8 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
 def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     import gymnasium
 
+    from jaxpg.sub_env import make_sub_env
+
     name, spec = f"gymnasium:{env_id}", _gymnasium_spec(env_id)
     settings = dict(settings)
     vectorization, limit = settings.pop("vectorization"), settings["max_episode_steps"]
@@ -161,8 +169,8 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     try:
         with _deprecations_ignored():
             flatten = not _is_plain(make_one().observation_space)
-            make_sub_env = partial(_make_sub_env, make_one, name, flatten)
-            env = make_sub_env()
+            make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
+            env = make_one_of_vector()
         space = _plain(env.observation_space, "observations", name)
         convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
@@ -172,31 +180,22 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise
     except Exception as error:
         raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
-    # Gymnasium's own environments are truncated by its time limit alone.
+    # Gymnasium's own environments are truncated by its time limit alone, unless a wrapper does it too.
     own = isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
+    ends_by_limit_alone = own and not spec.additional_wrappers
     drawable = "rgb_array" in (env.metadata.get("render_modes") or ())
     return vectors.Source(
         name=name,
-        make=partial(VECTORIZATIONS[vectorization], make_sub_env),
+        make=partial(VECTORIZATIONS[vectorization], make_one_of_vector),
         observation_space=observation_space,
         action_space=action_space,
         time_limit=limit,
-        min_truncation_step=limit if own else 1,
+        min_truncation_step=limit if ends_by_limit_alone else 1,
         convert=convert,
         to_action=to_action,
         repeatable=not spec.nondeterministic,
         frames=partial(_frames, make_one, to_action) if drawable else None,
     )
-
-
-def _make_sub_env(make_one: Callable[..., Any], name: str, flatten: bool) -> Any:
-    """One environment for a vector."""
-    import gymnasium
-
-    from jaxpg.envs.host.sub_env import SubEnv
-
-    env = make_one()
-    return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
 
 
 def _frames(

@@ -9,6 +9,7 @@ reset. So there is no step without an action in it, and the last observation of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -115,8 +116,9 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         resting[where] = rests
 
     def close() -> None:
-        for env in envs:
-            env.close()
+        with ExitStack() as stack:  # where one raises, the others are closed all the same
+            for env in envs:
+                stack.callback(env.close)
 
     return Vector(begin, step, rest, close)
 
@@ -128,7 +130,7 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     """
     from gymnasium import logger, vector
 
-    from jaxpg.envs.host.sub_env import REST, WAKE
+    from jaxpg.sub_env import REST, WAKE
 
     def call(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         level, logger.min_level = logger.min_level, logger.ERROR + 1  # it prints what workers raise; so do we
@@ -154,6 +156,8 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         try:
             if all(process.is_alive() for process in env.processes):
                 call(env.close)
+        except (EOFError, ConnectionError):
+            pass  # a worker was about to die
         finally:
             for process in env.processes:
                 process.terminate()
@@ -226,14 +230,15 @@ def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
     """How actions of agents become those of a space (see `HostParts.to_action`), and the space that agents see.
 
     Actions are clipped to a Box's own bounds, from which those of float32 may differ by rounding; in a Box of integers
-    they become the nearest ones. Integers of jax may have fewer bits.
+    they become the nearest ones. Integers of jax may have fewer bits. Agents see a Box of other than one axis flat.
     """
     if hasattr(space, "low"):
-        low, high, whole = space.low, space.high, space.dtype.kind in "iu"
+        low, high, whole = space.low.ravel(), space.high.ravel(), space.dtype.kind in "iu"
 
         def to_box(actions: Any) -> Any:
             clipped = actions.clip(low, high)
-            return _cast(clipped.round() if whole else clipped, space.dtype)
+            actions = _cast(clipped.round() if whole else clipped, space.dtype)
+            return actions if len(space.shape) == 1 else actions.reshape((*actions.shape[:-1], *space.shape))
 
         return to_box, _box(low, high)
     start = int(getattr(space, "start", 0))

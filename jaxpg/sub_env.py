@@ -1,4 +1,7 @@
-"""One environment of several side by side, also inside of a worker process; this file imports no jax.
+"""One environment of several side by side, also inside of a worker process.
+
+It stands beside `envs`, whose import brings jax and every environment: ten times the CPU time of Gymnasium's own, in
+each of the workers (benchmarks/LOG.md, "what a worker imports").
 
 An environment whose episode is over rests: it answers without being stepped. `REST` and `WAKE` say so to one in another
 process, as options of `reset`, which Gymnasium's vector environment passes on.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -22,6 +26,12 @@ REST, WAKE = {"jaxpg": "rest"}, {"jaxpg": "wake"}
 def _scalar(x: Any) -> float:
     """A number of Python's, or the only one of an array."""
     return np.asarray(x, np.float64).item()
+
+
+def make_sub_env(make_one: Callable[..., gymnasium.Env], name: str, flatten: bool) -> SubEnv:
+    """What `make_one()` makes as a `SubEnv`, its observations flattened or as they are."""
+    env = make_one()
+    return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
 
 
 class SubEnv(gymnasium.Wrapper):
