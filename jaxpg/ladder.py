@@ -142,7 +142,7 @@ def actor_critic_mc(*, value_coefficient: Scalar = 0.5, **inherited: Unpack[Rein
 
 @child_of(actor_critic_mc, num_envs=1)
 def actor_critic_td(*, num_steps: int = 16, **inherited: Unpack[CriticSettings]) -> PolicyGradient:
-    """Actor-critic, temporal difference (ibid., section 13.5): updates before the episode ends, from one environment.
+    """Actor-critic, temporal difference (Sutton and Barto 2018, section 13.5): updates before the episode ends.
 
         psi_t = r_t + gamma r_{t+1} + ... + gamma^n V(s_{t+n}) - V(s_t)
 
@@ -305,9 +305,9 @@ def rlhf(
         kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
         kl_coefficient: weight of the KL.
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
-        reference_kl_target: the weight is steered so that the KL is this many nats per episode; none for a constant
+        reference_kl_target: the weight is adapted towards a KL of this many nats per episode; none for a constant
             weight.
-        kl_gain: how fast it is steered: by at most a fifth of this share per iteration.
+        kl_gain: gain of that controller; the weight changes by a share of at most 0.2 kl_gain per iteration.
 
     Raises:
         UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
@@ -360,7 +360,7 @@ def grpo(
 
 @child_of(grpo)
 def process_grpo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
-    """GRPO with process supervision (Shao et al. 2024, section 4.1.3): every step of a reasoning has its own reward.
+    """GRPO with process supervision (Shao et al. 2024, section 4.1.3): a reward for every step of the reasoning.
 
         psi_it = sum of z_ij over the steps j of episode i that end at t or later,
         z_ij = (r_ij - mean(r)) / std(r)  over all steps of a group of episodes from one start state
@@ -430,8 +430,8 @@ def dapo(
     every step of the batch has the same weight; no KL.
 
     Args:
-        max_resample_rounds: maximum number of sampling rounds to fill the batch with groups that carry signal, the
-            steps of all of which count; none to train on the groups of the first.
+        max_resample_rounds: maximum number of sampling rounds to fill the batch with groups that carry signal, all of
+            whose steps are counted; none for no resampling.
         overlong_filtering: exclude episodes that the time limit truncated from training.
     """
     parent = grpo(kl=None, **inherited)

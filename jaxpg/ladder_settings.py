@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.domains import DOMAINS, POSITIVE, check_number, check_whole, domain_of
-from jaxpg.errors import UserError, excerpt
+from jaxpg.errors import UserError, excerpt, hint
 from jaxpg.types import Array, Scalar
 
 Algorithm = Callable[..., PolicyGradient]
@@ -120,11 +120,19 @@ def root(algorithm: AlgorithmT) -> AlgorithmT:
 
     @wraps(algorithm)
     def checked(**settings: Any) -> Any:
-        check_scalars(settings)
-        _check_kinds(settings, parameters)
+        _check(algorithm.__name__, settings, parameters)
         return algorithm(**settings)
 
     return cast(AlgorithmT, checked)
+
+
+def _check(algorithm: str, settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse settings that an algorithm does not have, as Python does, and values that these settings cannot have."""
+    for name in settings:
+        if name not in parameters:
+            raise TypeError(f"{algorithm} has no setting {name!r}. {hint(name, parameters)}")
+    check_scalars(settings)
+    _check_kinds(settings, parameters)
 
 
 def check_scalars(settings: Mapping[str, Any]) -> None:
@@ -166,8 +174,8 @@ def _check_kinds(settings: Mapping[str, Any], parameters: Mapping[str, inspect.P
             raise UserError(f"{name} must be True or False, not {excerpt(value)}.")
         elif kind in (Scalar, Scalar | None) and not _is_number(value):
             own = " A schedule of your own is a field: algorithm._replace(learning_rate=f), with f of the steps so far."
-            hint = own if name == "learning_rate" and callable(value) else ""
-            raise UserError(f"{name} must be a number, not {excerpt(value)}.{hint}")
+            advice = own if name == "learning_rate" and callable(value) else ""
+            raise UserError(f"{name} must be a number, not {excerpt(value)}.{advice}")
 
 
 def _is_number(value: Any) -> bool:
@@ -191,11 +199,7 @@ def child_of(
 
         @wraps(algorithm)
         def with_defaults(**settings: Any) -> Any:
-            unknown = ", ".join(setting for setting in settings if setting not in parameters)
-            if unknown:
-                raise TypeError(f"{name} has no setting {unknown}; it has {', '.join(parameters)}.")
-            check_scalars(settings)
-            _check_kinds(settings, parameters)
+            _check(name, settings, parameters)
             return algorithm(**(defaults | settings))
 
         returned = inspect.signature(algorithm, eval_str=True).return_annotation

@@ -177,12 +177,12 @@ def _check_whole_episodes(algorithm: PolicyGradient) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         if not collector.whole_episodes:
             raise UserError(
-                f"The {part} is of whole episodes ({name}), and the experience is collected in segments that cut "
+                f"The {part} ({name}) needs whole episodes, but the collector returns segments that cut "
                 "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
             )
         if (size := given.get("group_size", collector.group_size)) != collector.group_size:
             raise UserError(
-                f"The {part} ({name}) is of groups of {size} episodes, and the collector makes groups of "
+                f"The {part} ({name}) uses groups of {size} episodes, and the collector makes groups of "
                 f"{collector.group_size}: collect with rollout.episodic(num_envs=..., group_size={size})."
             )
 

@@ -33,7 +33,7 @@ class Discrete(NamedTuple):
         return ()
 
     def nearest(self, x: Array) -> Array:
-        """`x` itself: whoever draws one of n integers draws no other."""
+        """`x` itself: every sampled action is already valid."""
         return x
 
 
@@ -78,8 +78,8 @@ class Transition(NamedTuple):
     log_prob: its log-probability under the policy that took it.
     reward, discount, last: as in TimeStep.
     mask: 1 where the step is real, 0 on padding after the end of an episode.
-    step_end: 1 where a step of the reasoning ends, such as a line of a scratchpad, and its reward stands; `()` where
-        rewards are not by such steps.
+    step_end: 1 where a step of a chain of thought ends, such as a line of a scratchpad, and its reward stands; `()`
+        where rewards are not by such steps.
     """
 
     obs: Tree
@@ -144,7 +144,7 @@ class PackedTexts(NamedTuple):
 
 
 class StepRewards(NamedTuple):
-    """The rewards of the steps of a reasoning, each of which is many actions; T is the time limit of the environment.
+    """The rewards of the steps of a chain of thought, each of which is many actions; T is the environment's time limit.
 
     reward: [T] float32, of the step that ends with an action, 0 at all other actions.
     end: [T] float32, 1 where a step ends, else 0.
@@ -268,8 +268,8 @@ class Env(NamedTuple):
     host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
     reward_terms: by name, the terms of `outcome`'s reward, where some are to be standardised over episodes: a learner
         then makes the reward anew (`update.normalization.standardize_rewards`). The reward of the last action must be
-        the outcome's alone; the rewards of the actions before it, such as those of the steps of a reasoning, stay as
-        they are. None where the reward of the outcome is final.
+        the outcome's alone; the rewards of the actions before it, such as those of the steps of a chain of thought,
+        stay as they are. None where the reward of the outcome is final.
     render(state): the picture of a state, `[H, W, 3]` bytes, for `jaxpg play`; called with numpy arrays, outside of any
         compiled program. None if it has none.
     """

@@ -480,7 +480,7 @@ def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     presser.join()
     message = capsys.readouterr().err
     assert "finishing this chunk, then saving" in message
-    command = re.search(r"Go on with: jaxpg (.*)$", message, re.MULTILINE)[1].split()
+    command = re.search(r"Resume with: jaxpg (.*)$", message, re.MULTILINE)[1].split()
     reached = run_directory.load_metrics(out)["steps"][-1, 0]
     assert reached < 200_000
     assert signal.signal(signal.SIGINT, handler) is signal.default_int_handler
@@ -525,7 +525,7 @@ def test_a_run_whose_output_nobody_reads_any_more_is_saved(tmp_path: Path) -> No
             process.kill()
     assert process.returncode == 130
     assert "nobody reads the output any more" in message
-    assert "interrupted and saved. Go on with: jaxpg resume" in message
+    assert "interrupted and saved. Resume with: jaxpg resume" in message
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 

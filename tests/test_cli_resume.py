@@ -180,7 +180,7 @@ def test_what_runs_begin_with_is_not_swept(tmp_path: Path) -> None:
 def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         assert main(["resume", str(folder)]) == 2
-        assert "holds nothing to go on with" in capsys.readouterr().err
+        assert "holds nothing to resume" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -332,7 +332,7 @@ def test_signals(
         for number in signals:
             interruption.on_signal(number)
     except Ended:
-        assert "Go on with: jaxpg resume there\n" in capsys.readouterr().err
+        assert "Resume with: jaxpg resume there\n" in capsys.readouterr().err
     assert codes == ([] if code is None else [code])
     assert interruption.requested()
     interruption.close()
@@ -348,7 +348,7 @@ def test_a_chunk_that_takes_too_long_after_sigterm_is_given_up(
     interruption.has_trained = True
     interruption.on_signal(signal.SIGTERM)
     assert ended.wait(10)
-    assert "Go on with: jaxpg resume there" in capsys.readouterr().err
+    assert "Resume with: jaxpg resume there" in capsys.readouterr().err
 
 
 def test_metrics_or_a_checkpoint_are_a_beginning(tmp_path: Path) -> None:

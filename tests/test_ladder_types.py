@@ -16,14 +16,14 @@ from jaxpg.ladder_settings import A2CSettings, ReinforceSettings, child_of
 
 
 def test_a_misspelt_setting() -> None:
-    with pytest.raises(TypeError, match="ppo has no setting num_env; it has num_envs, "):
+    with pytest.raises(TypeError, match=r"ppo has no setting 'num_env'\. Did you mean 'num_envs'"):
         ladder.ppo(num_env=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_env'"):
+    with pytest.raises(TypeError, match=r"reinforce has no setting 'num_env'\. Did you mean 'num_envs'"):
         ladder.reinforce(num_env=3)  # type: ignore[call-arg]
 
 
 def test_a_setting_of_the_parent_that_is_not_inherited() -> None:
-    with pytest.raises(TypeError, match="grpo has no setting value_clip; it has num_envs, "):
+    with pytest.raises(TypeError, match="grpo has no setting 'value_clip'"):
         ladder.grpo(value_clip=0.1)  # type: ignore[call-arg]
 
 
@@ -57,13 +57,13 @@ def test_new_defaults_are_checked_against_the_settings_of_the_parent(monkeypatch
         return parent._replace(gamma=factor * parent.gamma)
 
     assert (own().gamma, own(gamma=0.1).gamma, own(factor=0.5).gamma) == (1.8, 0.2, 0.45)
-    with pytest.raises(TypeError, match="own has no setting num_steps, facto; it has num_envs, "):
-        own(num_steps=3, facto=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"own has no setting 'facto'\. Did you mean 'factor'"):
+        own(facto=1)  # type: ignore[call-arg]
 
 
 def test_a_setting_that_the_parent_does_not_have_cannot_be_passed_on() -> None:
     def wrong(**inherited: Unpack[A2CSettings]) -> PolicyGradient:
         return ladder.grpo(**inherited)  # type: ignore[misc]
 
-    with pytest.raises(TypeError, match="grpo has no setting num_steps"):
+    with pytest.raises(TypeError, match="grpo has no setting 'num_steps'"):
         wrong(num_steps=3)

@@ -438,7 +438,7 @@ def test_a_reward_model_puts_its_own_head_on_a_policy():
 
 def test_a_reward_model_does_not_play():
     learner = make("reward_model")
-    with pytest.raises(UserError, match="scores completions and writes none"):
+    with pytest.raises(UserError, match="scores completions but does not generate them"):
         learner.actor(initial(learner))
 
 

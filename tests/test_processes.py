@@ -26,7 +26,7 @@ from jaxpg.training.lock import locked
 TASK = ["train", "catch", "a2c", "--seeds", "2", "--steps", "9000"]
 SHORT = ["--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=3"]
 LIMIT = 240  # seconds that a run may take on a machine that does other things
-GONE = "jaxpg: another process of this run has gone; the last checkpoint is {}. Start all of them again to go on"
+GONE = "jaxpg: another process of this run has exited; the last checkpoint is {}. Restart all processes to resume"
 
 
 def free_port() -> int:

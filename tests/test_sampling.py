@@ -179,8 +179,16 @@ def test_files_that_cannot_be_learned_from_are_refused(tmp_path, line, settings,
             {"number": 4, "temperature": 0.5},
             r"demonstrations\.number and demonstrations\.temp\w+ are",
         ),
-        (make_demonstrations, {"prompts": 3, "file": "x.jsonl"}, r"demonstrations\.prompts is for sampled_from"),
-        (make_demonstrations, {"skip_long_prompts": True}, "skip_long_prompts is for a file, and none is named"),
+        (
+            make_demonstrations,
+            {"prompts": 3, "file": "x.jsonl"},
+            r"demonstrations\.prompts is used only with sampled_from",
+        ),
+        (
+            make_demonstrations,
+            {"skip_long_prompts": True},
+            "skip_long_prompts is used only with a file, and none is given",
+        ),
         (
             make_pairs,
             {"file": "x.jsonl", "judge": "length", "num_pairs": 5},
@@ -194,9 +202,13 @@ def test_files_that_cannot_be_learned_from_are_refused(tmp_path, line, settings,
         (
             make_pairs,
             {"skip_long_prompts": True, "slip_rate": 0.1},
-            r"pairs\.skip_long_prompts is for the pairs of a file",
+            r"pairs\.skip_long_prompts is used only with a file of pairs",
         ),
-        (make_step_labels, {"skip_long_prompts": True}, r"step_labels\.skip_long_prompts is for the completions of a"),
+        (
+            make_step_labels,
+            {"skip_long_prompts": True},
+            r"step_labels\.skip_long_prompts is used only with a file of completions",
+        ),
     ],
 )
 def test_settings_that_nothing_would_read_are_refused(make, settings, sentence):

@@ -100,7 +100,7 @@ def test_epsilon_falls_linearly_and_stays():
 
 
 def test_settings_that_pqn_does_not_have_are_refused():
-    with pytest.raises(TypeError, match="pqn has no setting batch_size"):
+    with pytest.raises(TypeError, match="pqn has no setting 'batch_size'"):
         values.pqn(batch_size=3)
 
 

@@ -70,7 +70,7 @@ def test_a_part_gives_one_number_per_step(parts: dict[str, Any], name: str) -> N
 )
 def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], name: str) -> None:
     trace(PPO(num_steps=None)._replace(**parts, collector=episodic(num_envs=4, group_size=2)))
-    with pytest.raises(UserError, match=rf"of whole episodes \({name}\), and the experience is collected in segments"):
+    with pytest.raises(UserError, match=rf"\({name}\) needs whole episodes, but the collector returns segments"):
         trace(PPO()._replace(**parts))
 
 
@@ -84,7 +84,7 @@ def test_parts_of_whole_episodes_are_refused_on_segments(parts: dict[str, Any], 
 )
 def test_groups_that_do_not_share_their_start_are_refused(algorithm: PolicyGradient) -> None:
     with pytest.raises(
-        UserError, match=r"credit \(group_relative\) is of groups of 2 .* collector makes groups of [14]"
+        UserError, match=r"credit \(group_relative\) uses groups of 2 .* collector makes groups of [14]"
     ):
         trace(algorithm)
 
@@ -221,7 +221,9 @@ def test_kernels_are_a_list() -> None:
 def test_an_optimizer_that_descends_is_refused() -> None:
     trace(PPO()._replace(optimizer=optax.scale_by_adam))
     for descending in (partial(optax.adam, 3e-4), lambda: optax.sgd(0.1), optax.set_to_zero):
-        with pytest.raises(UserError, match="optimizer of this algorithm steps against the gradient, or not at all"):
+        with pytest.raises(
+            UserError, match="optimizer of this algorithm returns updates that include the sign, or are zero"
+        ):
             trace(PPO()._replace(optimizer=descending))
 
 

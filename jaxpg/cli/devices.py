@@ -246,7 +246,7 @@ def _join_processes(options: DeviceOptions) -> None:
         ) from error
     except RuntimeError as error:
         raise UserError(f"The processes of this run could not be joined: {str(error).splitlines()[0]}") from error
-    process_exit.set_lost_message(lambda: "another process of this run has gone, before anything was trained.")
+    process_exit.set_lost_message(lambda: "another process of this run exited before anything was trained.")
 
 
 def bind_address(coordinator: str | None) -> str | None:

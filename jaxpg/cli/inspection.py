@@ -243,7 +243,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         run.learner_of(arguments.seed_index)
     print(printable(export_metrics(run, out)))
     if not kind_of(config).has_policy or run.experiment.env.context:
-        print(f"No policy: what {config.algorithm} has learned on {config.task} does not act on observations.")
+        print(f"No policy exported: {config.algorithm} on {config.task} has none that acts on observations.")
         return 0
     index = run.seed_index(arguments.seed_index)
     path = export_policy(run, out, index)

@@ -26,7 +26,7 @@ class RunOptions:
         algorithms: the algorithms, each once; none for resume.
         overrides: settings that win over the task's: --set, --steps, --seeds, --seed, --from and --reward.
         out: the directory to write to, None for a new one in runs/.
-        resume: go on with what is in `out`.
+        resume: continue what is in `out`.
         grid: the values of the settings of a sweep, None for other commands.
         memory: the limit of a sweep for all devices together, in GiB.
         quiet: show no progress.
@@ -54,7 +54,7 @@ def read_run_options(arguments: argparse.Namespace) -> RunOptions:
         UserError: a setting without a value, an invalid number of seeds or grid, or nothing to resume in.
     """
     if arguments.resume and arguments.out is None:
-        raise UserError("--resume needs --out, the directory of the run to go on with.")
+        raise UserError("--resume needs --out, the directory of the run to resume.")
     if arguments.command == "sweep" and arguments.loggers:
         raise UserError(f"A sweep takes no --{arguments.loggers[0]}: its scores are in sweep.json.")
     return RunOptions(

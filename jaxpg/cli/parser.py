@@ -184,7 +184,7 @@ def _add_run_commands(commands: Any) -> None:
         "--reward",
         type=name,
         metavar="RUN",
-        help="also best of N and weighted majority by this reward model (default: none)",
+        help="also report best of N and weighted majority by this reward model (default: none)",
     )
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
@@ -195,7 +195,7 @@ def _add_run_commands(commands: Any) -> None:
     _add_seed_index_argument(play)
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
-    export = commands.add_parser("export", help="metrics as CSV, and a policy that needs nothing of jaxpg to act")
+    export = commands.add_parser("export", help="metrics as CSV, and a policy that runs without jaxpg")
     export.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     export.add_argument("--out", type=path, metavar="DIR", help="where to write (default RUN/export)")
     _add_checkpoint_argument(export)
@@ -265,7 +265,7 @@ def _add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=count, metavar="N", help="number of seeds, trained in parallel (default: the task's)"
     )
-    parser.add_argument("--seed", type=count_or_0, metavar="N", help="first of as many seeds (default: the task's)")
+    parser.add_argument("--seed", type=count_or_0, metavar="N", help="number of the first seed (default: the task's)")
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="such as gamma=0.9 (default: none)")
     parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: the task's)")
     parser.add_argument(
@@ -301,7 +301,7 @@ def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = Fa
         "--mesh", type=name, metavar="A=N,A=N", help="device mesh, such as data=4,seed=2 (default: seed)"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    too = shown("log to Weights & Biases, too")
+    too = shown("also log to Weights & Biases")
     parser.add_argument("--wandb", dest="loggers", action="append_const", const="wandb", help=too)
     detailed = shown("log each seed, the settings and completions to TensorBoard, too (default: means over seeds)")
     parser.add_argument("--tensorboard", dest="loggers", action="append_const", const="tensorboard", help=detailed)
@@ -342,13 +342,15 @@ def _add_seed_index_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trust-code", action="store_true", help="execute the code of your own that a run names")
+    parser.add_argument("--trust-code", action="store_true", help="allow importing the user code that a run refers to")
 
 
 def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
     plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
-    plan.add_argument("--tolerance", type=positive, default=1e-6, metavar="X", help="of the values (default 1e-6)")
+    plan.add_argument(
+        "--tolerance", type=positive, default=1e-6, metavar="X", help="stop when values change by less (default 1e-6)"
+    )
     plan.add_argument(
         "--set", action="append", default=[], metavar="K=V", help="environment_settings.slip=0.1, ... (default: none)"
     )

@@ -35,7 +35,7 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
         _refuse_begun(out, options)
     if options.command == "resume":
         if not (out / run_directory.CONFIG).exists():
-            raise UserError(f"{out} holds nothing to go on with: it has no {RECORD} and no {run_directory.CONFIG}.")
+            raise UserError(f"{out} holds nothing to resume: it has no {RECORD} and no {run_directory.CONFIG}.")
         algorithm = configs.load_config(out).algorithm
         task = str(out / run_directory.CONFIG)
         options = dataclasses.replace(options, command="train", task=task, algorithms=(algorithm,))
@@ -282,7 +282,7 @@ def _refuse_begun(out: Path, options: RunOptions) -> None:
         run_directory.refuse_files(out, RESULTS[options.command], options.command)
     elif has_begun(record, out):
         what = {"train": "run", "compare": "comparison", "sweep": "sweep"}[record.command]
-        raise UserError(f"{out} holds a {what} already. Add --resume to go on with it, or choose another --out.")
+        raise UserError(f"{out} holds a {what} already. Add --resume to continue it, or choose another --out.")
 
 
 def _tables(config: configs.Config) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def report_interrupted(session: Session, interruption: Interruption) -> int:
     (terminated,) = processes.any_process([interruption.signal == signal.SIGTERM])
     if processes.is_main_process():
         word = "terminated" if terminated else "interrupted"
-        print(f"jaxpg: {word} and saved. Go on with: {resume_command(session)}", file=sys.stderr)
+        print(f"jaxpg: {word} and saved. Resume with: {resume_command(session)}", file=sys.stderr)
     return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
@@ -190,6 +190,6 @@ def _lost_message(out: Path, resume_command: str) -> str:
     found = checkpoint.find(out / checkpoint.CHECKPOINTS)
     last = f"the last checkpoint is {found.path}" if found else "there was no checkpoint yet"
     return (
-        f"another process of this run has gone; {last}. Start all of them again to go on, this one with: "
+        f"another process of this run has exited; {last}. Restart all processes to resume, this one with: "
         f"{resume_command}"
     )

@@ -75,7 +75,7 @@ class Interruption:
         assert self.signal is not None
         if self._console.is_terminal:
             self._console.show_cursor()
-        _say(f"{why}; checkpoints are unchanged. Go on with: {self._resume_command}")
+        _say(f"{why}; checkpoints are unchanged. Resume with: {self._resume_command}")
         os._exit(128 + self.signal)
 
 

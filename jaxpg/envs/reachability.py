@@ -25,8 +25,8 @@ def check_mdp(mdp: AnyMDP, gamma: float) -> None:
     if wrong.any():
         s, a = (int(i) for i in np.argwhere(wrong)[0])
         raise UserError(
-            f"P is no distribution for state {s} and action {a}: the probabilities of its successors must be at least "
-            f"0 and sum to 1, and they sum to {p[s, a].sum():g}."
+            f"P is not a distribution for state {s} and action {a}: the probabilities of its successors must be at "
+            f"least 0 and sum to 1, and they sum to {p[s, a].sum():g}."
         )
     if not np.isfinite(np.asarray(mdp.rewards if isinstance(mdp, SparseMDP) else mdp.R)).all():
         raise UserError("The rewards of an MDP must be finite.")

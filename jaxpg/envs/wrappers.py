@@ -76,8 +76,8 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         raise UserError(f"sticky_actions: probability must be in [0, 1], not {probability!r}.")
     if env.action_mask is not None:
         raise UserError(
-            f"sticky_actions: {env.name} forbids actions (action_mask), and one that is repeated may be forbidden by "
-            "then; leave this wrapper out."
+            f"sticky_actions: {env.name} forbids actions (action_mask), and a repeated action may no longer be "
+            "allowed: leave this wrapper out."
         )
     dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
 

@@ -23,8 +23,6 @@ from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 from jaxpg.user_code import explain_failure, is_code_name
 
-"""The environments that are text tasks."""
-
 Evaluate = Callable[[Any, Key], Metrics]
 """The learner's state, key -> scalars by name."""
 

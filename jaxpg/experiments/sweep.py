@@ -184,7 +184,7 @@ def train_sweep(
 
     Args:
         groups: of `plan_grid`.
-        out: the directory of the sweep, with one for each wave; waves that are in it are gone on with.
+        out: the directory of the sweep, with one for each wave; waves that are in it are resumed.
         mesh_for: config -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
         hooks_for: header, total steps, number of such waves that follow -> a context with the hooks of a wave.

@@ -72,7 +72,7 @@ def check_initial(config: Config, earlier: Config) -> None:
     """Refuse a run to begin with that holds no policy, unless both are reward models."""
     trained_on = earlier.algorithm == config.algorithm == "reward_model"
     if not (kind_of(earlier).has_policy or trained_on):
-        raise UserError(f"{config.initial} is a run of {earlier.algorithm} and holds no policy: take one of sft.")
+        raise UserError(f"{config.initial} is a run of {earlier.algorithm} and contains no policy: use a run of sft.")
 
 
 def reward_params(config: Config, *, planned: Collection[str] = ()) -> dict[str, Tree]:

@@ -186,7 +186,6 @@ GPU = Machine(
 TPU = GPU._replace(
     packs_outputs=False,
     sums_at_once=False,
-    round_equations=1_000,
     many_rows=32_768,
     few_final_obs=4,
     few_slots=0,

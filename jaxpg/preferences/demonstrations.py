@@ -45,10 +45,10 @@ def make_demonstrations(
         raise UserError("demonstrations come from a file or a run, or num_demonstrations of them from the task.")
     sampling = {"prompts": prompts, "number": number, "temperature": temperature}
     if sampled_from is None:
-        refuse_unread("demonstrations", make_demonstrations, sampling, "for sampled_from, which names no run")
+        refuse_unread("demonstrations", make_demonstrations, sampling, "used only with sampled_from, which is not set")
     if file is None and sampled_from is None:
         skipping = {"skip_long_prompts": skip_long_prompts}
-        refuse_unread("demonstrations", make_demonstrations, skipping, "for a file, and none is named")
+        refuse_unread("demonstrations", make_demonstrations, skipping, "used only with a file, and none is given")
     if sampled_from is not None and file is None:
         raise UserError(f"The demonstrations from {sampled_from} are sampled by `jaxpg train`, or by `jaxpg sample`.")
     if file is not None:

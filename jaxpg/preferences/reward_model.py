@@ -103,6 +103,6 @@ def replace_head(policy: Tree, reward_model: Tree) -> Tree:
 def refuse_actor(params: Params) -> Actor:
     """The `Learner.actor` of a reward model: there is none."""
     raise UserError(
-        "A reward model scores completions and writes none, so it cannot be played or evaluated by episodes. Evaluate "
-        "a policy, or measure the reward model by its accuracy on held-out pairs."
+        "A reward model scores completions but does not generate them, so it has no episodes to play or evaluate. "
+        "Evaluate a policy, or measure the reward model by its accuracy on held-out pairs."
     )

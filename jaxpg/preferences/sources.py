@@ -63,7 +63,7 @@ def make_pairs(
         refuse_unread("pairs", make_pairs, judging, f"for a judge, and the file {file} has been judged")
         return _pairs_of_file(file, task, skip_long_prompts)
     skipping = {"skip_long_prompts": skip_long_prompts}
-    refuse_unread("pairs", make_pairs, skipping, "for the pairs of a file, and none is named")
+    refuse_unread("pairs", make_pairs, skipping, "used only with a file of pairs, and none is given")
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
     if judge is None and task.true_reward is None and not slip_rate:

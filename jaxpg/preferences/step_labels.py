@@ -142,7 +142,9 @@ def make_step_labels(
     """
     if file is None:
         skipping = {"skip_long_prompts": skip_long_prompts}
-        refuse_unread("step_labels", make_step_labels, skipping, "for the completions of a file, and none is named")
+        refuse_unread(
+            "step_labels", make_step_labels, skipping, "used only with a file of completions, and none is given"
+        )
         return checked_steps(task, held_out, policy, num_completions=num_completions, label_noise=label_noise)
     checking = {"label_noise": label_noise, "num_completions": num_completions}
     why = f"for completions that the task checks, and the file {file} has its labels"

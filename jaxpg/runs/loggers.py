@@ -103,7 +103,7 @@ def _settings(config: Config) -> dict[str, Any]:
 def _wandb(config: Config, out: Path) -> Logger:
     """A run of Weights & Biases in `out`; WANDB_MODE=offline needs neither an account nor a network.
 
-    It has the means over finite seeds, and each seed in a section of its own. A run that is gone on with is another run
+    It has the means over finite seeds, and each seed in a section of its own. A run that is resumed is another run
     of the same group.
     """
     wandb = _import_wandb()

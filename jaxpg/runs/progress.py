@@ -99,7 +99,7 @@ class StallWarnings:
         console: where to say it.
         total_steps: environment steps per seed.
         threshold: the return that counts as solved.
-        earlier: the rows of a run that is gone on with.
+        earlier: the rows of a run that is resumed.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def prepare(
 
     Args:
         config: what to train.
-        out: the directory of the run; a run that has begun there is gone on with.
+        out: the directory of the run; a run that has begun there is resumed.
         mesh: the devices.
         console: where completions are shown.
         callbacks: those of a Python program, beside the ones that the config names.

@@ -165,7 +165,7 @@ def unusable(path: Path, damage: str) -> UserError:
     if others:
         advice = f"Delete the folder to go on from {others[-1]}, which is intact."
     else:
-        advice = "There is no other one: put its files back from a copy, or train a new run with another --out."
+        advice = "There is no other one: restore its files from a backup, or train a new run with another --out."
     return UserError(f"The checkpoint {path} cannot be used: {damage}. {advice}")
 
 
@@ -227,8 +227,8 @@ def _folders(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UserError(
-            f"{folder}, the folder of a run's checkpoints, cannot be read ({error.strerror}). Put it back from a copy, "
-            "or train a new run with another --out."
+            f"{folder}, the folder of a run's checkpoints, cannot be read ({error.strerror}). Restore it from a "
+            "backup, or train a new run with another --out."
         ) from error
     return [folder / name for name in sorted(names) if NAME.fullmatch(name)]
 

@@ -48,7 +48,7 @@ def tag_of(name: str) -> str:
 
 
 def open_events(folder: Path, steps: int) -> EventsWriter:
-    """A file of events for TensorBoard, which withdraws earlier ones after `steps`, where a run is gone on with."""
+    """A file of events for TensorBoard, which withdraws earlier ones after `steps`, where a run is resumed."""
     folder.mkdir(exist_ok=True, parents=True)
     events = EventsWriter(str(folder / "events"), f".{steps}")  # SummaryWriter hangs on a full disk
     if steps:
@@ -123,7 +123,7 @@ class MetricsWriter:
             pass
         raise UserError(
             f"{self._path} has been deleted, moved or replaced while the run was training. Put it back, with all of "
-            f"{self._run_dir}, and go on with jaxpg resume, or train anew in another directory."
+            f"{self._run_dir}, and run jaxpg resume, or start a new run in another directory."
         )
 
     def sync(self) -> WrittenRows:

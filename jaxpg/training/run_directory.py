@@ -42,7 +42,7 @@ SWEEP = "sweep.json"
 WRITTEN = (MACHINE, METRICS, TENSORBOARD, CHECKPOINTS, "samples", "report.html", "learning_curve.png")
 """What is written into the directory of a run beside its config."""
 WALL_TIMES = ("seconds", "chunk_seconds")
-ADVICE = "Put it back from a copy, or train a new run with another --out."
+ADVICE = "Restore it from a backup, or train a new run with another --out."
 
 
 class ResumePoint(NamedTuple):
@@ -249,7 +249,7 @@ def _is_before_training(line: bytes) -> bool:
         return False
 
 
-def refuse_begun(run_dir: Path, remedy: str = "Add --resume to go on with it, or choose another --out.") -> None:
+def refuse_begun(run_dir: Path, remedy: str = "Add --resume to continue it, or choose another --out.") -> None:
     """Raise a UserError, with a remedy, if a directory that is to hold a new run has one that has begun."""
     if has_begun(run_dir):
         raise UserError(f"{run_dir} holds a run already. {remedy}")

@@ -142,9 +142,9 @@ def _unmoved(window: _Window) -> np.ndarray:
 CAUSES: dict[str, tuple[Callable[[_Window], np.ndarray], str]] = {
     "signal": (
         _without_signal,
-        "For a fifth of the run all advantages have been 0: the episodes that are compared with each other had the "
-        "same return ({value} on average), so there is nothing to learn from. If that is not the best there is, begin "
-        "with easier problems, a larger group_size, or a reward that rises in steps.",
+        "For a fifth of the run all advantages have been 0: all episodes of each comparison had the same return "
+        "({value} on average), so there is nothing to learn from. Unless the task is solved, start with easier "
+        "problems, a larger group_size, or a reward that rises in steps.",
     ),
     "truncated": (
         _truncated,
@@ -153,7 +153,7 @@ CAUSES: dict[str, tuple[Callable[[_Window], np.ndarray], str]] = {
     ),
     "entropy": (
         _without_entropy,
-        "For a fifth of the run the policy has taken the same actions always (its entropy is below 0.001 nats), and "
+        "For a fifth of the run the policy has been deterministic (its entropy is below 0.001 nats), and "
         "the return, {value}, is no higher than at the start. Try a larger entropy_coefficient or a smaller "
         "learning_rate.",
     ),

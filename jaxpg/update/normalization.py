@@ -73,7 +73,7 @@ def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0) -> Array:
 
 
 def scale_rewards(moments: Moments, reward: Array) -> Array:
-    """reward / std, clipped to +-10; not centred, which would change the task (details 8 and 9, ibid.)."""
+    """reward / std, clipped to +-10; not centred, which would change the task (Huang et al. 2022, details 8 and 9)."""
     return jnp.clip(reward * lax.rsqrt(moments.variance + EPS), -10.0, 10.0)
 
 
@@ -81,7 +81,7 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
     """Discounted sums of past rewards, R_t = gamma R_{t-1} + r_t, from 0 again after the end of an episode.
 
     `start` `[B]` is R before the first step, `reward` and `last` are `[T, B]`. Returns the `start` of the next segment
-    and all R_t `[T, B]`. Their standard deviation is the scale of the rewards (detail 8, ibid.).
+    and all R_t `[T, B]`. Their standard deviation is the scale of the rewards (Huang et al. 2022, detail 8).
     """
 
     def step(before: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -136,8 +136,8 @@ def standardize_rewards(
         reward_b = sum_k weight_k z_kb,    z_kb = (x_kb - mean_k) / sqrt(variance_k + 1e-8), clipped to +-10,
 
     or z_kb = x_kb for a term that is not standardised. It stands at the last action; the rewards of other actions, such
-    as those of the steps of a reasoning, stay as they are. Mean and (biased) variance of a "batch" term are over the
-    episodes of the rollout, of all groups on all devices; those of a "running" term over all episodes so far, these
+    as those of the steps of a chain of thought, stay as they are. Mean and (biased) variance of a "batch" term are over
+    the episodes of the rollout, of all groups on all devices; those of a "running" term over all episodes so far, these
     included. So mean and scale are the same for all groups. A group method then takes the group's own mean off the sum
     and may divide by its spread: for it the means do not matter, and the scales decide how much each term counts.
 

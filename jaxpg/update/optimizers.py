@@ -57,8 +57,8 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
         if isinstance(updates, jax.core.Tracer) or (updates > 0).all():
             return
     raise UserError(
-        f"{what} steps against the gradient, or not at all. jaxpg multiplies by the step size and the sign itself: "
-        "take one without, such as optax:scale_by_adam in place of optax:adam."
+        f"{what} returns updates that include the sign, or are zero. jaxpg applies sign and step size itself: use "
+        "one without them, such as optax:scale_by_adam in place of optax:adam."
     )
 
 

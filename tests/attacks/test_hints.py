@@ -1,4 +1,4 @@
-"""Every "Go on with: ..." is typed as it is printed: the end is that of an uninterrupted run, bit for bit."""
+"""Every "Resume with: ..." is typed as it is printed: the end is that of an uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
