@@ -2,7 +2,7 @@
 
 To import a module runs its code, and "os:system" is such a name too. A name that a Python program or the user of the
 command line states is the user's own; a name in the directory of a run was written by whoever wrote the directory.
-`import_user_code` is the only place that imports by name. Inside of `trust`, which the command line enters before it
+`import_user_module` is the only place that imports by name. Inside of `trust`, which the command line enters before it
 reads anything, it refuses every name that the user did not state. Outside, in a Python program, the function that reads
 the config of a run refuses (`refuse_code_of_run`).
 """

@@ -61,14 +61,19 @@ def sample_completion(
 ) -> tuple[Prompt, Array, Outcome]:
     """A prompt that `env` draws, its completion `[T]`, and its outcome; `settings` are those of `generate`."""
     assert env.context
-    assert env.outcome
     reset_key, write_key = jax.random.split(key)
     state, _ = env.reset(reset_key)
     prompt = env.context(state)
     tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **settings)
+    return prompt, *grade(env, state, tokens, end)
+
+
+def grade(env: Env, state: TextState, tokens: Array, end: int) -> tuple[Array, Outcome]:
+    """Generated tokens `[T]` with padding after their end, and the outcome of this completion."""
+    assert env.outcome
     length = completion_length(tokens, end)
     completion = jnp.where(jnp.arange(len(tokens)) < length, tokens, PAD)
-    return prompt, completion, env.outcome(TextState(state.problem, completion, length))
+    return completion, env.outcome(TextState(state.problem, completion, length))
 
 
 def completion_sampler(

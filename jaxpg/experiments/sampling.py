@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import files, preferences
-from jaxpg.envs.text import PAD, TextState
+from jaxpg.envs.text import PAD
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, kind_of, networks, text_task
+from jaxpg.experiments.completions import grade
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.pair_sampling import SIDE_BY_SIDE, sample_pairs
 from jaxpg.experiments.signatures import options
 from jaxpg.experiments.warm_start import build_experiment, check_writer
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
-from jaxpg.preferences.pairs import completion_length
 from jaxpg.training.program import Program
 from jaxpg.types import Array, Key, Outcome, Tree
 
@@ -165,8 +165,7 @@ def _draw(
     policy, _ = networks(config, experiment.env)
     env, task = experiment.env, text_task(config, "train")
     assert env.context
-    assert env.outcome
-    context, outcome, end = env.context, env.outcome, task.vocabulary.end
+    context, end = env.context, task.vocabulary.end
 
     def complete(params: Tree, key: Key) -> tuple[Tree, Array, Outcome]:
         reset_key, write_key = jax.random.split(key)
@@ -177,10 +176,7 @@ def _draw(
             return generate(policy, params, prompt, key, end=end, max_tokens=env.time_limit, **settings)
 
         tokens = jax.vmap(write)(jax.random.split(write_key, number))
-        length = jax.vmap(partial(completion_length, end=end))(tokens)
-        tokens = jnp.where(jnp.arange(env.time_limit)[None] < length[:, None], tokens, PAD)
-        outcomes = jax.vmap(lambda t, n: outcome(TextState(state.problem, t, n)))(tokens, length)
-        return (state.problem, prompt), tokens, outcomes
+        return (state.problem, prompt), *jax.vmap(partial(grade, env, state, end=end))(tokens)
 
     at_once = max(1, min(prompts, SIDE_BY_SIDE // number))
     program = Program(lambda params, keys: jax.vmap(partial(complete, params))(keys))

@@ -19,7 +19,7 @@ import numpy as np
 from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.rollout.evaluation import RecordedEpisode
-from jaxpg.rollout.successors import bootstraps_at
+from jaxpg.rollout.successors import successor_values
 from jaxpg.training.advance import RunState, seed_keys
 from jaxpg.training.health import EVALUATED, Diverged, last_checkpoint, non_finite_parameters
 from jaxpg.types import Array, Experience, Key, Rollout, Tree
@@ -165,10 +165,8 @@ def _finite_successors(rollout: Rollout) -> Array:
     """[T, B], whether the final observation is finite where a column breaks off without a termination."""
     if not jax.tree.leaves(rollout.final_obs):
         return jnp.ones_like(rollout.steps.last)
-    finite = _all_finite(rollout.final_obs)
-    breaks_off = bootstraps_at(rollout.steps)
-    slot = jnp.clip(jnp.cumsum(breaks_off, 0) - 1, 0, finite.shape[0] - 1)
-    return jnp.take_along_axis(finite, slot, 0) | ~breaks_off | (rollout.steps.discount == 0)
+    finite = successor_values(rollout, jnp.ones_like(rollout.steps.last), _all_finite)
+    return finite | (rollout.steps.discount == 0)
 
 
 def _check_episodes(episodes: RecordedEpisode) -> tuple[Array, Array, Array]:

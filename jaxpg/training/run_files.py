@@ -1,8 +1,8 @@
 """Reading the files of a run directory: checked records, or an error of one sentence.
 
-Whatever is read from a run directory passes through `parse_file`. The directory may come from elsewhere or be damaged,
-so every value is checked for its JSON type before it is used: `Check`s are put together to the shape of a record, as in
-`record(steps=count, files=table_of(list_of(count)))`.
+What training and reports read from a run directory passes through `parse_file`. The directory may come from elsewhere
+or be damaged, so every value is checked for its JSON type before it is used: `Check`s are put together to the shape
+of a record, as in `record(steps=count, files=table_of(list_of(count)))`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.objectives import loss_weights, returns
+from jaxpg.objectives import advantages, loss_weights, returns
 from jaxpg.rollout.collector import RolloutStats
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Rollout, Scalar, Tree
@@ -127,6 +127,6 @@ def _objective(parts: Parts) -> Objective:
         policy_loss=loss,
         value_loss=None,
         distribution=lambda params, batch: None,
-        normalize=lambda advantage, mask: advantage,
+        normalize=advantages.unchanged,
         needs_trajectories=False,
     )
