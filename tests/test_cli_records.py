@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.C
     (chain.parent / "letters.toml").write_text(TASK)  # as tokens, 6 more than those of the tokenizer: the tags
     begin, out = ["--from", "chain/sft"], ["--out", "new"]
     message = refused(capsys, "train", "task.toml", "sft", "--from", "chain/reward_model", *out)
-    assert "chain/reward_model is a run of reward_model and holds no policy" in message
+    assert "chain/reward_model is a run of reward_model and contains no policy" in message
     message = refused(capsys, "train", "letters.toml", "sft", *begin, *out)
     assert "The run in chain/sft has another vocabulary than this one: 6 tokens there, 10 here" in message
     judged = ["--reward", "chain/reward_model"]

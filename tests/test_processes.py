@@ -178,7 +178,7 @@ def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
         run[1].send_signal(signal.SIGINT)
         first, second = ends(run)
     assert (first[0], second[0]) == (130, 130), (first, second)
-    assert "interrupted and saved. Go on with" in first[2]
+    assert "interrupted and saved. Resume with" in first[2]
     assert "finishing this chunk" in second[2]
     assert "interrupted" not in second[2]
     assert run_directory.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
