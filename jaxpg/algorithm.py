@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpg.errors import UserError
 from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
@@ -18,7 +17,7 @@ from jaxpg.objectives.surrogates import PerEpisode, SurrogateLoss, episode_log_r
 from jaxpg.rollout.collector import Collector
 from jaxpg.types import Array, Critic, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.update.forward import forward_pass
-from jaxpg.update.objective import Batch, JointLoss, Objective, TextReader
+from jaxpg.update.objective import Batch, JointLoss, Objective, TextReader, per_step
 from jaxpg.vectorize import sums
 
 
@@ -143,7 +142,7 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
     if algorithm.collector.whole_episodes:
         log_prob, batch = _without_ratios_of_nothing(log_prob, batch)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
-    loss = _per_step("surrogate", surrogate.loss, log_prob)
+    loss = per_step("surrogate", surrogate.loss, log_prob)
     if kl and kl.in_loss:
         loss += kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
     means = {
@@ -181,16 +180,6 @@ def _surrogate_loss(algorithm: PolicyGradient, batch: Batch, log_prob: Array) ->
     return loss_and_clipped(surrogate.surrogate, log_ratio, jnp.zeros_like(log_ratio), batch.advantage)
 
 
-def _per_step(name: str, x: Array, steps: Array) -> Array:
-    """`x`, which a function of the algorithm gave for these steps. Another shape would be broadcast, unnoticed."""
-    if jnp.shape(x) != steps.shape:
-        raise UserError(
-            f"The algorithm's {name} must give one number per step, {list(steps.shape)} here, not an array of shape "
-            f"{list(jnp.shape(x))}: means and sums over steps are those of loss_weights."
-        )
-    return x
-
-
 def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
     return _loss_of_value(algorithm, batch, critic.values(params, batch.rollout)[0])
 
@@ -198,7 +187,7 @@ def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch
 def _loss_of_value(algorithm: PolicyGradient, batch: Batch, value: Array) -> tuple[Array, Metrics]:
     """value_coefficient sum_t weight_t value_loss_t, and that sum as a metric."""
     assert algorithm.value_loss is not None
-    errors = _per_step("value_loss", algorithm.value_loss(value, batch.old_value, batch.target), value)
+    errors = per_step("value_loss", algorithm.value_loss(value, batch.old_value, batch.target), value)
     loss = (batch.weight * errors).sum()
     return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
 
@@ -236,10 +225,10 @@ def make_batch(
     credit = algorithm.credit(rollout.steps, v_tm1, v_t, baseline, gamma=algorithm.gamma)
     batch = Batch(
         rollout=rollout,
-        advantage=_per_step("credit", credit.advantage, zeros),
-        target=credit.target,
+        advantage=per_step("credit", credit.advantage, zeros),
+        target=per_step("credit's target", credit.target, zeros) if algorithm.value_loss else credit.target,
         old_value=v_tm1,
-        weight=_per_step("loss_weights", algorithm.loss_weights(rollout.loss_mask), zeros),
+        weight=per_step("loss_weights", algorithm.loss_weights(rollout.loss_mask), zeros),
         minibatch_weight=(),
         reference_log_prob=reference_log_prob,
     )

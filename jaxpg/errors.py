@@ -60,6 +60,7 @@ ELSEWHERE = {
     "reward_weights": "rewards",
     "rollout_length": "num_steps",
     "steps": "total_steps",
+    "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
     "tau": "target_rate",
     "temperature": "network.temperature",
@@ -68,6 +69,8 @@ ELSEWHERE = {
     "vf_coef": "value_coefficient",
 }
 """What other libraries call a setting (Stable-Baselines3, CleanRL, rejax, TRL): their name -> its names here."""
+COUNTED = {"target_period": ", and counts gradient steps"}
+"""Settings that other libraries count in another unit."""
 FEW = 5
 """So many names are listed even where one of them is similar: the one that was meant may be none of them."""
 
@@ -104,6 +107,14 @@ def check_record(taker: str, given: object, kind: type, example: str) -> None:
         raise UserError(f"{taker} takes a record {kind.__name__}: {example}, not {excerpt(given)}.")
 
 
+def check_functions(algorithm: Any, fields: Iterable[str]) -> None:
+    """Raise a UserError for a field of an algorithm that must be a function and is none."""
+    for field in fields:
+        if not callable(function := getattr(algorithm, field)):
+            hint = " Algorithms make a constant one: learning_rate=3e-4." if field == "learning_rate" else ""
+            raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{hint}")
+
+
 def refuse_unknown(what: str, given: object, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
     suggestion = hint(given if isinstance(given, str) else "", known)
@@ -119,7 +130,7 @@ def hint(given: str, known: Iterable[str]) -> str:
         return f"It is called {RENAMED[given]!r} now."
     for name in ELSEWHERE.get(given, "").split(", "):
         if name.partition(".")[0] in known:  # a setting, or one in a table
-            return f"It is called {name!r} here."
+            return f"It is called {name!r} here{COUNTED.get(name, '')}."
     similar, every = nearest(given, known), f"There are: {', '.join(known)}."
     if similar is None:
         return every

@@ -222,10 +222,16 @@ def _all_parameters(
 ) -> dict[str, inspect.Parameter]:
     """The parameters of an algorithm, its `**inherited` replaced by the parameters of the parent that it stands for."""
     own = dict(inspect.signature(algorithm, eval_str=True).parameters)
-    (inherited,) = get_args(own.pop("inherited").annotation)
+    rest = [own.pop(name) for name, x in list(own.items()) if x.kind is inspect.Parameter.VAR_KEYWORD]
+    inherited = [settings for parameter in rest for settings in get_args(parameter.annotation)]
+    if rest and not inherited:
+        raise UserError(
+            f"{algorithm.__name__}: **{rest[0].name} needs an annotation that says which settings of its parent the "
+            f"algorithm takes: **{rest[0].name}: Unpack[A2CSettings], or another of jaxpg.ladder_settings."
+        )
     from_parent = {
         name: parameter.replace(default=defaults.get(name, parameter.default))
         for name, parameter in inspect.signature(parent, eval_str=True).parameters.items()
-        if name in inherited.__annotations__ or name in own
+        if name in own or any(name in settings.__annotations__ for settings in inherited)
     }
     return from_parent | own

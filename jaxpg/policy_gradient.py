@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError, check_record, excerpt
+from jaxpg.errors import UserError, check_functions, check_record
+from jaxpg.models.distributions import Categorical
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.kl import k1
@@ -19,7 +20,22 @@ from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import CollectorState, RolloutStats, make_actor
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
-from jaxpg.types import Actor, Array, Box, Critic, Env, Experience, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import (
+    Actor,
+    Array,
+    Box,
+    Critic,
+    Discrete,
+    Env,
+    Experience,
+    Key,
+    Learner,
+    Metrics,
+    Params,
+    Policy,
+    Rollout,
+    Tree,
+)
 from jaxpg.update.normalization import (
     NormalizationState,
     initial_moments,
@@ -29,7 +45,7 @@ from jaxpg.update.normalization import (
     with_normalized_obs,
 )
 from jaxpg.update.objective import Batch, Objective
-from jaxpg.update.optimizers import check_uphill
+from jaxpg.update.optimizers import checked_optimizer
 from jaxpg.vectorize import copy_tree, polyak_update
 
 __all__ = ["Parts", "PolicyGradient", "RunnerState", "TrainState", "policy_gradient"]
@@ -99,8 +115,8 @@ def policy_gradient(
         ValueError: the algorithm has a value loss and no critic was given.
         UserError: one of them is no record of its kind, such as a name, or a field of the algorithm no function;
             observations are to be normalised and are tokens or other integers, or hold a mask of actions;
-            surrogate, credit or weights are of whole episodes, and the collector cuts them; or the optimizer has the
-            sign or the step size in it.
+            surrogate, credit or weights are of whole episodes, and the collector cuts them; or the updates of the
+            optimizer have the sign in them. `init` raises one if the policy's actions are not those of the environment.
     """
     _check_records(env, policy, critic, algorithm)
     if normalize_observations and not isinstance(env.observation_space, Box):
@@ -119,10 +135,7 @@ def policy_gradient(
         critic = None
     elif critic is None:
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
-    objective, optimizer = make_objective(policy, critic, algorithm), algorithm.optimizer()
-    maker = getattr(algorithm.optimizer, "func", algorithm.optimizer)
-    if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one compiles a dozen small programs
-        check_uphill(optimizer, "The optimizer of this algorithm")
+    objective, optimizer = make_objective(policy, critic, algorithm), checked_optimizer(algorithm.optimizer)
     parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 
     def actor(state: TrainState) -> Actor:
@@ -151,10 +164,7 @@ def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
     ):
         if kind is not Critic or given is not None:
             check_record("policy_gradient", given, kind, example)
-    for field in FUNCTIONS:
-        if not callable(function := getattr(algorithm, field)):
-            hint = " ladder.ppo(learning_rate=3e-4) makes a constant one." if field == "learning_rate" else ""
-            raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{hint}")
+    check_functions(algorithm, FUNCTIONS)
 
 
 OF_WHOLE_EPISODES = (
@@ -209,6 +219,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         reward_terms=initial_term_moments(parts.env.reward_terms),
     )
     acting = with_normalized_obs(policy, normalization)
+    _check_actions(parts.env, acting, params.policy)
     return TrainState(
         params=params,
         opt_state=parts.optimizer.init(params),
@@ -222,6 +233,30 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         steps=jnp.zeros((), jnp.int32),
         algorithm=algorithm.adaptation.init() if algorithm.adaptation else {},
     )
+
+
+def _check_actions(env: Env, policy: Policy, params: Tree) -> None:
+    """Refuse a policy whose actions have another shape or dtype than the environment's: arrays would be broadcast."""
+
+    def act(params: Tree, key: Key) -> tuple[Any, Array]:
+        _, obs = env.reset(key)
+        distribution, _ = policy.act(params, policy.start(params, obs), obs)
+        return distribution, distribution.mode()
+
+    distribution, action = jax.eval_shape(act, params, jax.random.key(0))
+    space = env.action_space
+    kind = jnp.integer if isinstance(space, Discrete) else jnp.floating
+    fits = action.shape == space.shape and jnp.issubdtype(action.dtype, kind)
+    choices = ""
+    if isinstance(distribution, Categorical) and isinstance(space, Discrete):
+        fits &= distribution.logits.shape[-1] == space.n
+        choices = f", one of {distribution.logits.shape[-1]}"
+    if not fits:
+        expected = f"one of {space.n} integers" if isinstance(space, Discrete) else f"{list(space.shape)} real numbers"
+        raise UserError(
+            f"An action of {env.name} is {expected}, and the policy's distribution gives {action.dtype.name}"
+            f"{list(action.shape)}{choices}. Make the network from this environment, or change its last layer."
+        )
 
 
 def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
@@ -245,6 +280,9 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
     )
     metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighted}
+    if known := sorted(metrics.keys() & state.algorithm):
+        raise UserError(f"The state of an adaptation is a metric, and {known[0]!r} is one already: rename it.")
+    steps = state.steps + stats.steps.astype(jnp.int32)
     metrics |= state.algorithm
     state = TrainState(
         params=params,
@@ -253,8 +291,10 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         normalization=normalization,
         baseline=credit.baseline,
         reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
-        steps=state.steps + stats.steps.astype(jnp.int32),
-        algorithm=algorithm.adaptation.update(state.algorithm, metrics) if algorithm.adaptation else {},
+        steps=steps,
+        algorithm=algorithm.adaptation.update(state.algorithm, metrics | {"steps": steps})
+        if algorithm.adaptation
+        else {},
     )
     # `steps` stays an integer: float32 counts no further than 2^24.
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
@@ -266,6 +306,12 @@ def _adapted(parts: Parts, state: TrainState) -> Parts:
     if adaptation is None:
         return parts
     algorithm = adaptation.apply(parts.algorithm, state.algorithm)
+    for field in ("collector", "optimizer"):
+        if getattr(algorithm, field) is not getattr(parts.algorithm, field):
+            raise UserError(
+                f"An adaptation cannot change the {field}, which has a state of its own: change other fields by "
+                "algorithm._replace. A step size that changes is the field learning_rate."
+            )
     return parts._replace(algorithm=algorithm, objective=make_objective(parts.policy, parts.critic, algorithm))
 
 

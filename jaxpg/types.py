@@ -60,7 +60,8 @@ class TimeStep(NamedTuple):
 
     obs: the true successor observation, never the one after a reset.
     reward: [] float.
-    discount: [] float, 0 if the episode terminated, else 1. After a time-out it is 1: the episode would have gone on.
+    discount: [] float, 0 if the episode terminated, else 1. After a time-out it is 1: the episode would have gone on. A
+        number between multiplies gamma; gamma itself does not belong here.
     last: [] bool, whether the episode ended with this step, by termination or by time-out.
     """
 

@@ -16,7 +16,7 @@ import tiny
 
 from jaxpg import ladder, networks
 from jaxpg.errors import UserError
-from jaxpg.objectives.adaptation import adaptive_kl
+from jaxpg.objectives.adaptation import Adaptation, adaptive_kl
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.training import checkpoint
 from jaxpg.types import Learner
@@ -67,6 +67,46 @@ def test_a_weight_that_has_become_small_comes_back() -> None:
     np.testing.assert_allclose(after(100.0, 500, low)["kl_coefficient"], 1e-6 * 1.02**500, rtol=1e-4)
     with pytest.raises(UserError, match="kl_coefficient = 0 cannot be steered"):
         ladder.rlhf(kl_coefficient=0.0, reference_kl_target=1.0)
+
+
+def adapted(adaptation: Adaptation) -> Learner:
+    return policy_gradient(ENV, *NETWORK(ENV), ladder.ppo(num_envs=8, num_steps=4)._replace(adaptation=adaptation))
+
+
+def test_a_coefficient_may_follow_the_steps() -> None:
+    """The entropy bonus, from 0.1 to 0 over 96 steps; an iteration takes 32."""
+    made = adapted(
+        Adaptation(
+            init=lambda: {"bonus": jnp.float32(0.1)},
+            apply=lambda algorithm, state: algorithm._replace(entropy_coefficient=state["bonus"]),
+            update=lambda state, metrics: {"bonus": 0.1 * (1 - metrics["steps"] / 96)},
+        )
+    )
+    _, metrics = jax.jit(lambda state: jax.lax.scan(made.step, state, KEYS))(made.init(jax.random.key(0)))
+    np.testing.assert_allclose(metrics["bonus"], [0.1, 0.1 * 2 / 3, 0.1 / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("adaptation", "sentence"),
+    [
+        (
+            Adaptation(lambda: {"x": jnp.float32(1)}, lambda a, s: a._replace(optimizer=ladder.ppo().optimizer), max),
+            "An adaptation cannot change the optimizer",
+        ),
+        (
+            Adaptation(lambda: {"x": jnp.float32(1)}, lambda a, s: a._replace(collector=ladder.ppo().collector), max),
+            "An adaptation cannot change the collector",
+        ),
+        (
+            Adaptation(lambda: {"approx_kl": jnp.float32(1)}, lambda a, s: a, lambda s, m: s),
+            "'approx_kl' is one already: rename it",
+        ),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(adaptation: Adaptation, sentence: str) -> None:
+    made = adapted(adaptation)
+    with pytest.raises(UserError, match=sentence):
+        jax.eval_shape(made.step, jax.eval_shape(made.init, KEYS[0]), KEYS[0])
 
 
 def learner(**settings: Any) -> Learner:

@@ -142,12 +142,17 @@ def shows_little(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
     return state, timestep._replace(obs=shown)
 
 
+def holds_gamma(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(discount=jnp.where(timestep.discount > 0, 0.99, 0.0))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
         (changed(shows_little)._replace(reset=lambda key: (line().reset(key)[0], jnp.zeros(2))), "right only if the"),
         (changed(takes_a_time_out_for_an_end), "right only if the task itself is over then"),
+        (changed(holds_gamma), "a discount is 0.99: right only if it is to multiply gamma"),
     ],
 )
 def test_what_may_be_right_is_no_mistake(env: Env, sentence: str) -> None:

@@ -83,6 +83,13 @@ def test_a_program_may_have_64_bits(network: Any) -> None:
         assert jax.eval_shape(made.step, made.init(jax.random.key(0)), jax.random.key(0))[1]["policy_loss"].shape == ()
 
 
+@pytest.mark.parametrize("algorithm", [values.sarsa, values.double_q_learning, values.n_step_sarsa])
+def test_a_table_may_be_learned_where_there_are_64_bits(algorithm: Any) -> None:
+    with jax.enable_x64(True):
+        made = values.tabular_control(envs.make("frozen_lake"), algorithm())
+        jax.eval_shape(made.step, made.init(jax.random.key(0)), jax.random.key(0))
+
+
 def test_weight_decay_does_not_move_a_policy_out_of_its_trust_region() -> None:
     """The critic's epochs run the optimizer over all parameters; only those of the critic may follow it."""
     algorithm = ladder.trpo(num_envs=8, num_steps=16, learning_rate=3e-2)

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpg import ladder
 from jaxpg.algorithm import PolicyGradient
+from jaxpg.errors import UserError
 from jaxpg.ladder_settings import A2CSettings, ReinforceSettings, child_of
 
 
@@ -59,6 +60,30 @@ def test_new_defaults_are_checked_against_the_settings_of_the_parent(monkeypatch
     assert (own().gamma, own(gamma=0.1).gamma, own(factor=0.5).gamma) == (1.8, 0.2, 0.45)
     with pytest.raises(TypeError, match=r"own has no setting 'facto'\. Did you mean 'factor'"):
         own(facto=1)  # type: ignore[call-arg]
+
+
+def test_what_a_child_inherits_has_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name; a child without it inherits nothing."""
+    monkeypatch.setattr("jaxpg.ladder_settings.PARENTS", {})
+
+    @child_of(ladder.a2c)
+    def renamed(**settings: Unpack[ReinforceSettings]) -> PolicyGradient:
+        return ladder.a2c(**settings)
+
+    @child_of(ladder.a2c)
+    def alone(*, gamma: float = 0.5) -> PolicyGradient:
+        return ladder.a2c(gamma=gamma)
+
+    assert renamed(gamma=0.1).gamma == 0.1
+    assert alone().gamma == 0.5
+    with pytest.raises(TypeError, match="alone has no setting 'num_envs'"):
+        alone(num_envs=3)  # type: ignore[call-arg]
+
+    def bare(**inherited):  # type: ignore[no-untyped-def]
+        return ladder.a2c(**inherited)
+
+    with pytest.raises(UserError, match=r"bare: \*\*inherited needs an annotation .*Unpack\[A2CSettings\]"):
+        child_of(ladder.a2c)(bare)
 
 
 def test_a_setting_that_the_parent_does_not_have_cannot_be_passed_on() -> None:

@@ -171,7 +171,7 @@ OWN = "test_parts:"
         ("ppo", {"optimizer.kind": "adam"}, "optimizer.kind must be the name of a function"),
         ("ppo", {"optimizer.b1": 0.9}, "optimizer.kind must be the name of a function, .*not None"),
         ("ppo", {"optimizer.kind": "optax:adam"}, "optax:adam needs a value for learning_rate"),
-        ("ppo", {"optimizer": {"kind": "optax:adam", "learning_rate": 1.0}}, "against the gradient.*scale_by_adam"),
+        ("ppo", {"optimizer": {"kind": "optax:adam", "learning_rate": 1.0}}, "include the sign.*scale_by_adam"),
         ("ppo", {"optimizer": {"kind": "optax:scale_by_lion", "b3": 1.0}}, "has no setting 'b3'"),
         ("ppo", {"optimizer": {"kind": "optax:scale_by_lion", "b1": "x"}}, "b1 must be like its default 0.9"),
         ("ppo", {"optimizer.kind": OWN + "halving"}, "must return an optax.GradientTransformation, not a function"),

@@ -44,7 +44,7 @@ def code_of(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "block", [code_of("README.md")[0], *code_of("docs/python.md")[-2:], *code_of("docs/algorithm.md")]
+    "block", [code_of("README.md")[0], *code_of("docs/python.md")[-3:], *code_of("docs/algorithm.md")]
 )
 def test_code_runs_as_it_stands(block: str) -> None:
     exec(compile(block, "a page", "exec"), {"__name__": "__main__"})

@@ -170,7 +170,7 @@ def test_the_rounds_of_a_shipped_task() -> None:
     ("before", "after", "sentence"),
     [
         ('initial = "reward_model"', 'initial = "sft"', "earlier_share is a share of the pairs of the reward model"),
-        ('initial = "grpo"\nreward = "judge_2"', 'initial = "judge_2"', "is a run of reward_model and contains no policy"),
+        ('initial = "grpo"\nreward = "judge_2"', 'initial = "judge_2"', "of reward_model and contains no policy"),
         ("num_pairs = 40, ", "", "num_pairs must say how many pairs are sampled, at least 1; it is none"),
         ('initial = "reward_model"', 'initial = "none"', "earlier_share is a share of .* not to none"),
         ('initial = "reward_model"', 'initial = "nowhere"', "nowhere is not the directory of a run"),

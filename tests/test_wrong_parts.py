@@ -19,8 +19,9 @@ from jaxpg.errors import UserError
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import continuing, episodic
-from jaxpg.types import Array
+from jaxpg.types import Array, Box, Discrete, Params
 
+ENV = tiny.counter()
 PPO = partial(ladder.ppo, num_envs=4, num_steps=4, num_minibatches=2, epochs=1)
 
 
@@ -42,6 +43,11 @@ def columns(steps: Any, *arguments: Array, **settings: Any) -> advantages.Credit
     return credit._replace(advantage=credit.advantage.sum(0))
 
 
+def target_of_columns(steps: Any, *arguments: Array, **settings: Any) -> advantages.Credit:
+    credit = advantages.reward_to_go(steps, *arguments, **settings)
+    return credit._replace(target=credit.target.mean(0))
+
+
 @pytest.mark.parametrize(
     ("parts", "name"),
     [
@@ -50,6 +56,9 @@ def columns(steps: Any, *arguments: Array, **settings: Any) -> advantages.Credit
         ({"value_loss": mean_of(surrogates.squared_error, None)}, "value_loss"),
         ({"credit": columns}, "credit"),
         ({"loss_weights": lambda mask: 1 / mask.sum()}, "loss_weights"),
+        ({"credit": target_of_columns}, "credit's target"),
+        ({"normalize": lambda advantage, mask: advantage.mean()}, "normalize"),
+        ({"normalize": lambda advantage, mask: advantage.mean(0)}, "normalize"),
     ],
 )
 def test_a_part_gives_one_number_per_step(parts: dict[str, Any], name: str) -> None:
@@ -174,9 +183,6 @@ def test_a_sampler_compares_episodes_by_the_discount_of_the_algorithm() -> None:
     jax.jit(lambda gamma: policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=gamma)) and gamma)(0.5)
 
 
-ENV = tiny.counter()
-
-
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
@@ -218,13 +224,90 @@ def test_kernels_are_a_list() -> None:
         networks.cnn(tiny.pictures(tiny.counter()), kernels=3)  # type: ignore[arg-type]
 
 
+def deep_q(algorithm: values.DeepQ) -> Any:
+    """One update of a small network, traced and not run."""
+    learner = values.deep_q(ENV, values.mlp(ENV, hidden=(4,)), algorithm)
+    return jax.eval_shape(learner.step, jax.eval_shape(learner.init, jax.random.key(0)), jax.random.key(0))
+
+
+DQN, PQN = values.dqn(num_envs=2, batch_size=4, buffer_size=16), values.pqn(num_envs=2, num_steps=4, num_minibatches=1)
+
+
 def test_an_optimizer_that_descends_is_refused() -> None:
     trace(PPO()._replace(optimizer=optax.scale_by_adam))
-    for descending in (partial(optax.adam, 3e-4), lambda: optax.sgd(0.1), optax.set_to_zero):
-        with pytest.raises(
-            UserError, match="optimizer of this algorithm returns updates that include the sign, or are zero"
-        ):
-            trace(PPO()._replace(optimizer=descending))
+    deep_q(DQN._replace(optimizer=optax.scale_by_adam))
+    for descending in (partial(optax.adam, 3e-4), lambda: optax.sgd(0.1)):
+        for made in (lambda x: trace(PPO()._replace(optimizer=x)), lambda x: deep_q(DQN._replace(optimizer=x))):
+            with pytest.raises(UserError, match="optimizer of this algorithm returns updates that include the sign"):
+                made(descending)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: optax.multi_transform(
+            {"slow": optax.scale_by_adam(), "fast": optax.chain(optax.scale_by_adam(), optax.scale(3.0))},
+            Params("slow", "fast"),
+        ),
+        lambda: optax.multi_transform(
+            {"slow": optax.scale_by_adam(), "fast": optax.scale_by_rms()}, lambda params: Params("slow", "fast")
+        ),
+        lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(1e-4, mask=Params(True, False))),
+        lambda: optax.masked(optax.set_to_zero(), lambda params: jax.tree.map(lambda x: x.ndim == 2, params)),
+        lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(optax.linear_schedule(0.0, 1.0, 100))),
+    ],
+    ids=["labels", "a function of labels", "decay", "a mask", "a warm-up"],
+)
+def test_an_optimizer_may_tell_parameters_apart_and_begin_with_nothing(optimizer: Any) -> None:
+    trace(PPO()._replace(optimizer=optimizer))
+
+
+def test_labels_hide_no_sign() -> None:
+    wrong = {"slow": optax.adam(1e-3), "fast": optax.sgd(1.0)}
+    with pytest.raises(UserError, match="include the sign"):
+        trace(PPO()._replace(optimizer=lambda: optax.multi_transform(wrong, Params("slow", "fast"))))
+
+
+@pytest.mark.parametrize("field", ["epsilon", "learning_rate"])
+def test_a_schedule_of_action_values_is_a_function(field: str) -> None:
+    with pytest.raises(UserError, match=f"The {field} of an algorithm is a function, not 0.1"):
+        deep_q(DQN._replace(**{field: 0.1}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("algorithm", [DQN, PQN], ids=["dqn", "pqn"])
+@pytest.mark.parametrize("loss", [lambda p, t: (p - t) ** 2, lambda p, t: ((p - t) ** 2).mean()], ids=["[R, 1]", "[]"])
+def test_a_loss_of_action_values_gives_one_number_per_row(algorithm: values.DeepQ, loss: Any) -> None:
+    """Both arguments are `[R, N]`, and `[R, 1]` would be broadcast against the weights `[R]`."""
+    deep_q(algorithm)
+    with pytest.raises(UserError, match="algorithm's loss must give one number per step"):
+        deep_q(algorithm._replace(loss=loss))
+
+
+def test_a_target_network_may_be_left_out() -> None:
+    learner = values.deep_q(ENV, values.mlp(ENV, hidden=(4,)), DQN._replace(move_target=None))
+    state, _ = jax.jit(learner.step)(learner.init(jax.random.key(0)), jax.random.key(0))
+    assert state.target == ()
+
+
+NARROW = Box(np.zeros(1, np.float32), np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("made_for", "sentence"),
+    [
+        (ENV._replace(action_space=Discrete(5)), r"is one of 3 integers, and .* gives int32\[\], one of 5"),
+        (ENV._replace(action_space=NARROW), r"is one of 3 integers, and .* gives float32\[1\]\."),
+    ],
+)
+def test_a_policy_has_the_actions_of_its_environment(made_for: Any, sentence: str) -> None:
+    """Others would be broadcast, or clamped where the environment looks them up."""
+    learner = policy_gradient(ENV, *networks.mlp(made_for, hidden=(4,)), PPO())
+    with pytest.raises(UserError, match=sentence):
+        jax.eval_shape(learner.init, jax.random.key(0))
+    wide = ENV._replace(action_space=Box(np.zeros(2, np.float32), np.ones(2, np.float32)))
+    learner = policy_gradient(wide, *networks.mlp(ENV._replace(action_space=NARROW), hidden=(4,)), PPO())
+    with pytest.raises(UserError, match=r"is \[2\] real numbers, and the policy's distribution gives float32\[1\]"):
+        jax.eval_shape(learner.init, jax.random.key(0))
 
 
 def test_an_optimizer_with_a_traced_setting_is_not_tried() -> None:

@@ -293,6 +293,12 @@ def _walks(env: Env, keys: Array) -> Iterator[Finding]:
         yield Finding(False, "the same key must give the same steps: draw random numbers from the key alone")
         return
     yield Finding(True, "the same key gives the same steps")
+    if ((one.discount > 0) & (one.discount < 1)).any():
+        yield Finding(
+            None,
+            f"a discount is {one.discount[one.discount > 0].min():g}: right only if it is "
+            "to multiply gamma, which the algorithm has; it is 1 where the episode goes on",
+        )
     among = jax.tree.map(lambda x: np.asarray(x)[0], together(keys))
     host_callback.raise_failure()
     yield (

@@ -20,9 +20,10 @@ class Adaptation(NamedTuple):
     """How an algorithm changes itself. Its state is a dict of float32 scalars, which are metrics by their names too.
 
     init() -> state, before the first iteration.
-    apply(algorithm, state) -> the PolicyGradient of the next iteration. It must collect as `algorithm` does.
-    update(state, metrics) -> state, after an iteration. `metrics` are those of the iteration, of all devices; with a
-        reference policy `episode_reference_kl` is among them.
+    apply(algorithm, state) -> the PolicyGradient of the next iteration: `algorithm._replace(...)`. Its collector and
+        optimizer have to stay.
+    update(state, metrics) -> state, after an iteration. `metrics` are those of the iteration, of all devices, and
+        `steps`, the environment steps so far; with a reference policy `episode_reference_kl` is among them.
     """
 
     init: Callable[[], Metrics]

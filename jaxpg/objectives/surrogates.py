@@ -1,4 +1,6 @@
-"""Losses per step, to be minimised: `[T, B]` arrays in, one loss per step out; weights and sums come afterwards.
+"""Losses per step, to be minimised: arrays of steps in, one loss per step out; weights and sums come afterwards.
+
+The arrays are `[T, B]`, or `[1, R]` in a minibatch of R single steps, which have no order in time.
 
 A loss of the policy is `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob`
 is that of the policy that acted, and the advantage A is a constant. A loss of the critic is `(value, old_value, target,

@@ -206,7 +206,7 @@ class _Named:
     def _function(self, what: str, function: Callable[..., Any], own: Mapping[str, Callable[..., Any]]) -> str:
         """The name of a function: that of jaxpg's own, or "module:function"."""
         if not callable(function):
-            raise UserError(f"The {what} must be a name, a function or a record, not {function!r}.")
+            raise UserError(f"The {what} must be a name, a function or a record, not {excerpt(function)}.")
         if known := next((name for name, x in own.items() if x is function), None):
             return known
         name = _name_of(function)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Prompt, Rollout, Tree
 
@@ -111,8 +112,9 @@ class Objective(NamedTuple):
         To be called before a minibatch is cut into chunks.
         """
         total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
+        advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
         return batch._replace(
-            advantage=self.normalize(batch.advantage, batch.rollout.loss_mask),
+            advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(advantage) else advantage,
             minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 
@@ -122,3 +124,17 @@ class Objective(NamedTuple):
             return batch
         steps, columns = batch.weight.shape
         return batch._replace(noise=self.noise(collectives.device_key(key), (steps, columns)))
+
+
+def per_step(name: str, x: Array, steps: Array) -> Array:
+    """`x`, which a function of the algorithm gave for these steps. Another shape would be broadcast, unnoticed.
+
+    Raises:
+        UserError: it has another shape than `steps`.
+    """
+    if jnp.shape(x) != steps.shape:
+        raise UserError(
+            f"The algorithm's {name} must give one number per step, {list(steps.shape)} here, not an array of shape "
+            f"{list(jnp.shape(x))}: means and sums over steps are those of loss_weights."
+        )
+    return x

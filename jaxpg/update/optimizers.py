@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,20 +47,40 @@ def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = N
     return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
 
 
+def checked_optimizer(make: Callable[[], optax.GradientTransformation]) -> optax.GradientTransformation:
+    """The optimizer of an algorithm; one that is not jaxpg's own is tried.
+
+    Raises:
+        UserError: as `check_uphill`.
+    """
+    optimizer = make()
+    maker = getattr(make, "func", make)
+    if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one compiles a dozen small programs
+        check_uphill(optimizer, "The optimizer of this algorithm")
+    return optimizer
+
+
 def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
     """Try an optimizer on one gradient, if that depends on nothing that is traced.
 
+    One that tells parameters apart, by labels or masks, is tried if it tells the policy's from the critic's and looks
+    no deeper. Updates of 0, as at the beginning of a warm-up, pass.
+
     Raises:
-        UserError: its updates point against the gradient, as those of `optax.adam` do, or are zero.
+        UserError: its updates point against the gradient, as those of `optax.adam` do.
     """
-    gradient = jnp.ones(3)
+    gradient = Params(jnp.ones(3), jnp.ones(3))
     with jax.ensure_compile_time_eval():
-        updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
-        if isinstance(updates, jax.core.Tracer) or (updates > 0).all():
+        try:
+            updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
+        except (TypeError, ValueError, AttributeError, KeyError):  # it needs the real parameters
+            return
+        uphill = sum(x.sum() for x in jax.tree.leaves(updates))
+        if isinstance(uphill, jax.core.Tracer) or uphill >= 0:
             return
     raise UserError(
-        f"{what} returns updates that include the sign, or are zero. jaxpg applies sign and step size itself: use "
-        "one without them, such as optax:scale_by_adam in place of optax:adam."
+        f"{what} returns updates that include the sign. jaxpg applies sign and step size itself: use one without them, "
+        "such as optax:scale_by_adam in place of optax:adam."
     )
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpg.errors import UserError, check_record, excerpt
+from jaxpg.errors import UserError, check_functions, check_record, excerpt
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics
@@ -29,6 +29,7 @@ from jaxpg.types import (
     Scalar,
     Tree,
 )
+from jaxpg.update.optimizers import checked_optimizer
 from jaxpg.values.q_networks import QNetwork, epsilon_greedy_policy, q_network
 from jaxpg.values.replay import Sampling
 from jaxpg.vectorize import copy_tree
@@ -51,7 +52,8 @@ class DeepQ(NamedTuple):
     selector: whose values choose the successor's action (targets.py).
     loss: estimates and targets -> the loss of each row (targets.py).
     sampling: how rows are drawn from the replay buffer (replay.py), None without a buffer.
-    move_target: target network, parameters, updates so far -> target network (targets.py); None without one.
+    move_target: target network, parameters, updates so far -> target network (targets.py); None for targets by the
+        network itself.
     learn: what an iteration does with experience (replay_learning.py, rollout_learning.py).
     optimizer: () -> optax transformation whose updates point uphill and contain no learning rate.
     learning_rate: environment steps so far -> step size.
@@ -134,14 +136,16 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
         algorithm: the algorithm (dqn.py).
 
     Raises:
-        UserError: the actions of the environment are not discrete, or an argument is of another kind.
+        UserError: the actions of the environment are not discrete, an argument is of another kind, or the updates of
+            the optimizer have the sign in them.
     """
     check_record("deep_q", env, Env, 'envs.make("CartPole-v1")')
     check_record("deep_q", algorithm, DeepQ, "values.dqn()")
     if not isinstance(torso, nn.Module):
         raise UserError(f"deep_q takes a torso, a module of flax: values.mlp(env), not {excerpt(torso)}.")
+    check_functions(algorithm, ("epsilon", "head", "selector", "loss", "optimizer", "learning_rate"))
     network = q_network(env, torso, algorithm.head)
-    parts = Parts(env, network, algorithm, algorithm.optimizer())
+    parts = Parts(env, network, algorithm, checked_optimizer(algorithm.optimizer))
 
     def actor(state: DeepQState) -> Actor:
         return make_actor(parts.policy(state.steps), state.params.policy)

@@ -16,6 +16,7 @@ from jaxpg.rollout.segments import final_obs_slots
 from jaxpg.rollout.successors import bootstrap_steps
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Rollout, Transition, Tree
 from jaxpg.update import apply_gradient
+from jaxpg.update.objective import per_step
 from jaxpg.values import replay
 from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts, RunnerState
 from jaxpg.values.replay import Drawn, NStep, StoredSteps
@@ -208,11 +209,13 @@ def _learn(
 ) -> tuple[_Learned, Array, Metrics]:
     """A gradient step on a batch: what it changed, the TD errors `[R]`, and metrics."""
     algorithm, network = parts.algorithm, parts.network
-    target = td_target(parts, learned.params.policy, learned.target, batch)
+    online = learned.params.policy
+    target = td_target(parts, online, learned.target if algorithm.move_target else online, batch)
 
     def loss(params: Params) -> tuple[Array, tuple[Array, Metrics]]:
         prediction = pick(network.returns(params.policy, batch.obs), batch.action)
-        total = (drawn.weight * algorithm.loss(prediction, target)).sum() / batch_size
+        errors = per_step("loss", algorithm.loss(prediction, target), drawn.weight)
+        total = (drawn.weight * errors).sum() / batch_size
         td_error = target.mean(-1) - prediction.mean(-1)
         return total, (td_error, {"td_loss": total, "q_value": prediction.mean(-1).sum() / batch_size})
 
@@ -221,8 +224,8 @@ def _learn(
     rate = algorithm.learning_rate(steps)
     params, opt_state, norms = apply_gradient(parts.optimizer, rate, gradient, learned.params, learned.opt_state)
     updates = learned.updates + 1
-    assert algorithm.move_target is not None
-    moved = algorithm.move_target(learned.target, params.policy, updates)
+    move_target = algorithm.move_target
+    moved = move_target(learned.target, params.policy, updates) if move_target else ()
     return _Learned(params, moved, opt_state, updates), td_error, metrics | norms
 
 

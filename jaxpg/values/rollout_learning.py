@@ -14,6 +14,7 @@ from jaxpg.rollout.collector import RolloutStats
 from jaxpg.rollout.successors import successor_values
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Rollout, Scalar, Tree
 from jaxpg.update import Batch, Objective, minibatch_epochs
+from jaxpg.update.objective import per_step
 from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts
 from jaxpg.values.targets import pick
 
@@ -119,7 +120,8 @@ def _objective(parts: Parts) -> Objective:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [1, R, ...]: see `summed_gradient`
         steps = batch.rollout.steps
         prediction = pick(parts.network.returns(params.policy, steps.obs), steps.action)
-        total = (batch.weight * parts.algorithm.loss(prediction, batch.target[:, None])).sum()
+        errors = per_step("loss", parts.algorithm.loss(prediction, batch.target[:, None]), batch.weight)
+        total = (batch.weight * errors).sum()
         q_value = (batch.minibatch_weight * prediction.mean(-1)).sum()
         return total, lax.stop_gradient({"td_loss": total, "q_value": q_value})
 

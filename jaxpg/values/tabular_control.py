@@ -365,5 +365,5 @@ def _move(
     """Q <- Q + learning_rate error in the cells `[B, 3]` that are due; where several are the same, by their mean."""
     same = (cells[:, None] == cells[None, :]).all(-1) & due[None, :]
     weight = due / jnp.maximum(same.sum(1), 1)
-    tables = tables.at[tuple(cells.T)].add(learning_rate * weight * error)
+    tables = tables.at[tuple(cells.T)].add((learning_rate * weight * error).astype(tables.dtype))
     return tables, _Changes(due.sum(dtype=jnp.float32), (due * error**2).sum() / 2, (due * before).sum())

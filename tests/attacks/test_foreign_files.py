@@ -43,7 +43,10 @@ def as_link(path: Path) -> None:
 
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (Path.unlink, r"metrics\.jsonl cannot be read: No such file or directory"),
-    "empty": (lambda path: path.write_bytes(b""), r"it has 0 bytes, and the last checkpoint counted [\d,]+\. Put it"),
+    "empty": (
+        lambda path: path.write_bytes(b""),
+        r"it has 0 bytes, and the last checkpoint counted [\d,]+\. Restore it",
+    ),
     "short": (lambda path: path.write_bytes(path.read_bytes()[:-9]), r"it has [\d,]+ bytes, and the last checkpoint"),
     "of another run": (
         lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"2") * 2),
