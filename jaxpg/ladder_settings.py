@@ -161,8 +161,8 @@ def _check_kinds(settings: Mapping[str, Any], parameters: Mapping[str, inspect.P
     """Refuse what is of another kind than the annotation of its setting: whole numbers, numbers and truth values.
 
     Raises:
-        UserError: of another kind; or a whole number outside of its domain (domains.py), or traced though the program
-            depends on it, as on a number of environments.
+        UserError: of another kind; a whole number outside of its domain (domains.py); or an array, though the program
+            depends on it, as on a number of environments or on a truth value.
     """
     for name, value in settings.items():
         kind = parameters[name].annotation if name in parameters else None
@@ -170,8 +170,8 @@ def _check_kinds(settings: Mapping[str, Any], parameters: Mapping[str, inspect.P
             continue
         if kind in (int, int | None) and not (name in LENGTHS_OF_SCHEDULES and isinstance(value, Array)):
             check_whole(name, value, domain_of(name))
-        elif kind is bool and not isinstance(value, bool | np.bool_ | Array):
-            raise UserError(f"{name} must be True or False, not {excerpt(value)}.")
+        elif kind is bool and not isinstance(value, bool | np.bool_):
+            raise UserError(f"{name} must be True or False, not {excerpt(value)}: the program itself depends on it.")
         elif kind in (Scalar, Scalar | None) and not _is_number(value):
             own = " A schedule of your own is a field: algorithm._replace(learning_rate=f), with f of the steps so far."
             advice = own if name == "learning_rate" and callable(value) else ""

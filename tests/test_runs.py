@@ -22,7 +22,7 @@ from PIL import Image
 from refusals import refused
 
 import jaxpg
-from jaxpg import ladder, networks, values
+from jaxpg import envs, ladder, networks, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
@@ -92,6 +92,19 @@ def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
+def test_the_network_of_action_values_may_be_the_module_itself(tmp_path: Path) -> None:
+    """As `values.deep_q` takes it."""
+    torso = values.mlp(envs.make("CartPole-v1"), hidden=(4,))
+    small = {name: x for name, x in SMALL.items() if name != "num_steps"}
+    run = jaxpg.fit("CartPole-v1", "dqn", network=torso, seeds=1, total_steps=64, **small)
+    assert run.policy.act(np.zeros(4)) in (0, 1)
+    with pytest.raises(UserError, match="this is a module, which has none: give the function that makes it"):
+        jaxpg.fit("CartPole-v1", "dqn", network=torso, seeds=1, total_steps=64, out=tmp_path / "run", **small)
+    with pytest.raises(UserError, match=r"a pair \(Policy, Critic\)"):
+        jaxpg.fit("CartPole-v1", "ppo", network=torso, seeds=1, total_steps=64, **SMALL)
+
+
+@pytest.mark.full
 def test_fit_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy is that of the best seed, and acts on plain arrays as its table says; the other has another table."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -101,6 +114,8 @@ def test_fit_leaves_nothing_but_its_result(tmp_path: Path, monkeypatch: pytest.M
     assert (run.config.task, run.config.algorithm, run.config.seeds) == ("frozen_lake", "q_learning", (0, 1))
     assert run.metrics["steps"][-1].tolist() == [512, 512]
     tables = [np.asarray(values.mean_table(run.learner_of(i))) for i in range(2)]
+    np.testing.assert_array_equal(jax.vmap(values.mean_table)(run.state.learner), tables)
+    np.testing.assert_array_equal(values.mean_table(run.state.learner), tables)
     assert run.best_seed_index == int(run.metrics["evaluation_return"][-1].argmax())
     obs = np.eye(16)
     for index, policy in ((run.best_seed_index, run.policy), (0, run.policy_of(0)), (1, run.policy_of(1))):

@@ -138,6 +138,7 @@ def test_sizes_may_be_of_numpy_and_none() -> None:
         ({"gamma": np.array(1.5)}, "gamma must be at most 1, not 1.5"),
         ({"clip": None}, "clip must be a number, not None"),
         ({"normalize_advantages": "false"}, "normalize_advantages must be True or False, not 'false'"),
+        ({"normalize_advantages": jnp.array([True])}, "normalize_advantages must be True or False, not "),
         (
             {"learning_rate": optax.constant_schedule(0.1)},
             r"learning_rate must be .*algorithm\._replace\(learning_rate",

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 from rich.console import Console
 
 from jaxpg import parallel, user_code
@@ -196,6 +197,9 @@ class _Named:
             return {"kind": network}
         if isinstance(network, Mapping):
             return {**network, **(self.network(network["kind"]) if "kind" in network else {})}
+        if isinstance(network, nn.Module):
+            problem = "a module, which has none: give the function that makes it"
+            return {"kind": self._give("network", lambda env: network, problem)}
         if callable(network):
             return {"kind": self._function("network", network, NETWORKS | Q_NETWORKS)}
         if not isinstance(network, tuple):

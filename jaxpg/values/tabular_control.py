@@ -163,8 +163,8 @@ def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
 
 
 def mean_table(state: ControlState) -> Array:
-    """The action values that a learner has found, `[S, A]`: the mean of its tables."""
-    return state.params.policy.mean(0)
+    """The action values that a learner has found, `[..., S, A]`: the mean of its tables, for each of several seeds."""
+    return state.params.policy.mean(-3)
 
 
 def numbered(env: Env) -> Env:
