@@ -18,7 +18,7 @@ from jaxpg.objectives.kl import k1
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.parallel import collectives
-from jaxpg.rollout.collector import CollectorState, RolloutStats, make_actor
+from jaxpg.rollout.collector import CollectorState, RolloutStats, acting_params, make_actor, reset_env
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import (
     Actor,
@@ -239,8 +239,9 @@ def _check_actions(env: Env, policy: Policy, params: Tree) -> None:
     """Refuse a policy whose actions have another shape or dtype than the environment's: arrays would be broadcast."""
 
     def act(params: Tree, key: Key) -> tuple[Any, Array]:
-        _, obs = env.reset(key)
-        distribution, _ = policy.act(params, policy.start(params, obs), obs)
+        params = acting_params(policy, params)
+        begun = reset_env(env, policy, params, key)
+        distribution, _ = policy.act(params, begun.memory, begun.obs)
         return distribution, distribution.mode()
 
     distribution, action = jax.eval_shape(act, params, jax.random.key(0))

@@ -250,7 +250,9 @@ def two_steps(name: str, part: Rollout, monkeypatch: pytest.MonkeyPatch) -> tupl
         return algorithm.update(objective, optimizer, learning_rate, params, opt_state, batch, key)
 
     policy, critic = tiny.softmax_policy(jnp.asarray(TABLES.policy)), tiny.value_table(jnp.asarray(TABLES.values))
-    learner = policy_gradient(tiny.counter(), policy, critic, algorithm._replace(update=spy_update))
+    env = tiny.counter()
+    env = env._replace(reset=lambda key: (tiny.counter().reset(key)[0], jnp.zeros(len(TABLES.policy))))  # as it is read
+    learner = policy_gradient(env, policy, critic, algorithm._replace(update=spy_update))
     state = learner.init(jax.random.key(0))
     if algorithm.reference_kl:
         state = state._replace(reference=jnp.asarray(TABLES.reference))
