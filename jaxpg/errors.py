@@ -111,8 +111,8 @@ def check_functions(algorithm: Any, fields: Iterable[str]) -> None:
     """Raise a UserError for a field of an algorithm that must be a function and is none."""
     for field in fields:
         if not callable(function := getattr(algorithm, field)):
-            hint = " Algorithms make a constant one: learning_rate=3e-4." if field == "learning_rate" else ""
-            raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{hint}")
+            advice = " Algorithms make a constant one: learning_rate=3e-4." if field == "learning_rate" else ""
+            raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{advice}")
 
 
 def refuse_unknown(what: str, given: object, known: Iterable[str], where: str = "") -> NoReturn:

@@ -219,7 +219,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         reward_terms=initial_term_moments(parts.env.reward_terms),
     )
     acting = with_normalized_obs(policy, normalization)
-    _check_actions(parts.env, acting, params.policy)
+    _check_actions(parts.env, acting, params.policy, runner_key)
     return TrainState(
         params=params,
         opt_state=parts.optimizer.init(params),
@@ -235,7 +235,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     )
 
 
-def _check_actions(env: Env, policy: Policy, params: Tree) -> None:
+def _check_actions(env: Env, policy: Policy, params: Tree, key: Key) -> None:
     """Refuse a policy whose actions have another shape or dtype than the environment's: arrays would be broadcast."""
 
     def act(params: Tree, key: Key) -> tuple[Any, Array]:
@@ -244,7 +244,7 @@ def _check_actions(env: Env, policy: Policy, params: Tree) -> None:
         distribution, _ = policy.act(params, begun.memory, begun.obs)
         return distribution, distribution.mode()
 
-    distribution, action = jax.eval_shape(act, params, jax.random.key(0))
+    distribution, action = jax.eval_shape(act, params, key)
     space = env.action_space
     kind = jnp.integer if isinstance(space, Discrete) else jnp.floating
     fits = action.shape == space.shape and jnp.issubdtype(action.dtype, kind)

@@ -261,6 +261,12 @@ def test_a_name_of_trl_is_answered_with_the_name_here(algorithm: str, theirs: st
         configs.resolve_config("sort", algorithm, {theirs: 1})
 
 
+@pytest.mark.parametrize("theirs", ["target_update_interval", "target_network_frequency"])
+def test_a_setting_that_others_count_in_another_unit_says_so(theirs: str) -> None:
+    with pytest.raises(UserError, match="It is called 'target_period' here, and counts gradient steps"):
+        configs.resolve_config("cartpole", "dqn", {theirs: 1})
+
+
 def test_few_names_are_listed_beside_the_most_similar_one() -> None:
     with pytest.raises(UserError, match=r"no loss 'simpo' .*There are: hinge, ipo, sigmoid\."):
         build(configs.resolve_config("summarise_toy", "dpo", {"loss": "simpo", "initial": "none"}))

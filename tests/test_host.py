@@ -27,7 +27,7 @@ import jaxpg
 from jaxpg import envs, ladder, networks, report, user_code
 from jaxpg.cli.main import main
 from jaxpg.envs.host import is_of_this_script, packages
-from jaxpg.envs.host.host_env import host_env
+from jaxpg.envs.host.host_env import close_all, host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
@@ -257,6 +257,7 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: i
 
 def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are closed, and the fault is what is raised."""
+    close_all()  # those of other tests
     closed: list[int] = []
 
     def close(self: Any) -> None:

@@ -248,20 +248,14 @@ def _forgets(env: Env, key: Key) -> Finding:
     assert env.host is not None
     restart = env.host.restart
 
-    def walk(state: Tree) -> tuple[Tree, tuple[Array, TimeStep]]:
+    def again(key: Key, state: Tree) -> tuple[Tree, tuple[Tree, TimeStep]]:
         state, obs = restart(key, jnp.ones((), bool), state)
-
-        def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
-            step_key, action_key = jax.random.split(jax.random.fold_in(key, t))
-            state, timestep = env.step(step_key, carry[0], random_action(env, action_key, carry[1]))
-            return (state, timestep.obs), timestep
-
-        (state, _), timesteps = lax.scan(step, (state, obs), jnp.arange(WALK_STEPS))
+        state, timesteps = _walk(env, key, state, obs)
         return state, (obs, timesteps)
 
     def twice(key: Key) -> tuple[Tree, Tree]:
-        state, first = walk(env.reset(key)[0])
-        return first, walk(state)[1]
+        state, first = again(key, env.reset(key)[0])
+        return first, again(key, state)[1]
 
     first, second = jax.device_get(jax.jit(twice)(key))
     host_callback.raise_failure()
@@ -274,16 +268,23 @@ def _forgets(env: Env, key: Key) -> Finding:
     )
 
 
+def _walk(env: Env, key: Key, state: Tree, obs: Tree) -> tuple[Tree, TimeStep]:
+    """WALK_STEPS steps of random actions, leaves `[WALK_STEPS, ...]`, and the state after them."""
+
+    def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
+        step_key, action_key = jax.random.split(jax.random.fold_in(key, t))
+        state, timestep = env.step(step_key, carry[0], random_action(env, action_key, carry[1]))
+        return (state, timestep.obs), timestep
+
+    (state, _), timesteps = lax.scan(step, (state, obs), jnp.arange(WALK_STEPS))
+    return state, timesteps
+
+
 def _walks(env: Env, keys: Array) -> Iterator[Finding]:
     """Determinism in the key, vmap, and speed: one environment alone and COLUMNS of them, over WALK_STEPS steps."""
 
     def walk(key: Key) -> TimeStep:
-        def step(carry: tuple[Tree, Tree], t: Array) -> tuple[tuple[Tree, Tree], TimeStep]:
-            step_key, action_key = jax.random.split(jax.random.fold_in(key, t))
-            state, timestep = env.step(step_key, carry[0], random_action(env, action_key, carry[1]))
-            return (state, timestep.obs), timestep
-
-        return lax.scan(step, env.reset(key), jnp.arange(WALK_STEPS))[1]
+        return _walk(env, key, *env.reset(key))[1]
 
     alone, together = jax.jit(walk), jax.jit(jax.vmap(walk))
     one = jax.device_get(alone(keys[0]))

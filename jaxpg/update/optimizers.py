@@ -67,7 +67,7 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
     no deeper. Updates of 0, as at the beginning of a warm-up, pass.
 
     Raises:
-        UserError: its updates point against the gradient, as those of `optax.adam` do.
+        UserError: its updates of the policy or of the critic point against the gradient, as those of `optax.adam` do.
     """
     gradient = Params(jnp.ones(3), jnp.ones(3))
     with jax.ensure_compile_time_eval():
@@ -75,8 +75,8 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
             updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
         except (TypeError, ValueError, AttributeError, KeyError):  # it needs the real parameters
             return
-        uphill = sum(x.sum() for x in jax.tree.leaves(updates))
-        if isinstance(uphill, jax.core.Tracer) or uphill >= 0:
+        uphill = [x.sum() for x in jax.tree.leaves(updates)]
+        if any(isinstance(x, jax.core.Tracer) for x in uphill) or min(uphill) >= 0:
             return
     raise UserError(
         f"{what} returns updates that include the sign. jaxpg applies sign and step size itself: use one without them, "

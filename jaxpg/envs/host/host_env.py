@@ -110,7 +110,7 @@ class _Group:
     """
 
     def __init__(self, source: Source, vector: Vector, number: int, size: int) -> None:
-        self.number, self.size, self.calls, self.steps = number, size, 0, 0
+        self.number, self.size, self.calls, self.resets = number, size, 0, 0
         self._source, self._vector = source, vector
         self._over, self._resting = np.zeros((2, size), bool)
         self._all_run = True  # none is over, and none rests
@@ -152,7 +152,6 @@ class _Group:
         if not self._all_run:
             self._rest(self._over)
         obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions), self._age)
-        self.steps += 1
         self.move_on()
         obs = self._source.convert(obs)
         if self._all_run and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):
@@ -232,7 +231,7 @@ def _explained(method: Callable[..., tuple[np.ndarray, ...]]) -> Callable[..., t
             close_all()
             raise
         except _LOST as error:
-            steps = max((group.steps for group in self.groups.values()), default=0)
+            steps = max((group.calls - group.resets for group in self.groups.values()), default=0)
             close_all()
             raise _lost(self.source.name, steps) from error
         except Exception as error:
@@ -269,6 +268,7 @@ class _Groups:
         seeds = np.asarray(seeds)
         group = self._idle(seeds.size, seeds.ravel()[0])
         group.move_on()
+        group.resets += 1
         obs = group.begin(np.ones(seeds.size, bool), seeds.ravel())
         return _like(seeds, group.places), _like(seeds, obs)
 
