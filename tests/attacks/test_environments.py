@@ -20,9 +20,9 @@ from jaxpg.errors import UserError
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episodes
 from jaxpg.training import memory
-from jaxpg.training.diagnosis import CheckedRollout, Fault
+from jaxpg.training.diagnosis import CheckedRollout, Fault, _finite_successors
 from jaxpg.training.loop import train
-from jaxpg.types import Actor, Array, Box, Env, Learner, TimeStep
+from jaxpg.types import Actor, Array, Box, Env, Episodes, Learner, Rollout, TimeStep, Transition
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,18 @@ def test_constants_of_python_are_scalars_too() -> None:
     for algorithm in (ladder.a2c(num_envs=2, num_steps=4), ladder.reinforce(num_envs=2)):
         learner = policy_gradient(unwrapped._replace(time_limit=6), policy, critic, algorithm)
         jax.eval_shape(lambda key, learner=learner: learner.step(learner.init(key), key), jax.random.key(0))
+
+
+def test_the_last_observation_of_a_termination_is_nobodys_successor() -> None:
+    """Nothing is read there, so nothing is said of it; at a time-out and at the end of a segment it is read."""
+    t, one = np.zeros((3, 3), np.float32), np.ones((3, 3), np.float32)
+    last, discount = np.zeros((3, 3), bool), one.copy()
+    last[2, 0], discount[2, 0] = True, 0  # terminated in the last row
+    last[1, 1] = True  # timed out in the row before
+    steps = Transition(obs=t, action=t, log_prob=t, reward=t, discount=discount, last=last, mask=one)
+    final_obs = np.array([[np.nan, np.nan, np.nan], [0, 0, 0]], np.float32)  # two slots a column
+    found = _finite_successors(jax.tree.map(jnp.asarray, Rollout(steps, one, final_obs, Episodes())))
+    assert found.tolist() == [[True, True, True], [True, False, True], [True, True, False]]
 
 
 TASK = """
