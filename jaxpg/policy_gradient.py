@@ -219,12 +219,13 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         reward_terms=initial_term_moments(parts.env.reward_terms),
     )
     acting = with_normalized_obs(policy, normalization)
-    _check_actions(parts.env, acting, params.policy, runner_key)
+    collector = algorithm.collector.init(parts.env, acting, params.policy, runner_key)
+    _check_actions(parts.env, acting, params.policy, collector)
     return TrainState(
         params=params,
         opt_state=parts.optimizer.init(params),
         runner=RunnerState(
-            collector=algorithm.collector.init(parts.env, acting, params.policy, runner_key),
+            collector=collector,
             reward_sum=jnp.zeros(algorithm.collector.num_envs, jnp.float32) if scale_rewards else (),
         ),
         normalization=normalization,
@@ -235,16 +236,19 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     )
 
 
-def _check_actions(env: Env, policy: Policy, params: Tree, key: Key) -> None:
-    """Refuse a policy whose actions have another shape or dtype than the environment's: arrays would be broadcast."""
+def _check_actions(env: Env, policy: Policy, params: Tree, collector: Tree) -> None:
+    """Refuse a policy whose actions have another shape or dtype than the environment's: arrays would be broadcast.
 
-    def act(params: Tree, key: Key) -> tuple[Any, Array]:
-        params = acting_params(policy, params)
-        begun = reset_env(env, policy, params, key)
-        distribution, _ = policy.act(params, begun.memory, begun.obs)
-        return distribution, distribution.mode()
-
-    distribution, action = jax.eval_shape(act, params, key)
+    `collector` is the state of the collector. Where it holds environments nothing is reset to see an observation: one
+    of LunarLander takes a second to trace.
+    """
+    params = jax.eval_shape(partial(acting_params, policy), params)
+    if isinstance(collector, CollectorState):
+        begun = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), collector)
+    else:
+        begun = jax.eval_shape(partial(reset_env, env, policy), params, jax.random.key(0))
+    distribution, _ = jax.eval_shape(policy.act, params, begun.memory, begun.obs)
+    action = jax.eval_shape(lambda x: x.mode(), distribution)
     space = env.action_space
     kind = jnp.integer if isinstance(space, Discrete) else jnp.floating
     fits = action.shape == space.shape and jnp.issubdtype(action.dtype, kind)
