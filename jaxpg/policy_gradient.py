@@ -23,7 +23,6 @@ from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import (
     Actor,
     Array,
-    Box,
     Critic,
     Discrete,
     Env,
@@ -35,6 +34,8 @@ from jaxpg.types import (
     Policy,
     Rollout,
     Tree,
+    space_leaves,
+    space_struct,
 )
 from jaxpg.update.normalization import (
     NormalizationState,
@@ -119,11 +120,12 @@ def policy_gradient(
             optimizer have the sign in them. `init` raises one if the policy's actions are not those of the environment.
     """
     _check_records(env, policy, critic, algorithm)
-    if normalize_observations and not isinstance(env.observation_space, Box):
-        raise UserError(
-            f"normalize_observations needs observations that are real numbers; those of {env.name} are the integers "
-            f"from 0 to {env.observation_space.n - 1}, whose mean is meaningless. Set it to false."
-        )
+    for path, space in space_leaves(env.observation_space) if normalize_observations else ():
+        if isinstance(space, Discrete):
+            raise UserError(
+                f"normalize_observations needs observations that are real numbers; {'obs' + path if path else 'those'} "
+                f"of {env.name} are the integers from 0 to {space.n - 1}, whose mean is meaningless. Set it to false."
+            )
     if normalize_observations and env.action_mask:
         raise UserError(
             f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
@@ -214,7 +216,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     policy_key, critic_key, runner_key = jax.random.split(key, 3)
     params = in_one_loop(lambda: Params(policy.init(policy_key), critic.init(critic_key) if critic else ()))
     normalization = NormalizationState(
-        obs=initial_moments(parts.env.observation_space.shape) if normalize_observations else (),
+        obs=initial_moments(space_struct(parts.env.observation_space)) if normalize_observations else (),
         reward_sums=initial_moments() if scale_rewards else (),
         reward_terms=initial_term_moments(parts.env.reward_terms),
     )

@@ -53,6 +53,27 @@ class Box(NamedTuple):
 
 
 Space = Discrete | Box
+Spaces = Any
+"""A Box, a Discrete, or a pytree of them, such as a dictionary: observations are then a pytree of arrays."""
+
+
+def space_leaves(spaces: Spaces) -> list[tuple[str, Space]]:
+    """The spaces in a pytree of them, in the order of `jax.tree.leaves`, with their paths: "['board']", or ""."""
+    found = jax.tree_util.tree_flatten_with_path(spaces, is_leaf=_is_space)[0]
+    return [(jax.tree_util.keystr(path), space) for path, space in found]
+
+
+def space_struct(spaces: Spaces) -> Tree:
+    """Shapes and dtypes of what lies in the spaces: float32 in a Box, int32 in Discrete."""
+
+    def struct(space: Space) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(space.shape, jnp.float32 if isinstance(space, Box) else jnp.int32)
+
+    return jax.tree.map(struct, spaces, is_leaf=_is_space)
+
+
+def _is_space(x: Any) -> bool:
+    return isinstance(x, Box | Discrete)
 
 
 class TimeStep(NamedTuple):
@@ -252,6 +273,8 @@ class Env(NamedTuple):
     reset(key) -> state, obs
     step(key, state, action) -> state, TimeStep. The action lies in `action_space`: those of a Gaussian, which knows no
         bounds, are clipped before (`Box.nearest`), while learners keep what was drawn.
+    observation_space: of an observation, which is one array (float32 in a Box, int32 in Discrete), or of several: a
+        dictionary or any other pytree of spaces, by whose structure observations come.
     time_limit: the longest episode, in steps.
     context(state): what the policy sees once, at the start of the episode, such as a prompt. It is stored once per
         episode. None if there are only observations.
@@ -278,7 +301,7 @@ class Env(NamedTuple):
     name: str
     reset: Callable[[Key], tuple[Tree, Tree]]
     step: Callable[[Key, Tree, Array], tuple[Tree, TimeStep]]
-    observation_space: Space
+    observation_space: Spaces
     action_space: Space
     time_limit: int
     context: Callable[[Tree], Tree] | None = None

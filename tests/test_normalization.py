@@ -26,7 +26,7 @@ def batches(shape=(3,), seed=0):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_moments_are_those_of_all_that_was_seen(shape):
-    moments, seen = update.initial_moments(shape), []
+    moments, seen = update.initial_moments(jnp.zeros(shape)), []
     for x, mask in batches(shape):
         moments = update.update_moments(moments, jnp.asarray(x), jnp.asarray(mask))
         seen.append(x[mask > 0])
@@ -56,7 +56,7 @@ def test_devices_share_moments():
     over_devices = parallel.spread(
         update.update_moments, mesh, in_specs=(everywhere, columns, columns), out_specs=everywhere
     )
-    one = four = update.initial_moments((3,))
+    one = four = update.initial_moments(jnp.zeros(3))
     for x, mask in batches():
         one = update.update_moments(one, jnp.asarray(x), jnp.asarray(mask))
         four = jax.jit(over_devices)(four, jnp.asarray(x), jnp.asarray(mask))

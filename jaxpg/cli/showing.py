@@ -23,7 +23,7 @@ from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
 from jaxpg.training.memory import bytes_of, least_memory, memory_limit
-from jaxpg.types import Discrete, Space
+from jaxpg.types import Discrete, Space, space_leaves
 
 
 def run_show(arguments: argparse.Namespace) -> int:
@@ -95,7 +95,8 @@ def _learned(state: Any) -> Iterator[tuple[str, Any]]:
 def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
     """What is observed and done, the batch of an iteration, and the memory of a run."""
     env, learner = experiment.env, experiment.learner
-    yield f"observations: {_space(env.observation_space)}; actions: {_space(env.action_space)}"
+    observed = ", ".join(path + (path and ": ") + _space(space) for path, space in space_leaves(env.observation_space))
+    yield f"observations: {observed}; actions: {_space(env.action_space)}"
     yield f"episodes: at most {env.time_limit:,} steps"
     if learner.experience is not None:
         rollout, _ = jax.eval_shape(learner.experience.collect, state, jax.random.key(0))

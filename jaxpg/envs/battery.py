@@ -19,7 +19,7 @@ from jax import lax
 from jaxpg.envs.contract import CONTRACT, TRIAL_STEPS, random_action
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
-from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
+from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree, space_leaves
 from jaxpg.user_code import explain_failure
 
 COLUMNS = 64
@@ -54,9 +54,9 @@ class _Episode(NamedTuple):
     t: Array
     state: Tree
     timestep: TimeStep
-    obs_before: Array
-    low: Array
-    high: Array
+    obs_before: Tree
+    low: Tree
+    high: Tree
     always_allowed: Array
     finite: Array
 
@@ -117,12 +117,12 @@ def _play(env: Env, key: Key) -> _Episode:
         return _Episode(
             t=episode.t + 1,
             state=state,
-            timestep=TimeStep(*map(jnp.asarray, timestep)),
+            timestep=jax.tree.map(jnp.asarray, timestep),
             obs_before=obs,
-            low=jnp.minimum(episode.low, timestep.obs),
-            high=jnp.maximum(episode.high, timestep.obs),
+            low=jax.tree.map(jnp.minimum, episode.low, timestep.obs),
+            high=jax.tree.map(jnp.maximum, episode.high, timestep.obs),
             always_allowed=episode.always_allowed & allowed,
-            finite=episode.finite & jnp.isfinite(timestep.obs).all() & jnp.isfinite(timestep.reward),
+            finite=episode.finite & _all_finite((timestep.obs, timestep.reward)),
         )
 
     def unfinished(episode: _Episode) -> Array:
@@ -134,6 +134,10 @@ def _play(env: Env, key: Key) -> _Episode:
     return lax.while_loop(unfinished, step, _Episode(jnp.zeros((), jnp.int32), state, begin, obs, obs, obs, yes, yes))
 
 
+def _all_finite(tree: Tree) -> Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
+
+
 def _finite(end: _Episode) -> Finding:
     wrong = int((~end.finite).sum())
     if wrong:
@@ -142,21 +146,22 @@ def _finite(end: _Episode) -> Finding:
 
 
 def _bounds(env: Env, end: _Episode) -> Finding:
-    space = env.observation_space
-    low, high = (np.asarray(x, np.float64) for x in (space if isinstance(space, Box) else (0, space.n - 1)))
-    lowest, highest = end.low.min(0), end.high.max(0)
-    margin = _ROUNDING * np.maximum(1, np.abs(highest - lowest))
-    outside = (lowest < low - margin) | (highest > high + margin)
-    if not outside.any():
-        return Finding(True, "observations stay within the bounds of the observation_space")
-    place = tuple(np.argwhere(outside)[0].tolist())
-    seen, stated = ([float(np.broadcast_to(x, outside.shape)[place]) for x in pair] for pair in
-                    ((lowest, highest), (low, high)))  # fmt: skip
-    return Finding(
-        False,
-        f"obs{list(place)} went from {seen[0]:g} to {seen[1]:g}, and the observation_space says {stated[0]:g} to "
-        f"{stated[1]:g}: widen it, or make it infinite",
-    )
+    extremes = zip(*(map(np.asarray, jax.tree.leaves(x)) for x in (end.low, end.high)), strict=True)
+    for (path, space), (lowest, highest) in zip(space_leaves(env.observation_space), extremes, strict=True):
+        low, high = (np.asarray(x, np.float64) for x in (space if isinstance(space, Box) else (0, space.n - 1)))
+        lowest, highest = lowest.min(0), highest.max(0)
+        margin = _ROUNDING * np.maximum(1, np.abs(highest - lowest))
+        outside = (lowest < low - margin) | (highest > high + margin)
+        if outside.any():
+            place = tuple(np.argwhere(outside)[0].tolist())
+            seen, stated = ([float(np.broadcast_to(x, outside.shape)[place]) for x in pair] for pair in
+                            ((lowest, highest), (low, high)))  # fmt: skip
+            return Finding(
+                False,
+                f"obs{path}{list(place)} went from {seen[0]:g} to {seen[1]:g}, and the observation_space says "
+                f"{stated[0]:g} to {stated[1]:g}: widen it, or make it infinite",
+            )
+    return Finding(True, "observations stay within the bounds of the observation_space")
 
 
 def _ends(env: Env, end: _Episode) -> Finding:

@@ -22,7 +22,7 @@ from jaxpg.errors import UserError, excerpt
 from jaxpg.models.distributions import MASKED
 from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import compiler_options
-from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree
+from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree, space_leaves, space_struct
 from jaxpg.user_code import explain_failure
 
 TRIAL_STEPS = 1_000
@@ -88,7 +88,11 @@ def _check_fields(env: Any, name: str) -> None:
         steps = getattr(env, field)
         if type(steps) is not int or not 1 <= steps <= _MOST:
             raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {excerpt(steps)}.")
-    _check_space(env.observation_space, f"{name}: observation_space")
+    spaces = space_leaves(env.observation_space)
+    if not spaces:
+        raise UserError(f"{name}: observation_space holds no space: make it a jaxpg.types.Box or Discrete.")
+    for path, space in spaces:
+        _check_space(space, f"{name}: observation_space{path}")
     _check_space(env.action_space, f"{name}: action_space")
     if isinstance(env.action_space, Box) and len(env.action_space.shape) != 1:
         raise UserError(
@@ -150,10 +154,10 @@ def _check_outcome(result: Any, what: str, *, time_limit: int) -> None:
 
 
 def _check_obs(env: Env, obs: Any, what: str) -> None:
-    """An observation is one array: float32 in a Box, int32 in Discrete."""
-    dtype = jnp.float32 if isinstance(env.observation_space, Box) else jnp.int32
-    expected = jax.ShapeDtypeStruct(env.observation_space.shape, dtype)
-    if not _is_alike(obs, expected):
+    """An observation has the structure of its spaces, and its arrays are float32 in a Box, int32 in Discrete."""
+    expected = space_struct(env.observation_space)
+    structures: list[Any] = [jax.tree.structure(x) for x in (obs, expected)]
+    if structures[0] != structures[1] or not jax.tree.all(jax.tree.map(_is_alike, obs, expected)):
         raise UserError(
             f"The {what} must return an obs that fits the observation_space, {_describe(expected)}, not "
             f"{_describe(obs)}."
@@ -170,7 +174,8 @@ def _check_mask(env: Env, obs: Any, name: str) -> None:
         expected = jax.ShapeDtypeStruct((*axes, env.action_space.n), jnp.bool_)
         of = f" of observations with the axes {axes}" if axes else ""
         with explain_failure(f"The action_mask of {name}{of}"):
-            mask = jax.eval_shape(env.action_mask, jax.ShapeDtypeStruct((*axes, *obs.shape), obs.dtype))
+            several = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), obs)  # noqa: B023
+            mask = jax.eval_shape(env.action_mask, several)
         if not _is_alike(mask, expected):
             raise UserError(f"The action_mask of {name}{of} must return {_describe(expected)}, not {_describe(mask)}.")
 
@@ -220,9 +225,10 @@ def _check_numbers(env: Env, name: str) -> None:
         )
     if trial.sound:
         return
-    if not _in_space(env.observation_space, obs):
-        expected = "finite" if isinstance(env.observation_space, Box) else f"from 0 to {env.observation_space.n - 1}"
-        raise UserError(f"{name}: the obs {when} must be {expected}, not {excerpt(obs, 100)}.")
+    for (path, space), x in zip(space_leaves(env.observation_space), jax.tree.leaves(obs), strict=True):
+        if not _in_space(space, x):
+            expected = "finite" if isinstance(space, Box) else f"from 0 to {space.n - 1}"
+            raise UserError(f"{name}: the obs{path} {when} must be {expected}, not {excerpt(x, 100)}.")
     if not np.isfinite(reward):
         raise UserError(f"{name}: the reward {when} must be finite, not {reward}.")
     if not 0 <= discount <= 1:
@@ -246,14 +252,14 @@ def _play(env: Env, key: Key) -> _Trial:
     def step(trial: _Trial) -> _Trial:
         step_key, action_key = jax.random.split(jax.random.fold_in(key, trial.t))
         state, timestep = env.step(step_key, trial.state, random_action(env, action_key, trial.timestep.obs))
-        timestep = TimeStep(*map(jnp.asarray, timestep))
+        timestep = jax.tree.map(jnp.asarray, timestep)
         return _Trial(trial.t + 1, state, timestep, _is_sound(env, timestep))
 
     def unfinished(trial: _Trial) -> Array:
         return trial.sound & ~trial.timestep.last & (trial.t < min(env.time_limit, TRIAL_STEPS))
 
     state, obs = env.reset(key)
-    begin = TimeStep(jnp.asarray(obs), jnp.zeros(()), jnp.ones(()), jnp.zeros((), bool))
+    begin = TimeStep(jax.tree.map(jnp.asarray, obs), jnp.zeros(()), jnp.ones(()), jnp.zeros((), bool))
     return lax.while_loop(unfinished, step, _Trial(jnp.zeros((), jnp.int32), state, begin, _is_sound(env, begin)))
 
 
@@ -261,11 +267,13 @@ def _is_sound(env: Env, timestep: TimeStep) -> Array:
     obs, reward, discount, last = timestep
     in_range = (discount >= 0) & (discount <= 1) & ((discount > 0) | last)
     allowed = True if env.action_mask is None else env.action_mask(obs).any() | last
-    return _in_space(env.observation_space, obs) & jnp.isfinite(reward) & in_range & allowed
+    spaces = [space for _, space in space_leaves(env.observation_space)]
+    inside = jnp.stack(list(map(_in_space, spaces, jax.tree.leaves(obs)))).all()
+    return inside & jnp.isfinite(reward) & in_range & allowed
 
 
 def _in_space(space: Space, obs: Array) -> Array:
-    """Whether an observation is finite; bounds of a Box are not checked, since many environments state rough ones."""
+    """Whether an array is finite; bounds of a Box are not checked, since many environments state rough ones."""
     if isinstance(space, Box):
         return jnp.isfinite(obs).all()
     return (obs >= 0) & (obs < space.n)

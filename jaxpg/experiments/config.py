@@ -60,7 +60,7 @@ from jaxpg.experiments.sections import (
 from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_settings, options
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.training import run_directory
-from jaxpg.types import Env
+from jaxpg.types import Env, space_leaves
 
 MOST_SEEDS = 2**16
 """More seeds than anybody trains side by side: a mistake in typing."""
@@ -192,10 +192,11 @@ def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any])
     if not networks_of(algorithm):
         return {}
     settings = _nested_overrides(overrides).get("environment_settings", {})
-    shape = envs.make(environment, **check(options(Config)["environment_settings"], settings)).observation_space.shape
-    if len(shape) != 3:
+    env = envs.make(environment, **check(options(Config)["environment_settings"], settings))
+    images = [space.shape for _, space in space_leaves(env.observation_space) if len(space.shape) == 3]
+    if len(images) != 1:
         return {}
-    large = min(shape[:2]) >= 36
+    large = min(images[0][:2]) >= 36
     atari = {"channels": [32, 64, 64], "kernels": [8, 4, 3], "strides": [4, 2, 1], "hidden": [512]}
     return {"network": {"kind": "cnn", **(atari if large else {})}}
 

@@ -149,26 +149,34 @@ def _spread(x: Array, like: Array) -> Array:
     return jnp.broadcast_to(x, like.shape)
 
 
-class MLPTorso(nn.Module):
-    """`[..., *event] -> [..., hidden[-1]]`: the last `event_ndim` axes flattened, then dense layers.
+IMAGE = 3
+"""The axes of an image: rows, columns, channels."""
 
-    Observations that are one of `categories` integers are one-hot vectors. With `layer_norm`, each layer is normalised
-    before its activation (Ba et al. 2016).
+
+def _as_vector(kind: int | Discrete, x: Array) -> Array:
+    """`[..., *shape] -> [..., n]`: so many last axes flattened, or integers as one-hot vectors."""
+    return jax.nn.one_hot(x, kind.n) if isinstance(kind, Discrete) else x.reshape(*x.shape[: x.ndim - kind], -1)
+
+
+class MLPTorso(nn.Module):
+    """Observations to features `[..., hidden[-1]]`: their arrays as vectors side by side, then dense layers.
+
+    With `layer_norm`, each layer is normalised before its activation (Ba et al. 2016).
+
+    arrays: of each array of an observation, in the order of `jax.tree.leaves`, the number of its axes, which are
+        flattened, or the Discrete in which it lies: then it is a one-hot vector.
     """
 
-    event_ndim: int
+    arrays: Sequence[int | Discrete]
     hidden: Sequence[int]
     activation: str
     gain: float | None
     layer_norm: bool = False
-    categories: int = 0
 
     @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        if self.categories:
-            x = jax.nn.one_hot(obs, self.categories)
-        else:
-            x = obs.reshape(*obs.shape[: obs.ndim - self.event_ndim], -1)
+    def __call__(self, obs: Tree) -> Array:
+        vectors = list(map(_as_vector, self.arrays, jax.tree.leaves(obs)))
+        x = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors, -1)
         for width in self.hidden:
             x = dense(width, self.gain)(x)
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)
@@ -176,12 +184,16 @@ class MLPTorso(nn.Module):
 
 
 class CNNTorso(nn.Module):
-    """`[..., H, W, C] -> [..., hidden[-1]]`: one convolution per entry of `channels`, then dense layers.
+    """Images `[..., H, W, C]` to features `[..., hidden[-1]]`: a convolution per entry of `channels`, then an MLPTorso.
 
-    MinAtar's boards of ten by ten cells need only one (Young and Tian 2019, section 4). With `layer_norm`, each layer
-    is normalised before its activation, a convolution over the channels of each cell.
+    What else an observation holds joins the image after its convolutions. MinAtar's boards of ten by ten cells need
+    only one (Young and Tian 2019, section 4). With `layer_norm`, each layer is normalised before its activation, a
+    convolution over the channels of each cell.
+
+    arrays: as in MLPTorso; one has three axes, the image.
     """
 
+    arrays: Sequence[int | Discrete]
     channels: Sequence[int]
     hidden: Sequence[int]
     activation: str
@@ -191,13 +203,16 @@ class CNNTorso(nn.Module):
     strides: Sequence[int] = (1,)
 
     @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        x, layers = obs, len(self.channels)
+    def __call__(self, obs: Tree) -> Array:
+        arrays = jax.tree.leaves(obs)
+        image = self.arrays.index(IMAGE)
+        x, layers = arrays[image], len(self.channels)
         sizes = (each * layers if len(each) == 1 else each for each in map(tuple, (self.kernels, self.strides)))
         for channels, size, stride in zip(self.channels, *sizes, strict=True):
             x = dense(channels, self.gain)(patches(x, size, stride))
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)
-        return MLPTorso(3, self.hidden, self.activation, self.gain, self.layer_norm)(x)
+        arrays[image] = x
+        return MLPTorso(self.arrays, self.hidden, self.activation, self.gain, self.layer_norm)(arrays)
 
 
 def patches(x: Array, size: int = 3, stride: int = 1) -> Array:

@@ -21,6 +21,7 @@ from jaxpg.models.cells import GRU, MinGRU
 from jaxpg.models.layers import (
     ACTIVATIONS,
     FLAX_GAINS,
+    IMAGE,
     PPO_GAINS,
     CNNTorso,
     Gains,
@@ -31,7 +32,20 @@ from jaxpg.models.layers import (
 )
 from jaxpg.parallel.machine import machine
 from jaxpg.rollout.successors import bootstrap_steps, successor_values
-from jaxpg.types import Array, Critic, Discrete, Env, JointEvaluation, Key, Params, Policy, Rollout, Tree
+from jaxpg.types import (
+    Array,
+    Critic,
+    Discrete,
+    Env,
+    JointEvaluation,
+    Key,
+    Params,
+    Policy,
+    Rollout,
+    Tree,
+    space_leaves,
+    space_struct,
+)
 
 
 def mlp(
@@ -47,6 +61,8 @@ def mlp(
     layer_norm: bool = False,
 ) -> tuple[Policy, Critic]:
     """Multi-layer perceptrons, on observations of any shape; those of a Discrete space are one-hot vectors.
+
+    Observations of several arrays are put side by side, in the order of `jax.tree.leaves`.
 
     Args:
         hidden: widths of the hidden layers.
@@ -84,6 +100,8 @@ def cnn(
     strides: Sequence[int] = (1,),
 ) -> tuple[Policy, Critic]:
     """Convolutions over `[H, W, C]` observations, then dense layers.
+
+    If an observation is several arrays, one of them is the image; the others join it after the convolutions.
 
     Args:
         channels: output channels of the convolutions, which are not padded.
@@ -176,9 +194,7 @@ def mlp_torso(env: Env, hidden: Sequence[int], activation: str, gains: Gains, la
     check_record("A network", env, Env, 'envs.make("CartPole-v1")')
     _check_activation(activation)
     _check_sizes(hidden=hidden)
-    space = env.observation_space
-    categories = space.n if isinstance(space, Discrete) else 0
-    return MLPTorso(len(space.shape), tuple(hidden), activation, gains.hidden, layer_norm, categories)
+    return MLPTorso(_arrays(env), tuple(hidden), activation, gains.hidden, layer_norm)
 
 
 def cnn_torso(
@@ -193,11 +209,12 @@ def cnn_torso(
 ) -> CNNTorso:
     """The torso of `cnn`; see there."""
     check_record("A network", env, Env, 'envs.make("Breakout-MinAtar")')
-    shape = env.observation_space.shape
-    if len(shape) != 3:
+    arrays = _arrays(env)
+    if arrays.count(IMAGE) != 1:
+        shapes = ", ".join(str(space.shape) for _, space in space_leaves(env.observation_space))
         raise UserError(
-            f"A cnn reads observations of shape [height, width, channels], but those of {env.name} have shape {shape}. "
-            "Use an mlp."
+            f"A cnn reads observations of shape [height, width, channels], or one such array among others, but those "
+            f"of {env.name} have shape {shapes}. Use an mlp."
         )
     _check_activation(activation)
     _check_sizes(channels=channels, hidden=hidden, kernels=kernels, strides=strides)
@@ -206,9 +223,8 @@ def cnn_torso(
             raise UserError(
                 f"{name} has a number for each of the {len(channels)} channels, or one for all, not {excerpt(sizes)}."
             )
-    return CNNTorso(
-        tuple(channels), tuple(hidden), activation, gains.hidden, layer_norm, tuple(kernels), tuple(strides)
-    )
+    layers = tuple(channels), tuple(hidden)
+    return CNNTorso(arrays, *layers, activation, gains.hidden, layer_norm, tuple(kernels), tuple(strides))
 
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:
@@ -221,15 +237,20 @@ def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool
     return PolicyHead(space, squash, initial_log_std, state_std, gains.policy)
 
 
-def _masked(env: Env, distribution: Any, obs: Array) -> Any:
+def _masked(env: Env, distribution: Any, obs: Tree) -> Any:
     """The distribution over the actions that the environment allows."""
     return distribution if env.action_mask is None else distribution.masked(env.action_mask(obs))
 
 
-def zero_obs(env: Env) -> Array:
+def _arrays(env: Env) -> tuple[int | Discrete, ...]:
+    """What a torso has to know of the arrays of an observation; see MLPTorso."""
+    spaces = [space for _, space in space_leaves(env.observation_space)]
+    return tuple(space if isinstance(space, Discrete) else len(space.shape) for space in spaces)
+
+
+def zero_obs(env: Env) -> Tree:
     """An observation of the right shape and dtype, to make parameters for."""
-    space = env.observation_space
-    return jnp.zeros(space.shape, jnp.int32 if isinstance(space, Discrete) else jnp.float32)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), space_struct(env.observation_space))
 
 
 def _init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
@@ -243,10 +264,10 @@ def _feedforward(
 ) -> tuple[Policy, Critic]:
     """Policy and critic without a memory; with `shared`, the critic's parameters are those of its head alone."""
 
-    def head_of_policy(params: Tree, features: Array, obs: Array) -> Any:
+    def head_of_policy(params: Tree, features: Array, obs: Tree) -> Any:
         return _masked(env, apply(policy_head, params["head"], features), obs)
 
-    def distribution(params: Tree, obs: Array) -> Any:
+    def distribution(params: Tree, obs: Tree) -> Any:
         return head_of_policy(params, apply(torso, params["torso"], obs), obs)
 
     def evaluate(params: Tree, rollout: Rollout) -> Any:
@@ -259,7 +280,7 @@ def _feedforward(
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         torso_params = params.policy["torso"] if shared else params.critic["torso"]
 
-        def value(obs: Array) -> Array:
+        def value(obs: Tree) -> Array:
             return apply(value_head, params.critic["head"], apply(torso, torso_params, obs))
 
         v_tm1 = value(rollout.steps.obs)
@@ -280,7 +301,7 @@ def _feedforward(
     return policy, Critic(critic_init, values, joint=JointEvaluation(evaluate, values, both))
 
 
-def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Array, rows: int) -> Sequence[Array]:
+def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Tree, rows: int) -> Sequence[Array]:
     """The features of a torso with each of these parameters, by one product per layer where the machine gains by it.
 
     That is up to so many rows as `Machine.torsos_at_once` says.
@@ -308,7 +329,7 @@ def _recurrent(
             "head": policy_head.init(head_key, initial_memory()),
         }
 
-    def act(params: Tree, memory: Array, obs: Array) -> tuple[Any, Array]:
+    def act(params: Tree, memory: Array, obs: Tree) -> tuple[Any, Array]:
         memory = apply(cell, params["cell"], memory, apply(encoder, params["encoder"], obs))
         return of_memory(params, memory, obs), memory
 
@@ -323,15 +344,16 @@ def _recurrent(
         memory = memories(params.policy, rollout)
         value = partial(apply, value_head, params.critic["head"])
 
-        def value_after_last_memory(final_obs: Array) -> Array:
-            before = memory[bootstrap_steps(rollout.steps, final_obs.shape[0]), jnp.arange(final_obs.shape[1])]
+        def value_after_last_memory(final_obs: Tree) -> Array:
+            slots, columns = jax.tree.leaves(final_obs)[0].shape[:2]
+            before = memory[bootstrap_steps(rollout.steps, slots), jnp.arange(columns)]
             x = apply(encoder, params.policy["encoder"], final_obs)
             return value(apply(cell, params.policy["cell"], before, x))
 
         v_tm1 = value(memory)
         return v_tm1, successor_values(rollout, v_tm1, value_after_last_memory)
 
-    def of_memory(params: Tree, memory: Array, obs: Array) -> Any:
+    def of_memory(params: Tree, memory: Array, obs: Tree) -> Any:
         return _masked(env, apply(policy_head, params["head"], memory), obs)
 
     def evaluate(params: Tree, rollout: Rollout) -> Any:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxpg.files import explain_os_error, replace_file
 from jaxpg.runs.policy import act_all
 from jaxpg.runs.trained import Run
-from jaxpg.types import Array, Box, Env, Learner, Tree
+from jaxpg.types import Array, Env, Learner, Tree, space_struct
 
 METRICS, POLICY, LOADER = "metrics.csv", "policy.jax", "load_policy.py"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -55,16 +55,16 @@ def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:
 def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
     """A policy as a serialised `jax.export.Exported`, its parameters inside, for `load_policy.load`.
 
-    It computes `(obs [b, ...], begins [b] bool, greedy [] bool, seed [] int32, *memory) -> (actions [b, ...], *memory)`
-    for any b; `memory` are the arrays [b, ...] of the policy's memory, which `begins` makes anew.
+    It computes `(obs, begins [b] bool, greedy [] bool, seed [] int32, *memory) -> (actions [b, ...], *memory)` for any
+    b; the arrays of obs are [b, ...], and `memory` are those of the policy's memory, which `begins` makes anew.
     """
     (batch,) = jax.export.symbolic_shape("b")
-    space = env.observation_space
-    obs = jax.ShapeDtypeStruct((batch, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
+    one = space_struct(env.observation_space)
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), one)
     memory = jax.eval_shape(lambda obs: jax.vmap(learner.actor(state).start)(obs), obs)
     leaves, tree = jax.tree.flatten(memory)
 
-    def act(obs: Array, begins: Array, greedy: Array, seed: Array, *memory: Array) -> tuple[Any, ...]:
+    def act(obs: Tree, begins: Array, greedy: Array, seed: Array, *memory: Array) -> tuple[Any, ...]:
         arguments = state, jax.tree.unflatten(tree, memory), begins, obs, jax.random.key(seed)
         (best, after), (sampled, _) = (act_all(learner, env, *arguments, greedy=mode) for mode in (True, False))
         return jnp.where(greedy, best, sampled), *jax.tree.leaves(after)

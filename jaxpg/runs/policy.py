@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxpg.errors import UserError
-from jaxpg.types import Array, Box, Env, Key, Learner, Tree
+from jaxpg.errors import UserError, excerpt
+from jaxpg.types import Array, Box, Env, Key, Learner, Space, Tree, space_leaves, space_struct
 from jaxpg.vectorize import tree_where
 
 
@@ -33,14 +33,15 @@ class TrainedPolicy:
         self._begins = np.ones(1, bool)
         self._acted = 0
 
-    def act(self, obs: ArrayLike, *, greedy: bool = True) -> np.ndarray:
+    def act(self, obs: Any, *, greedy: bool = True) -> np.ndarray:
         """The actions for observations as they were in training, as the environment itself takes them.
 
         Those of a Box are clipped to its bounds. Of an environment on the host they are its own: Gymnasium's
         Discrete(3, start=1) gets one of 1, 2 and 3, and a Box of integers gets integers.
 
         Args:
-            obs: one observation, or a batch of them, [B, ...], from environments that keep their places in the batch.
+            obs: one observation, or a batch of them, [B, ...], from environments that keep their places in the batch;
+                a dictionary where those of the environment are dictionaries.
             greedy: the most probable action; else a sample.
 
         Returns:
@@ -51,19 +52,20 @@ class TrainedPolicy:
                 the policy has a memory.
         """
         batch, batched = self._batch(obs)
+        size = len(jax.tree.leaves(batch)[0])
         if self._memory is None:
-            self._memory, self._begins = self._start(self._state, batch), np.ones(len(batch), bool)
-        elif len(batch) != len(self._begins):
+            self._memory, self._begins = self._start(self._state, batch), np.ones(size, bool)
+        elif size != len(self._begins):
             if jax.tree.leaves(self._memory):
                 raise UserError(
-                    f"This policy remembers {len(self._begins)} episodes, and was given {len(batch)} observations: "
+                    f"This policy remembers {len(self._begins)} episodes, and was given {size} observations: "
                     "call reset() where new episodes begin."
                 )
-            self._begins = np.zeros(len(batch), bool)
+            self._begins = np.zeros(size, bool)
         key = jax.random.fold_in(self._key, self._acted)
         actions, self._memory = self._act(self._state, self._memory, self._begins, batch, key, greedy=greedy)
         self._acted += 1
-        self._begins = np.zeros(len(batch), bool)
+        self._begins = np.zeros(size, bool)
         return np.asarray(actions) if batched else np.asarray(actions)[0]
 
     def reset(self, begins: ArrayLike | None = None) -> None:
@@ -86,29 +88,45 @@ class TrainedPolicy:
             )
         self._begins = begins
 
-    def _batch(self, obs: ArrayLike) -> tuple[np.ndarray, bool]:
+    def _batch(self, obs: Any) -> tuple[Tree, bool]:
         """Observations with a batch axis, and whether they had one."""
-        space = self._env.observation_space
+        spaces = space_leaves(self._env.observation_space)
+        structure: Any = jax.tree.structure(space_struct(self._env.observation_space))
+        try:
+            given = structure.flatten_up_to(obs)  # an array may be given as a list
+        except ValueError:
+            raise UserError(
+                f"An observation of {self._env.name} has arrays at {', '.join(path for path, _ in spaces)}, not "
+                f"{excerpt(jax.tree.map(np.shape, obs))}."
+            ) from None
+        arrays = [self._array(f"observation{path}", space, x) for (path, space), x in zip(spaces, given, strict=True)]
+        leading = {x.shape[: x.ndim - len(space.shape)] for (_, space), x in zip(spaces, arrays, strict=True)}
+        if len(leading) > 1:
+            raise UserError(f"The arrays of an observation have one batch axis, or none: not {sorted(leading)}.")
+        batched = leading != {()}
+        return structure.unflatten(x if batched else x[None] for x in arrays), batched
+
+    def _array(self, what: str, space: Space, obs: ArrayLike) -> np.ndarray:
+        """An array of an observation, or of a batch of them, with the dtype that it had in training."""
         shape = tuple(space.shape)
         try:
             given = np.asarray(obs)
         except ValueError:  # rows of different lengths
-            raise UserError(f"Observations of {self._env.name} have one shape, {shape}: these differ.") from None
+            raise UserError(f"An {what} of {self._env.name} has one shape, {shape}: these differ.") from None
         if (given.shape != shape and given.shape[1:] != shape) or not given.size:
             raise UserError(
-                f"An observation of {self._env.name} has the shape {shape}, and a batch of them one axis in front; not "
+                f"An {what} of {self._env.name} has the shape {shape}, and a batch of them one axis in front; not "
                 f"{given.shape}."
             )
         if given.dtype.kind not in "biuf":
             raise UserError(f"Observations are numbers, not an array of {given.dtype}.")
         if given.dtype == np.uint8 and isinstance(space, Box) and len(shape) == 3 and np.all(space.high <= 1):
             raise UserError(f"{self._env.name} was trained on images divided by 255: divide these bytes too.")
-        converted = given.astype(np.float32 if isinstance(space, Box) else np.int32)
-        return (converted, True) if given.ndim > len(shape) else (converted[None], False)
+        return given.astype(np.float32 if isinstance(space, Box) else np.int32)
 
 
 def act_all(
-    learner: Learner, env: Env, state: Tree, memory: Tree, begins: Array, obs: Array, key: Key, *, greedy: bool
+    learner: Learner, env: Env, state: Tree, memory: Tree, begins: Array, obs: Tree, key: Key, *, greedy: bool
 ) -> tuple[Array, Tree]:
     """The actions of a batch as the environment takes them, those of a Box within its bounds, and the memories.
 
@@ -118,15 +136,15 @@ def act_all(
         state: the learner's, of one seed.
         memory: of the policy, leaves [B, ...].
         begins: [B] bool, where an episode begins: its memory is made anew.
-        obs: [B, ...].
+        obs: leaves [B, ...].
         key: of the samples.
         greedy: the most probable actions (static).
     """
     actor, space = learner.actor(state), env.action_space
 
-    def one(memory: Tree, begins: Array, obs: Array, place: Array) -> tuple[Array, Any]:
+    def one(memory: Tree, begins: Array, obs: Tree, place: Array) -> tuple[Array, Any]:
         remembered = tree_where(begins, actor.start(obs), memory)
         action, memory = actor.act(remembered, obs, jax.random.fold_in(key, place), greedy)
         return (env.host.to_action(action) if env.host else space.nearest(action)), memory
 
-    return jax.vmap(one)(memory, begins, obs, jnp.arange(obs.shape[0]))
+    return jax.vmap(one)(memory, begins, obs, jnp.arange(begins.shape[0]))

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpg.objectives.moments import sample_moments
@@ -22,11 +24,11 @@ EPS = 1e-8  # added to variances
 
 
 class Moments(NamedTuple):
-    """Number of samples so far `[]`, their mean and their (biased) variance `[...]`."""
+    """Number of samples so far `[]`, their mean and their (biased) variance, each in the structure of a sample."""
 
     samples: Array
-    mean: Array
-    variance: Array
+    mean: Tree
+    variance: Tree
 
 
 class NormalizationState(NamedTuple):
@@ -40,12 +42,17 @@ class NormalizationState(NamedTuple):
     reward_terms: Mapping[str, Moments]
 
 
-def initial_moments(shape: tuple[int, ...] = ()) -> Moments:
-    """Moments before any sample, mean 0 and variance 1: by them numbers stay as they are, but are clipped."""
-    return Moments(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
+def initial_moments(like: Tree = 0.0) -> Moments:
+    """Moments before any sample, mean 0 and variance 1: by them numbers stay as they are, but are clipped.
+
+    Args:
+        like: what has the structure and the shapes of a sample.
+    """
+    mean = jax.tree.map(lambda x: jnp.zeros(np.shape(x), jnp.float32), like)
+    return Moments(jnp.zeros((), jnp.float32), mean, jax.tree.map(jnp.ones_like, mean))
 
 
-def update_moments(moments: Moments, x: Array, mask: Array, *, exact_for_equal: bool = False) -> Moments:
+def update_moments(moments: Moments, x: Tree, mask: Array, *, exact_for_equal: bool = False) -> Moments:
     """Moments of all samples so far and those of `x` `[T, B, ...]` where `mask` `[T, B]` is 1, over all devices.
 
     Two sets of n and m samples combine to mean + d m/(n+m) and, for the sums of squares, M_n + M_m + d^2 nm/(n+m),
@@ -54,22 +61,28 @@ def update_moments(moments: Moments, x: Array, mask: Array, *, exact_for_equal: 
     """
     new = sample_moments(x, mask, exact_for_equal=exact_for_equal)
     count = moments.samples + new.samples
-    delta = new.mean - moments.mean
     fraction = new.samples / jnp.maximum(count, 1)
-    between = delta**2 * fraction * (1 - fraction)
-    variance = moments.variance * (1 - fraction) + new.squares / jnp.maximum(count, 1) + between
-    return Moments(
-        samples=count,
-        mean=moments.mean + delta * fraction,
-        variance=jnp.where(count > 0, variance, moments.variance),
-    )
+
+    def combined(mean: Array, variance: Array, new_mean: Array, new_squares: Array) -> tuple[Array, Array]:
+        delta = new_mean - mean
+        between = delta**2 * fraction * (1 - fraction)
+        together = variance * (1 - fraction) + new_squares / jnp.maximum(count, 1) + between
+        return mean + delta * fraction, jnp.where(count > 0, together, variance)
+
+    pairs = jax.tree.map(combined, moments.mean, moments.variance, new.mean, new.squares)
+    mean, variance = jax.tree.transpose(jax.tree.structure(moments.mean), jax.tree.structure((0, 0)), pairs)
+    return Moments(count, mean, variance)
 
 
-def normalize_obs(moments: Moments, x: Array, *, limit: float = 10.0) -> Array:
+def normalize_obs(moments: Moments, obs: Tree, *, limit: float = 10.0) -> Tree:
     """(x - mean) / std, clipped to +-`limit` (Huang et al. 2022, details 6 and 7 of the continuous-control part)."""
-    lead = (1,) * (x.ndim - moments.mean.ndim)
-    mean, variance = (m.reshape(*lead, *m.shape) for m in (moments.mean, moments.variance))
-    return jnp.clip((x - mean) * lax.rsqrt(variance + EPS), -limit, limit)
+
+    def normalized(x: Array, mean: Array, variance: Array) -> Array:
+        lead = (1,) * (x.ndim - mean.ndim)
+        mean, variance = (m.reshape(*lead, *m.shape) for m in (mean, variance))
+        return jnp.clip((x - mean) * lax.rsqrt(variance + EPS), -limit, limit)
+
+    return jax.tree.map(normalized, obs, moments.mean, moments.variance)
 
 
 def scale_rewards(moments: Moments, reward: Array) -> Array:
