@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -204,3 +204,17 @@ def test_a_trained_policy_takes_them_and_so_does_its_exported_file(tmp_path: Pat
             run.policy.act(given)
     (tmp_path / "policy.jax").write_bytes(policy_program(run.experiment.learner, run.learner_of(0), TREE))
     np.testing.assert_array_equal(load_policy.load(tmp_path / "policy.jax")(obs)[0], expected)
+
+
+class Seen(NamedTuple):
+    clock: Any
+    offset: Any
+
+
+def test_a_record_of_arrays_is_learned_from_and_not_exported() -> None:
+    env = chase(lambda own, other, t: Seen(t % 3, offset(own, other)), Seen(Discrete(3), unit(2)))
+    policy, critic = networks.mlp(check_env(env, "chase"))
+    learner = policy_gradient(env, policy, critic, ladder.a2c(num_envs=8))
+    state, _ = trained(learner)
+    with pytest.raises(UserError, match=r"dictionaries, tuples or lists of arrays, and those of chase are Seen\("):
+        policy_program(learner, state, env)

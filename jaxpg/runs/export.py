@@ -15,6 +15,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError, excerpt
 from jaxpg.files import explain_os_error, replace_file
 from jaxpg.runs.policy import act_all
 from jaxpg.runs.trained import Run
@@ -57,9 +58,17 @@ def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
 
     It computes `(obs, begins [b] bool, greedy [] bool, seed [] int32, *memory) -> (actions [b, ...], *memory)` for any
     b; the arrays of obs are [b, ...], and `memory` are those of the policy's memory, which `begins` makes anew.
+
+    Raises:
+        UserError: an observation is of a class that whoever loads the file may not have.
     """
     (batch,) = jax.export.symbolic_shape("b")
     one = space_struct(env.observation_space)
+    if not _is_plain(jax.tree.structure(one)):
+        raise UserError(
+            f"A policy is exported with observations in dictionaries, tuples or lists of arrays, and those of "
+            f"{env.name} are {excerpt(one, 100)}."
+        )
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), one)
     memory = jax.eval_shape(lambda obs: jax.vmap(learner.actor(state).start)(obs), obs)
     leaves, tree = jax.tree.flatten(memory)
@@ -74,3 +83,9 @@ def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
     )
     exported = jax.export.export(jax.jit(act), platforms=PLATFORMS)(obs, begins, greedy, seed, *leaves)
     return bytes(exported.serialize())
+
+
+def _is_plain(structure: Any) -> bool:
+    """Whether a structure is made of dictionaries, tuples and lists alone."""
+    node = structure.node_data()
+    return node is None or (node[0] in (dict, tuple, list) and all(map(_is_plain, structure.children())))
