@@ -63,11 +63,11 @@ def space_leaves(spaces: Spaces) -> list[tuple[str, Space]]:
     return [(jax.tree_util.keystr(path), space) for path, space in found]
 
 
-def space_struct(spaces: Spaces) -> Tree:
-    """Shapes and dtypes of what lies in the spaces: float32 in a Box, int32 in Discrete."""
+def space_struct(spaces: Spaces, lead: tuple[Any, ...] = ()) -> Tree:
+    """Shapes `[*lead, ...]` and dtypes of what lies in the spaces: float32 in a Box, int32 in Discrete."""
 
     def struct(space: Space) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(space.shape, jnp.float32 if isinstance(space, Box) else jnp.int32)
+        return jax.ShapeDtypeStruct((*lead, *space.shape), jnp.float32 if isinstance(space, Box) else jnp.int32)
 
     return jax.tree.map(struct, spaces, is_leaf=_is_space)
 

@@ -12,6 +12,7 @@ import pytest
 
 import jaxpg
 from jaxpg import ladder, networks, values
+from jaxpg.cli.main import main
 from jaxpg.envs import check_env
 from jaxpg.envs.battery import battery
 from jaxpg.errors import UserError
@@ -162,6 +163,23 @@ def test_a_sound_environment_passes_the_battery() -> None:
 
 def replaced(**arrays: Any) -> Any:
     return lambda own, other, t: {**parts(own, other, t), **{k: f(t) for k, f in arrays.items()}}
+
+
+def test_the_command_line_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a cnn by default, since there is one image, and with sizes in `show`."""
+    (tmp_path / "mine.py").write_text(
+        "import test_tree_observations\n\ndef tree():\n    return test_tree_observations.TREE\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["show", "mine:tree", "ppo"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "['board']: 4 x 4 x 2 real numbers, ['clock']: one of 3, ['offset'][0]: 2 real numbers; actions: one of 4"
+        in shown
+    )
+    assert "cnn" in shown
 
 
 @pytest.mark.parametrize(

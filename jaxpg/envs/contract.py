@@ -64,7 +64,7 @@ def _check_shapes(env: Env, name: str) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     state, obs = _trace(env.reset, f"reset of {name}", _check_pair, key)
     _check_obs(env, obs, f"reset of {name}")
-    _check_mask(env, obs, name)
+    _check_mask(env, name)
     action = jax.eval_shape(partial(random_action, env), key, obs)
     for _ in range(2):  # one that changes something in Python would give other shapes the second time
         after, timestep = _trace(env.step, f"step of {name}", _check_timestep, key, state, action)
@@ -164,7 +164,7 @@ def _check_obs(env: Env, obs: Any, what: str) -> None:
         )
 
 
-def _check_mask(env: Env, obs: Any, name: str) -> None:
+def _check_mask(env: Env, name: str) -> None:
     """A mask has one boolean for each of the discrete actions."""
     if env.action_mask is None:
         return
@@ -174,8 +174,7 @@ def _check_mask(env: Env, obs: Any, name: str) -> None:
         expected = jax.ShapeDtypeStruct((*axes, env.action_space.n), jnp.bool_)
         of = f" of observations with the axes {axes}" if axes else ""
         with explain_failure(f"The action_mask of {name}{of}"):
-            several = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), obs)  # noqa: B023
-            mask = jax.eval_shape(env.action_mask, several)
+            mask = jax.eval_shape(env.action_mask, space_struct(env.observation_space, axes))
         if not _is_alike(mask, expected):
             raise UserError(f"The action_mask of {name}{of} must return {_describe(expected)}, not {_describe(mask)}.")
 

@@ -345,9 +345,8 @@ def _recurrent(
         value = partial(apply, value_head, params.critic["head"])
 
         def value_after_last_memory(final_obs: Tree) -> Array:
-            slots, columns = jax.tree.leaves(final_obs)[0].shape[:2]
-            before = memory[bootstrap_steps(rollout.steps, slots), jnp.arange(columns)]
             x = apply(encoder, params.policy["encoder"], final_obs)
+            before = memory[bootstrap_steps(rollout.steps, x.shape[0]), jnp.arange(x.shape[1])]
             return value(apply(cell, params.policy["cell"], before, x))
 
         v_tm1 = value(memory)

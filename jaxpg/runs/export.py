@@ -56,8 +56,8 @@ def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:
 def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
     """A policy as a serialised `jax.export.Exported`, its parameters inside, for `load_policy.load`.
 
-    It computes `(obs, begins [b] bool, greedy [] bool, seed [] int32, *memory) -> (actions [b, ...], *memory)` for any
-    b; the arrays of obs are [b, ...], and `memory` are those of the policy's memory, which `begins` makes anew.
+    It computes `(obs, begins [b] bool, greedy [] bool, seed [] int32, memory) -> (actions [b, ...], memory)` for any b;
+    the arrays of obs are [b, ...], and `memory` is the list of those of the policy's memory, which `begins` makes anew.
 
     Raises:
         UserError: an observation is of a class that whoever loads the file may not have.
@@ -69,19 +69,19 @@ def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
             f"A policy is exported with observations in dictionaries, tuples or lists of arrays, and those of "
             f"{env.name} are {excerpt(one, 100)}."
         )
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype), one)
+    obs = space_struct(env.observation_space, (batch,))
     memory = jax.eval_shape(lambda obs: jax.vmap(learner.actor(state).start)(obs), obs)
     leaves, tree = jax.tree.flatten(memory)
 
-    def act(obs: Tree, begins: Array, greedy: Array, seed: Array, *memory: Array) -> tuple[Any, ...]:
+    def act(obs: Tree, begins: Array, greedy: Array, seed: Array, memory: list[Array]) -> tuple[Array, Tree]:
         arguments = state, jax.tree.unflatten(tree, memory), begins, obs, jax.random.key(seed)
         (best, after), (sampled, _) = (act_all(learner, env, *arguments, greedy=mode) for mode in (True, False))
-        return jnp.where(greedy, best, sampled), *jax.tree.leaves(after)
+        return jnp.where(greedy, best, sampled), jax.tree.leaves(after)
 
     begins, greedy, seed = (
         jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((batch,), bool), ((), bool), ((), jnp.int32))
     )
-    exported = jax.export.export(jax.jit(act), platforms=PLATFORMS)(obs, begins, greedy, seed, *leaves)
+    exported = jax.export.export(jax.jit(act), platforms=PLATFORMS)(obs, begins, greedy, seed, leaves)
     return bytes(exported.serialize())
 
 

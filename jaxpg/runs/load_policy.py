@@ -17,20 +17,14 @@ import jax.numpy as jnp
 def load(path: str | Path) -> Any:
     """The policy in a file: observations, memory, begins, greedy, seed of the samples -> actions, memory."""
     program, calls = jax.export.deserialize(bytearray(Path(path).read_bytes())), itertools.count()
-    (wanted, _, _, _, *of_memory), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-
-    def as_in_training(wanted: Any, x: Any) -> Any:
-        if (x := jnp.asarray(x)).dtype == jnp.uint8 and x.ndim == 4:
-            raise ValueError("The policy was trained on images of float32: divide these bytes by 255.")
-        return x.astype(wanted.dtype)
+    wanted, *_, memories = jax.tree.unflatten(program.in_tree, program.in_avals)[0]
 
     def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int | None = None) -> Any:
-        obs = jax.tree.map(as_in_training, wanted, obs)
-        size = len(jax.tree.leaves(obs)[0])
-        begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), size)
-        memory = memory or [jnp.zeros((size, *x.shape[1:]), x.dtype) for x in of_memory]
-        seed = next(calls) if seed is None else seed
-        actions, *memory = program.call(obs, begins, greedy, seed, *memory)
-        return actions, memory
+        if any(jax.tree.leaves(jax.tree.map(lambda y, x: y.ndim > 3 and jnp.asarray(x).dtype == "uint8", wanted, obs))):
+            raise ValueError("The policy was trained on images of float32: divide these bytes by 255.")
+        obs = jax.tree.map(lambda y, x: jnp.asarray(x).astype(y.dtype), wanted, obs)
+        begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(jax.tree.leaves(obs)[0]))
+        memory = memory or [jnp.zeros(begins.shape + x.shape[1:], x.dtype) for x in memories]
+        return program.call(obs, begins, greedy, next(calls) if seed is None else seed, memory)
 
     return act
