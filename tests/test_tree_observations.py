@@ -204,6 +204,16 @@ def test_bounds_are_looked_at_in_each_array() -> None:
     assert wrong.startswith("obs['offset'][0][0] went from 2 to 2, and the observation_space says -1 to 1")
 
 
+def test_a_number_that_is_seldom_none_is_found_in_the_last_array() -> None:
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, timestep = TREE.step(key, state, action)
+        seldom = jnp.where(jax.random.uniform(key) < 0.02, jnp.nan, timestep.obs["offset"][0])
+        return state, timestep._replace(obs={**timestep.obs, "offset": (seldom,)})
+
+    (wrong,) = (finding.sentence for finding in battery(TREE._replace(step=step), "chase") if not finding.passed)
+    assert wrong.startswith("observations and rewards must be finite")
+
+
 def test_a_trained_policy_takes_them_and_so_does_its_exported_file(tmp_path: Path) -> None:
     run = jaxpg.fit(TREE, "ppo", seeds=1, total_steps=512, num_envs=8, num_steps=16, network={"kind": "recurrent"})
     keys = jax.random.split(jax.random.key(0), 5)
