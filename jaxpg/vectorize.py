@@ -65,6 +65,23 @@ def _(axis_size: int, in_batched: list[Any], condition: Array, on_true: Tree, on
     return chosen, jax.tree.map(lambda _: True, chosen)
 
 
+def compute_once(tree: Tree) -> Tree:
+    """`tree`, whose arrays of float32 and bool are computed once, however many others are made of them.
+
+    It replaces `lax.optimization_barrier` on a CPU (`Machine.recomputes`), whose compiler removes barriers before it
+    fuses, and then writes the whole history of a value into each of its users, unless a division is on the way. So
+    this is one, by x == x: a one that no compiler may assume, since it is none for NaN. The values stay the same to the
+    last bit. On other machines it does nothing.
+    """
+
+    def once(x: Array) -> Array:
+        if x.dtype == bool:
+            return once(x.astype(jnp.float32)) != 0
+        return x / (x == x).astype(x.dtype) if x.dtype == jnp.float32 else x
+
+    return jax.tree.map(once, tree) if machine().recomputes else tree
+
+
 def set_slot(x: Array, slot: Array, value: Any, *, axis: int = -1) -> Array:
     """`x` with `value` at index `slot`, `[]` int32, of an axis; `value` has 1 or nothing there.
 

@@ -23,7 +23,7 @@ from jaxpg.parallel.machine import CPU, MACHINES, machine, platform, program_for
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import segments
 from jaxpg.types import Learner, Outcome
-from jaxpg.vectorize import scan_packed, set_slot, sums
+from jaxpg.vectorize import compute_once, scan_packed, set_slot, sums
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 OTHERS = [name for name in MACHINES if name != "cpu"]
@@ -129,6 +129,38 @@ def test_a_bias_in_two_terms_is_the_bias(rows: int, machine_with: Callable[..., 
     got, wanted = (jax.value_and_grad(f, argnums=(0, 1))(x, bias) for f in (loss, expected))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, wanted)
     assert ("pad" in str(jax.make_jaxpr(loss)(x, bias))) == (rows == 7)
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_what_is_computed_once_stays_the_same(recomputes: bool, machine_with: Callable[..., None]) -> None:
+    machine_with(recomputes=recomputes)
+    numbers = np.float32([0.0, -0.0, 1e-30, -3.5, 1e38, np.inf, -np.inf, np.nan])
+    tree = {"x": jnp.asarray(numbers), "flags": jnp.array([True, False]), "count": jnp.arange(3)}
+    once = jax.jit(compute_once)(tree)
+    assert np.asarray(once["x"]).tobytes() == numbers.tobytes()
+    assert {name: x.dtype for name, x in once.items()} == {name: x.dtype for name, x in tree.items()}
+    np.testing.assert_array_equal(once["flags"], [True, False])
+    np.testing.assert_array_equal(once["count"], [0, 1, 2])
+    np.testing.assert_array_equal(jax.grad(lambda x: compute_once(x * x).sum())(jnp.arange(3.0)), [0, 2, 4])
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what the compiler for CPUs makes")
+def test_a_cpu_s_compiler_does_not_compute_again_what_is_computed_once(machine_with: Callable[..., None]) -> None:
+    """Ten steps, each from the one before, of which every other one is an output."""
+
+    def multiplications(recomputes: bool) -> int:
+        machine_with(recomputes=recomputes)
+
+        def steps(x: jax.Array) -> list[jax.Array]:
+            found = [x]
+            for _ in range(10):
+                found.append(compute_once(found[-1] * found[-1] - 1))
+            return found[::2]
+
+        compiled = jax.jit(lambda x: steps(x)).lower(jnp.ones(8)).compile()
+        return str(compiled.as_text()).count(" multiply(")
+
+    assert multiplications(True) == 10 < multiplications(False) / 2
 
 
 @pytest.mark.parametrize("few", [1, 2])

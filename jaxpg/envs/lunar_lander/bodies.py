@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, constant
 from jaxpg.types import Scalar
+from jaxpg.vectorize import compute_once
 
 
 class Shape(NamedTuple):
@@ -91,7 +92,8 @@ def outline(shape: Shape, pose: Pose) -> tuple[Vector, ...]:
     """The vertices and the normals of a shape, [V] each, in the world."""
     rotation = Rotation.by(pose.angle)
     turned = rotation @ shape.vertices
-    return Vector(turned.x + pose.centre.x, turned.y + pose.centre.y), rotation @ shape.normals
+    moved = Vector(turned.x + pose.centre.x, turned.y + pose.centre.y)
+    return compute_once((moved, rotation @ shape.normals))
 
 
 def origin(shape: Shape, pose: Pose) -> Vector:

@@ -10,6 +10,7 @@ from jaxpg.envs.lunar_lander.bodies import Pose, Shape, Velocity, push
 from jaxpg.envs.lunar_lander.joints import ANGULAR_SLOP, LINEAR_SLOP
 from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, pick, where
 from jaxpg.types import Array, Scalar
+from jaxpg.vectorize import compute_once
 
 SKIN = 0.01
 """Metres around every shape (Box2D's b2_polygonRadius): two shapes touch when they are two skins apart."""
@@ -70,6 +71,9 @@ def collide(start: Vector, end: Vector, vertices: Vector, normals: Vector) -> Ma
     p, q, any_left = _clip(p, q, face_normal.left(), face_to)
     separations = (face_normal.dot(p - face_from), face_normal.dot(q - face_from))
     touches = near & some & any_left
+    p, q, face_from, face_normal, separations, touches = compute_once(
+        (p, q, face_from, face_normal, separations, touches)
+    )
     return Manifold(
         points=(p, q),
         separations=separations,
@@ -204,11 +208,12 @@ def solve_position(contact: PreparedContact, shape: Shape, pose: Pose) -> tuple[
         normal = where(of_polygon, rotation @ contact.face_normal, contact.manifold.normal)
         face = where(of_polygon, pose.centre + rotation @ contact.face, contact.manifold.face)
         touched = where(of_polygon, contact.manifold.points[point], pose.centre + rotation @ contact.points[point])
-        separation = normal.dot(touched - face) - 2 * SKIN
+        separation = compute_once(normal.dot(touched - face) - 2 * SKIN)
         normal, offset = where(of_polygon, -normal, normal), touched - pose.centre
         depth = jnp.clip(_CORRECTED * (separation + LINEAR_SLOP), -_MAX_CORRECTION, 0.0)
         mass = 1 / (shape.inverse_mass + shape.inverse_inertia * offset.cross(normal) ** 2)
-        pose = push(pose, shape, jnp.where(contact.active[point], -depth * mass, 0.0) * normal, offset)
+        impulse = jnp.where(contact.active[point], -depth * mass, 0.0) * normal
+        pose = compute_once(push(pose, shape, impulse, offset))
         least = jnp.minimum(least, jnp.where(contact.active[point], separation, 0.0))
     return pose, least
 

@@ -18,6 +18,7 @@ from jaxpg.envs.lunar_lander.contacts import SKIN, ContactImpulses, Manifold, Pr
 from jaxpg.envs.lunar_lander.joints import ANGULAR_SLOP, LINEAR_SLOP, JointImpulses, PreparedJoint, RevoluteJoint
 from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, pick
 from jaxpg.types import Array, Key, Scalar, Tree
+from jaxpg.vectorize import compute_once
 
 SCALE = 30.0
 """Pixels of the original per metre."""
@@ -159,7 +160,7 @@ def step(craft: Craft, terrain: Array, gravity: Scalar, iterations: Iterations) 
     asleep = (jnp.minimum(jnp.minimum(*still[:2]), still[2]) >= _TIME_TO_SLEEP) & solved
     rows = [_stacked(leg) for leg in impulses.contacts]
     moved = Craft(poses, velocities, tuple(impulses.joints), _stacked(rows), still, touching, on_ground)
-    return moved, Touched(hull.any(), asleep)
+    return moved, compute_once(Touched(hull.any(), asleep))
 
 
 def outlines(craft: Craft) -> list[list[tuple[float, float]]]:
@@ -186,7 +187,7 @@ def _prepare(craft: Craft, manifolds: Manifold, edges: Array) -> tuple[_Constrai
     ]
     of_edges = jax.vmap(contacts.prepare, in_axes=(0, None, None, 0, 0))
     of_legs = jax.vmap(of_edges, in_axes=(0, None, 0, 0, 0))
-    of_contacts = of_legs(manifolds, LEG, _stacked(legs), edges, craft.contacts)
+    of_contacts = compute_once(of_legs(manifolds, LEG, _stacked(legs), edges, craft.contacts))
     constraints, impulses = (
         [[jax.tree.map(itemgetter((i, k)), part) for k in (0, 1)] for i in (0, 1)] for part in of_contacts
     )

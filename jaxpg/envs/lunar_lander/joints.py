@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxpg.envs.lunar_lander.bodies import Pose, Shape, Velocity, push
 from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, where
 from jaxpg.types import Array, Scalar
+from jaxpg.vectorize import compute_once
 
 LINEAR_SLOP = 0.005
 """Metres by which a constraint may be violated without being corrected (Box2D's b2_linearSlop)."""
@@ -94,7 +95,7 @@ def solve_velocity(
     motor, a, b = _solve_motor(joint, impulses.motor, a, b, dt)
     drift = b.at(joint.offset_b) - a.at(joint.offset_a)
     spin = b.angular - a.angular
-    point, limit = _solve_limited(joint, impulses, drift, spin)
+    point, limit = compute_once(_solve_limited(joint, impulses, drift, spin))
     a, b = _push_both(joint, point, limit, a, b)
     return JointImpulses(impulses.point + point, impulses.limit + limit, motor, impulses.at_limit), a, b
 
@@ -113,7 +114,7 @@ def solve_position(joint: RevoluteJoint, at_limit: Array, a: Pose, b: Pose) -> t
     a, b = Pose(a.centre, a.angle - ia * twist), Pose(b.centre, b.angle + ib * twist)
     offset_a, offset_b = _offsets(joint, a, b)
     error = b.centre + offset_b - a.centre - offset_a
-    impulse = _times_2(_inverse_2(*_point_matrix(joint, offset_a, offset_b)), -error)
+    impulse = compute_once(_times_2(_inverse_2(*_point_matrix(joint, offset_a, offset_b)), -error))
     close = (error.length() <= LINEAR_SLOP) & (angular_error <= ANGULAR_SLOP)
     return push(a, joint.a, -impulse, offset_a), push(b, joint.b, impulse, offset_b), close
 
