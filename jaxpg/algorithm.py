@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxpg.errors import UserError
 from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
@@ -142,7 +143,7 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
     if algorithm.collector.whole_episodes:
         log_prob, batch = _without_ratios_of_nothing(log_prob, batch)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
-    loss = per_step("surrogate", surrogate.loss, log_prob)
+    loss = surrogate.loss
     if kl and kl.in_loss:
         loss += kl.in_loss(log_prob, steps.log_prob, batch.reference_log_prob)
     means = {
@@ -173,11 +174,16 @@ def _without_ratios_of_nothing(log_prob: Array, batch: Batch) -> tuple[Array, Ba
 
 
 def _surrogate_loss(algorithm: PolicyGradient, batch: Batch, log_prob: Array) -> SurrogateLoss:
-    steps, surrogate = batch.rollout.steps, algorithm.surrogate
-    if not isinstance(surrogate, PerEpisode):
+    steps, given = batch.rollout.steps, algorithm.surrogate
+    of_ratio = given.surrogate if isinstance(given, PerEpisode) else given
+
+    def surrogate(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:
+        return per_step("surrogate", of_ratio(log_prob, old_log_prob, advantage), log_prob)
+
+    if of_ratio is given:
         return loss_and_clipped(surrogate, log_prob, steps.log_prob, batch.advantage)
     log_ratio = episode_log_ratio(log_prob, steps.log_prob, steps.mask)
-    return loss_and_clipped(surrogate.surrogate, log_ratio, jnp.zeros_like(log_ratio), batch.advantage)
+    return loss_and_clipped(surrogate, log_ratio, jnp.zeros_like(log_ratio), batch.advantage)
 
 
 def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch: Batch) -> tuple[Array, Metrics]:
@@ -223,6 +229,8 @@ def make_batch(
     if critic:
         v_tm1, v_t = forward_pass(critic.values, _text_reader(policy, critic, algorithm), params, rollout)
     credit = algorithm.credit(rollout.steps, v_tm1, v_t, baseline, gamma=algorithm.gamma)
+    if not isinstance(credit, Credit):
+        raise UserError(f"The algorithm's credit must give an advantages.Credit, not a {type(credit).__name__}.")
     batch = Batch(
         rollout=rollout,
         advantage=per_step("credit", credit.advantage, zeros),

@@ -68,6 +68,23 @@ def test_a_part_gives_one_number_per_step(parts: dict[str, Any], name: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"surrogate": lambda *arguments: None}, r"surrogate must give one number per step, \[1, 8\] here, not None"),
+        ({"surrogate": lambda x, *arguments: (x, x)}, r"surrogate must give .*, not a tuple"),
+        ({"value_loss": lambda *arguments: None}, r"value_loss must give .*, not None"),
+        ({"loss_weights": lambda mask: [mask]}, r"loss_weights must give .*, not a list"),
+        ({"normalize": lambda advantage, mask: None}, r"normalize must give .*, not None"),
+        ({"credit": lambda *arguments, gamma: None}, r"credit must give an advantages.Credit, not a NoneType"),
+        ({"credit": lambda steps, *arguments, gamma: (steps.reward,) * 3}, r"an advantages.Credit, not a tuple"),
+    ],
+)
+def test_a_part_gives_arrays(parts: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        trace(PPO()._replace(**parts))
+
+
+@pytest.mark.parametrize(
     ("parts", "name"),
     [
         ({"credit": partial(advantages.group_relative, group_size=2)}, "group_relative"),

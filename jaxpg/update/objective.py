@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
@@ -114,7 +115,7 @@ class Objective(NamedTuple):
         total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
         advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
         return batch._replace(
-            advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(advantage) else advantage,
+            advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(batch.advantage) else (),
             minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 
@@ -126,15 +127,17 @@ class Objective(NamedTuple):
         return batch._replace(noise=self.noise(collectives.device_key(key), (steps, columns)))
 
 
-def per_step(name: str, x: Array, steps: Array) -> Array:
+def per_step(name: str, x: Any, steps: Array) -> Array:
     """`x`, which a function of the algorithm gave for these steps. Another shape would be broadcast, unnoticed.
 
     Raises:
-        UserError: it has another shape than `steps`.
+        UserError: it is no array, or has another shape than `steps`.
     """
+    expected = f"The algorithm's {name} must give one number per step, {list(steps.shape)} here, not"
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | float | int):
+        raise UserError(f"{expected} {'None' if x is None else f'a {type(x).__name__}'}.")
     if jnp.shape(x) != steps.shape:
         raise UserError(
-            f"The algorithm's {name} must give one number per step, {list(steps.shape)} here, not an array of shape "
-            f"{list(jnp.shape(x))}: means and sums over steps are those of loss_weights."
+            f"{expected} an array of shape {list(jnp.shape(x))}: means and sums over steps are those of loss_weights."
         )
-    return x
+    return jnp.asarray(x)
