@@ -87,8 +87,6 @@ LINE = {
 
 JUDGE = Cell("lunar_lander", "actor_critic_mc", 1, overrides=FEWER_PASSES)
 """The run whose policy and critic the gradients are of."""
-MENDED = "2026-11-26T20:57"
-"""When the legs came to stand where Gymnasium's do (LOG.md, "the legs of the lander"): older rows are marked by †."""
 NOISE = "gradient noise"
 ENDS = ("high", "value", "low")
 """Of a signal, by the size of its inverse."""
@@ -285,13 +283,10 @@ def tables(results: Mapping[str, Any]) -> str:
         low, value, high = (f"{1 / x[end]:,.{0 if x[end] < 0.01 else 1}f}" if x[end] > 0 else "∞" for end in ENDS)
         return f"more than {low}" if value == "∞" else f"{value} [{low}, {high}]"
 
-    def mark(cell: Cell) -> str:
-        return " †" if results[cell.name]["machine"]["started"] < MENDED else ""
-
     def cells_of(cell: Cell) -> tuple[str, ...]:
         sampled, greedy = (results[cell.name][name] for name in ("sampled", "greedy"))
         return (
-            f"`{cell.algorithm}`" + (f", {cell.variant}" if cell.variant else "") + mark(cell),
+            f"`{cell.algorithm}`" + (f", {cell.variant}" if cell.variant else ""),
             estimate(sampled["mean"]),
             estimate(sampled["iqm"]),
             f"{min(sampled['returns']):.0f}",
@@ -331,7 +326,7 @@ def tables(results: Mapping[str, Any]) -> str:
             for name, x in flown.items()
         ]
         text += f"The same policy in both environments, sampled:\n\n{markdown(columns, rows)}"
-    return f"{text}\n† trained and scored before {MENDED[:10]}, with legs that stood 0.05 radians too far out.\n"
+    return text
 
 
 def measure_noise(console: Console) -> None:

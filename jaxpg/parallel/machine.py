@@ -106,8 +106,8 @@ class Machine(NamedTuple):
         more than a few hundred tokens; shorter ones are one block.
     recomputes: the compiler writes the operations of a value into every kernel that uses it, and
         `vectorize.compute_once` keeps it from that. One pass of LunarLander's solver over the poses was 6,900
-        operations for the 500 that it has: its step takes 0.34 of the time with Gymnasium's passes, 0.36 with those of
-        training, and compiles in 0.49 ("a value is computed once").
+        operations for the 500 that it has: its step takes 0.36 of the time with Gymnasium's passes, 0.42 with those of
+        training, and compiles in 0.51 ("a value is computed once").
     calls_in_place: a callback reads and writes the buffers of the program. On a CPU, where that is possible, 6 to 9 us
         instead of 140 to 190 a call ("an environment on the host").
     """
