@@ -511,6 +511,28 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
     assert loop.restore(learner, run, [0, 1], "last").steps.tolist() == [3008, 3008]
 
 
+def test_an_interrupt_ends_an_endless_program_that_has_nothing_to_save() -> None:
+    code = (
+        "import jax; from jaxpg.cli import signals\n"
+        "loop = lambda x: jax.lax.while_loop(lambda y: y > 0, lambda y: jax.numpy.sin(y) + 1, x)\n"
+        "endless = jax.jit(loop).lower(1.0).compile()\n"
+        "with signals.ends_at_once():\n"
+        "    print('begins', flush=True)\n"
+        "    jax.block_until_ready(endless(1.0))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "begins\n"
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            message = process.communicate(timeout=10)[1]
+        finally:
+            process.kill()
+    assert (process.returncode, message) == (130, "\njaxpg: interrupted\n")
+
+
 def test_a_run_whose_output_nobody_reads_any_more_is_saved(tmp_path: Path) -> None:
     """As in `jaxpg train ... | head -1`."""
     command = ["train", "catch", "reinforce", "--out", str(tmp_path / "run"), "--set", "num_envs=4"]

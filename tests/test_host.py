@@ -7,8 +7,10 @@ import os
 import pickle
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -25,6 +27,7 @@ from gymnasium.envs.registration import WrapperSpec
 
 import jaxpg
 from jaxpg import envs, ladder, networks, report, user_code
+from jaxpg.cli import signals
 from jaxpg.cli.main import main
 from jaxpg.envs.host import is_of_this_script, packages
 from jaxpg.envs.host.host_env import close_all, host_env
@@ -331,6 +334,30 @@ def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> No
     env = envs.make(WALK, fault="interrupt")
     with pytest.raises(KeyboardInterrupt):
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
+
+
+def test_ctrl_c_ends_a_program_that_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the outside, which the main thread would notice after the last step."""
+    steps, of_the_class = 0, tiny_gym.Walk.step
+
+    def step(self: Any, action: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1e-3)
+        return of_the_class(self, action)
+
+    monkeypatch.setattr(tiny_gym.Walk, "step", step)
+    monkeypatch.setattr(signals, "SECONDS_TO_CLOSE", 100.0)  # the process would end
+    env, key = envs.make(WALK), jax.random.key(0)
+    many = jax.jit(lambda state: jax.lax.scan(lambda s, a: env.step(key, s, a), state, jnp.zeros(20_000, jnp.int32)))
+    state, _ = env.reset(key)
+    host_callback.clear_failures()
+    with pytest.raises(KeyboardInterrupt), signals.ends_at_once():
+        jax.block_until_ready(many(state))
+    assert 3 <= steps < 1_000
+    host_callback.clear_failures()
 
 
 @pytest.mark.parametrize("older", range(3))

@@ -1,4 +1,4 @@
-"""The signals that stop training."""
+"""The signals that stop training, and other programs that take long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # before anything slow is imported Ctrl-C is to be held back
@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # before anything slow is imported Ctrl-C is to be held back
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 15.0
 """How long a chunk may take after SIGTERM; a machine that is taken away usually leaves 30 seconds."""
+
+SECONDS_TO_CLOSE = 1.0
+"""How long environments on the host have to end a step after Ctrl-C where there is nothing to save."""
 
 
 class Interruption:
@@ -40,12 +43,6 @@ class Interruption:
     def requested(self) -> bool:
         """Whether a signal has asked this process to stop."""
         return self.signal is not None
-
-    def watch(self, receiver: int) -> None:
-        """Read the numbers of signals from a pipe until it is closed."""
-        while number := os.read(receiver, 1):
-            if number[0] in STOPPING:
-                self.on_signal(number[0])
 
     def close(self) -> None:
         """Training has ended: nothing is to be stopped any more."""
@@ -106,25 +103,70 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(console: Console, resume_command: str) -> Iterator[Interruption]:
-    """Ctrl-C and SIGTERM stop what is trained inside, see `Interruption`.
-
-    A thread waits for the signals, because the main thread does not run Python while XLA computes. Outside the main
-    thread signals are left alone.
-    """
+    """Ctrl-C and SIGTERM stop what is trained inside, see `Interruption`."""
     interruption = Interruption(console, resume_command)
+    with _received(STOPPING, interruption.on_signal):
+        try:
+            yield interruption
+        finally:
+            interruption.close()
+
+
+@contextlib.contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Ctrl-C ends what runs inside, a compiled program that has nothing to save.
+
+    One with environments on the host ends by itself, since their calls do nothing from then on, and KeyboardInterrupt
+    is raised afterwards (`host_callback.raise_failure`), so that they can be closed. The process ends after
+    SECONDS_TO_CLOSE in any case.
+    """
+    from jaxpg.parallel import host_callback  # imports jax
+
+    def leave() -> None:
+        _say("interrupted")
+        os._exit(128 + signal.SIGINT)
+
+    timer = threading.Timer(SECONDS_TO_CLOSE, leave)
+    timer.daemon = True
+
+    def end(_: int) -> None:
+        if not timer.is_alive():
+            host_callback.fail(KeyboardInterrupt())
+            timer.start()
+
+    with _received([signal.SIGINT], end):
+        try:
+            yield
+        finally:
+            timer.cancel()
+    host_callback.raise_failure()
+
+
+@contextlib.contextmanager
+def _received(numbers: Sequence[int], on_signal: Callable[[int], None]) -> Iterator[None]:
+    """`on_signal(number)` for each of these signals that comes inside.
+
+    A thread waits for them, because the main thread does not run Python while XLA computes. Outside the main thread
+    signals are left alone.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield interruption
+        yield
         return
+
+    def watch() -> None:
+        while number := os.read(receiver, 1):
+            if number[0] in old_handlers:
+                on_signal(number[0])
+
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
-    old_handlers = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    old_handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_sender = signal.set_wakeup_fd(sender)
-    watcher = threading.Thread(target=interruption.watch, args=[receiver], daemon=True)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield interruption
+        yield
     finally:
-        interruption.close()
         signal.set_wakeup_fd(old_sender)
         for number, handler in old_handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not one of Python's

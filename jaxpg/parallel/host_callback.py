@@ -112,6 +112,11 @@ def clear_failures() -> None:
     _failures.clear()
 
 
+def fail(error: BaseException) -> None:
+    """Let every call from now on fail, for this reason."""
+    _failures.append(error)
+
+
 def raise_failure() -> None:
     """Raise the exception of the first call that failed since `clear_failures`, if any did."""
     if _failures:
