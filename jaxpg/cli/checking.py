@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from jaxpg import envs
+from jaxpg.cli import signals
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.signatures import check_free_settings
 from jaxpg.printable import printable
@@ -18,7 +19,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     env = envs.make_unchecked(arguments.environment, **settings)
     console = make_console(soft_wrap=True)
     marks, wrong = {True: "✓", None: "?", False: "✗"}, False
-    for finding in envs.battery(env, arguments.environment):
-        console.print(f"{marks[finding.passed]} {printable(finding.sentence)}", markup=False, highlight=False)
-        wrong |= finding.passed is False
+    with signals.ends_at_once():
+        for finding in envs.battery(env, arguments.environment):
+            console.print(f"{marks[finding.passed]} {printable(finding.sentence)}", markup=False, highlight=False)
+            wrong |= finding.passed is False
     return 2 if wrong else 0
