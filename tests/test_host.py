@@ -338,7 +338,7 @@ def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> No
 
 def test_ctrl_c_ends_a_program_that_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the outside, which the main thread would notice after the last step."""
-    steps, of_the_class = 0, tiny_gym.Walk.step
+    steps = 0
 
     def step(self: Any, action: Any) -> Any:
         nonlocal steps
@@ -346,17 +346,25 @@ def test_ctrl_c_ends_a_program_that_has_nothing_to_save(monkeypatch: pytest.Monk
         if steps == 3:
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1e-3)
-        return of_the_class(self, action)
+        return np.zeros(2), 0.0, False, False, {}
 
     monkeypatch.setattr(tiny_gym.Walk, "step", step)
     monkeypatch.setattr(signals, "SECONDS_TO_CLOSE", 100.0)  # the process would end
-    env, key = envs.make(WALK), jax.random.key(0)
-    many = jax.jit(lambda state: jax.lax.scan(lambda s, a: env.step(key, s, a), state, jnp.zeros(20_000, jnp.int32)))
+    env, key = envs.make("gymnasium:tiny_gym:TinyEndless-v0", max_episode_steps=10_000), jax.random.key(0)
+    many = jax.jit(lambda state: jax.lax.scan(lambda s, a: env.step(key, s, a), state, jnp.zeros(5_000, jnp.int32)))
     state, _ = env.reset(key)
     host_callback.clear_failures()
     with pytest.raises(KeyboardInterrupt), signals.ends_at_once():
         jax.block_until_ready(many(state))
     assert 3 <= steps < 1_000
+    host_callback.clear_failures()
+
+
+def test_check_says_once_what_the_host_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", WALK, "--set", "fault=raise"]) == 2
+    said = capsys.readouterr()
+    assert said.out.count("the motor is broken") == 1
+    assert said.err == ""
     host_callback.clear_failures()
 
 

@@ -136,7 +136,7 @@ def test_what_is_computed_once_stays_the_same(recomputes: bool, machine_with: Ca
     machine_with(recomputes=recomputes)
     numbers = np.float32([0.0, -0.0, 1e-30, -3.5, 1e38, np.inf, -np.inf, np.nan])
     tree = {"x": jnp.asarray(numbers), "flags": jnp.array([True, False]), "count": jnp.arange(3)}
-    once = jax.jit(compute_once)(tree)
+    once = jax.jit(lambda tree: compute_once(tree))(tree)  # a new function, which is compiled anew
     assert np.asarray(once["x"]).tobytes() == numbers.tobytes()
     assert {name: x.dtype for name, x in once.items()} == {name: x.dtype for name, x in tree.items()}
     np.testing.assert_array_equal(once["flags"], [True, False])
@@ -157,7 +157,7 @@ def test_a_cpu_s_compiler_does_not_compute_again_what_is_computed_once(machine_w
                 found.append(compute_once(found[-1] * found[-1] - 1))
             return found[::2]
 
-        compiled = jax.jit(lambda x: steps(x)).lower(jnp.ones(8)).compile()
+        compiled = jax.jit(steps).lower(jnp.ones(8)).compile()
         return str(compiled.as_text()).count(" multiply(")
 
     assert multiplications(True) == 10 < multiplications(False) / 2

@@ -25,6 +25,7 @@ from jaxpg.experiments.config import Config, check_seeds, load_config, to_dict
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.models.generation import check_sampling
+from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
 from jaxpg.printable import printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
@@ -72,6 +73,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     keys = jax.random.split(jax.random.key(arguments.seed), len(config.seeds))
     with signals.ends_at_once():
         result = jax.device_get(jax.jit(jax.vmap(evaluate_seed))(run.state.learner, keys))
+    host_callback.raise_failure()
     sampling = "greedy" if arguments.greedy else "sampled"
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
     _print_evaluation(config, result, Starts(episodes // group_size, group_size, word), sampling)
@@ -170,6 +172,7 @@ def run_play(arguments: argparse.Namespace) -> int:
     record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
     with signals.ends_at_once():
         episode = jax.device_get(record(jax.random.key(arguments.seed)))
+    host_callback.raise_failure()
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return = float(episode.rewards[:length].sum())

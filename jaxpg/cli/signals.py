@@ -117,8 +117,7 @@ def ends_at_once() -> Iterator[None]:
     """Ctrl-C ends what runs inside, a compiled program that has nothing to save.
 
     One with environments on the host ends by itself, since their calls do nothing from then on, and KeyboardInterrupt
-    is raised afterwards (`host_callback.raise_failure`), so that they can be closed. The process ends after
-    SECONDS_TO_CLOSE in any case.
+    is raised after it, so that they can be closed. The process ends after SECONDS_TO_CLOSE in any case.
     """
     from jaxpg.parallel import host_callback  # imports jax
 
@@ -128,9 +127,11 @@ def ends_at_once() -> Iterator[None]:
 
     timer = threading.Timer(SECONDS_TO_CLOSE, leave)
     timer.daemon = True
+    arrived = threading.Event()
 
     def end(_: int) -> None:
-        if not timer.is_alive():
+        if not arrived.is_set():
+            arrived.set()
             host_callback.fail(KeyboardInterrupt())
             timer.start()
 
@@ -139,7 +140,8 @@ def ends_at_once() -> Iterator[None]:
             yield
         finally:
             timer.cancel()
-    host_callback.raise_failure()
+    if arrived.is_set():
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
