@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from dataclasses import replace
@@ -26,7 +27,7 @@ import tiny_gym
 from gymnasium.envs.registration import WrapperSpec
 
 import jaxpg
-from jaxpg import envs, ladder, networks, report, user_code
+from jaxpg import envs, ladder, networks, parallel, report, user_code
 from jaxpg.cli import signals
 from jaxpg.cli.main import main
 from jaxpg.envs.host import is_of_this_script, packages
@@ -34,7 +35,7 @@ from jaxpg.envs.host.host_env import close_all, host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
-from jaxpg.parallel import host_callback
+from jaxpg.parallel import collectives, host_callback
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.collector import env_keys, make_actor, step_keys
 from jaxpg.rollout.evaluation import evaluate, record_episode
@@ -328,6 +329,24 @@ def test_huge_numbers_are_finite() -> None:
     env = envs.make(WALK, fault="huge")
     rows = run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
     assert rows[-1][1].obs[0] == np.float32(1e30)
+
+
+def test_a_thread_of_xlas_is_known_to_python_after_its_first_call() -> None:
+    of_thread, new, devices = threading.local(), [], jax.devices()
+
+    def add_one(x: Any) -> tuple[np.ndarray]:
+        if not hasattr(of_thread, "seen"):
+            of_thread.seen = new.append(threading.get_ident())
+        return (np.asarray(x) + 1,)
+
+    def add_fifty(x: jax.Array) -> jax.Array:
+        like = (jax.ShapeDtypeStruct(x.shape, x.dtype),)
+        return jax.lax.scan(lambda x, _: (*host_callback.call_in_place(add_one, like, x), None), x, length=50)[0]
+
+    mesh, split = parallel.make_mesh(1, len(devices), devices), jax.sharding.PartitionSpec(collectives.DATA)
+    program = parallel.spread(add_fifty, mesh, in_specs=split, out_specs=split)
+    np.testing.assert_array_equal(jax.jit(program)(jnp.zeros(len(devices))), 50)
+    assert len(new) == len(set(new))
 
 
 def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> None:

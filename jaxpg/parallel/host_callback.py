@@ -8,6 +8,8 @@ raises wherever the main thread is, inside of a callback too. So no callback rai
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +27,7 @@ XLA copies arguments above 100 kB in a thread of the pool that computes. All its
 which then never returns. Pieces of 8 columns stay below that size for batches of up to 3,000 rows per device.
 """
 _failures: list[BaseException] = []
+_of_thread = threading.local()
 
 
 def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: Array, *scalars: Array) -> Tree:
@@ -84,13 +87,12 @@ def call_in_place(
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)
 
+    def call_with_buffers(context: Any, buffers: Sequence[Any], *arguments: Any) -> None:
+        _keep_thread_state()
+        call_on_host(buffers, *arguments)
+
     if machine().calls_in_place:
-        in_place = buffer_callback(
-            lambda context, out, *arguments: call_on_host(out, *arguments),
-            results,
-            has_side_effect=True,
-            vmap_method="broadcast_all",
-        )
+        in_place = buffer_callback(call_with_buffers, results, has_side_effect=True, vmap_method="broadcast_all")
         return in_place(*arguments)
     rank = arguments[0].ndim  # axes beyond these are those of `vmap`
 
@@ -101,6 +103,18 @@ def call_in_place(
         return out
 
     return jax.pure_callback(call_with_copies, results, *arguments, vmap_method="broadcast_all")
+
+
+def _keep_thread_state() -> None:
+    """Let this thread keep what Python knows of it, from its first call on.
+
+    It replaces nothing. A thread of XLA's has no state of Python's, so that each call makes one, with a stack of its
+    own, and destroys it again: a call takes 6 to 20 us more, on a CPU (benchmarks/LOG.md, "the host door, threads that
+    Python knows"). Taking the lock once more than it is given back, which is allowed in a thread that holds it, keeps
+    the state until the process ends.
+    """
+    if not hasattr(_of_thread, "kept"):
+        _of_thread.kept = ctypes.pythonapi.PyGILState_Ensure()
 
 
 def _failure_value(dtype: np.dtype) -> float:

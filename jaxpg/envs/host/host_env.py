@@ -159,10 +159,13 @@ class _Group:
             self._check(obs, self._going_on)
             return obs, self._going_on
         running = ~(self._over | self._resting)
-        self._check_truncations(running & truncated & ~terminated)
-        self._over |= running & (terminated | truncated)
+        terminated, truncated = running & terminated, running & truncated
+        if np.count_nonzero(truncated):
+            self._check_truncations(truncated & ~terminated)
+        self._over |= terminated | truncated
         self._all_run = False
-        numbers = np.stack([np.where(running, reward, 0), ~(running & terminated), self._over], -1).astype(np.float32)
+        numbers = self._going_on.copy()
+        numbers[:, 0], numbers[:, 1], numbers[:, 2] = np.where(running, reward, 0), ~terminated, self._over
         self._check(obs, numbers, running)
         return obs, numbers
 
@@ -287,9 +290,11 @@ class _Groups:
     @_explained
     def restart(self, wanted: ArrayLike, seeds: ArrayLike, *state: Any) -> tuple[np.ndarray, ...]:
         """New episodes where `wanted`, of environments in this `HostState`: places and observations."""
-        wanted, seeds = np.asarray(wanted), np.asarray(seeds)
+        wanted, seeds, place = np.asarray(wanted), np.asarray(seeds), np.asarray(state[0])
         if not np.count_nonzero(wanted):
-            return np.asarray(state[0]), np.zeros((*wanted.shape, *self.source.observation_space.shape), np.float32)
+            return place, np.zeros((*wanted.shape, *self.source.observation_space.shape), np.float32)
+        if (group := self._whole(place)) is not None and place.ndim == 2:  # nearly always
+            return group.places, group.begin(wanted, seeds)
         of_groups = self._find(HostState(*state))
         parts = [(group.places, group.begin(wanted.ravel()[of], seeds.ravel()[of])) for group, of in of_groups]
         return tuple(_like(wanted, x) for x in _joined(parts))
