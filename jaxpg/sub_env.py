@@ -28,10 +28,48 @@ def _scalar(x: Any) -> float:
     return np.asarray(x, np.float64).item()
 
 
-def make_sub_env(make_one: Callable[..., gymnasium.Env], name: str, flatten: bool) -> SubEnv:
-    """What `make_one()` makes as a `SubEnv`, its observations flattened or as they are."""
-    env = make_one()
-    return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
+def _flag(x: Any, what: str) -> bool:
+    """True or False, also as a number, or the only one of an array."""
+    if isinstance(x, str) or (number := _scalar(x)) not in (0, 1):
+        raise ValueError(f"{what} must be True or False, not {x!r}")
+    return bool(number)
+
+
+def make_sub_env(
+    make_one: Callable[..., gymnasium.Env], name: str, flatten: bool, spaces: tuple[gymnasium.Space, ...] = ()
+) -> gymnasium.Env:
+    """What `make_one()` makes as a `SubEnv`, its observations flattened or as they are.
+
+    In a worker process, where it would be printed and lost, what it raises is raised by the first reset instead: of an
+    environment with these `spaces`, of observations and actions.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        env = make_one()
+        return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        unmade = UserError(f"The environment {name} cannot be made: {describe_failure(error)}.")
+        if spaces and _is_worker():
+            return _Unmade(unmade, *spaces)
+        raise unmade from error
+
+
+def _is_worker() -> bool:
+    return multiprocessing.parent_process() is not None
+
+
+class _Unmade(gymnasium.Env):
+    """In place of an environment that could not be made; `reset` raises the reason."""
+
+    def __init__(self, reason: UserError, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+        self.observation_space, self.action_space, self._reason = observation_space, action_space, reason
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise self._reason
 
 
 class SubEnv(gymnasium.Wrapper):
@@ -46,7 +84,7 @@ class SubEnv(gymnasium.Wrapper):
         super().__init__(env)
         self._name, self._resting, self._steps = name, False, 0
         self._obs: Any = None
-        if multiprocessing.parent_process() is not None:
+        if _is_worker():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -56,12 +94,14 @@ class SubEnv(gymnasium.Wrapper):
         self._resting, self._steps = False, 0
         try:
             result: Any = self.env.reset(seed=seed)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self.failure(error, 0) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._at("returned something else than the pair of an observation and an info", 0)
         self._obs = result[0]
-        self.check_shape(self._obs, 0)
+        self.check_obs(self._obs, 0)
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -70,7 +110,9 @@ class SubEnv(gymnasium.Wrapper):
         self._steps += 1
         try:
             self._obs, reward, terminated, truncated, _ = self.env.step(action)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self.failure(error, self._steps) from error
         return self._obs, *self.check(self._obs, reward, terminated, truncated, self._steps), {}
 
@@ -81,16 +123,19 @@ class SubEnv(gymnasium.Wrapper):
             UserError: one is not a number, or the observation has another shape than the space's.
         """
         try:
-            numbers = _scalar(reward), bool(_scalar(terminated)), bool(_scalar(truncated))
-        except (TypeError, ValueError) as error:
+            numbers = _scalar(reward), _flag(terminated, "terminated"), _flag(truncated, "truncated")
+        except (TypeError, ValueError, OverflowError) as error:
             raise self.failure(error, steps) from error
-        self.check_shape(obs, steps)
+        self.check_obs(obs, steps)
         return numbers
 
-    def check_shape(self, obs: Any, steps: int) -> None:
-        """Raise a UserError for an observation of another shape than the space's, made by this step; 0 is the reset."""
-        if np.shape(obs) != (shape := self.observation_space.shape):
-            raise self._at(f"returned an observation of shape {np.shape(obs)} instead of {shape}", steps)
+    def check_obs(self, obs: Any, steps: int) -> None:
+        """Raise a UserError for an observation of another shape than the space's, or of no numbers, by this step."""
+        array = np.asarray(obs)
+        if array.shape != (shape := self.observation_space.shape):
+            raise self._at(f"returned an observation of shape {array.shape} instead of {shape}", steps)
+        if array.dtype.kind not in "biuf":
+            raise self._at(f"returned an observation of dtype {array.dtype}, which is no number", steps)
 
     def failure(self, error: BaseException, steps: int) -> UserError:
         """What the environment raised at this step of an episode, in a sentence; 0 is the reset."""

@@ -30,7 +30,7 @@ import jaxpg
 from jaxpg import envs, ladder, networks, parallel, report, user_code
 from jaxpg.cli import signals
 from jaxpg.cli.main import main
-from jaxpg.envs.host import is_of_this_script, packages
+from jaxpg.envs.host import close_what_begins, is_of_this_script, packages
 from jaxpg.envs.host.host_env import close_all, host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
@@ -247,6 +247,10 @@ def test_wrappers_restart_what_is_inside() -> None:
         ("nan", r"returned an observation that is not finite in float32 at step 3 of an episode\."),
         ("reward", r"returned a reward of nan at step 3 of an episode\."),
         ("text", r"raised ValueError: could not convert string to float: 'a lot' .*at step 3 of an episode\."),
+        ("integer", r"raised OverflowError: int too large to convert to float .*at step 3 of an episode\."),
+        ("neither", r"raised ValueError: terminated must be True or False, not None .*at step 3 of an episode\."),
+        ("panic", r"raised Panic: out of bounds \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
+        ("objects", r"returned an observation of dtype object, which is no number at step 3 of an episode\."),
         ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
     ],
 )
@@ -259,14 +263,48 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: i
     assert np.isnan(obs).all()
 
 
+def test_what_raises_as_it_is_made_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=rf"{WALK} cannot be made: SystemExit: 0 \(tiny_gym.py, line \d+\)\.$"):
+        envs.make(WALK, fault="unmade")
+
+
+@pytest.mark.full
+def test_what_raises_as_a_worker_makes_it_is_a_sentence() -> None:
+    env = envs.make(WALK, fault="unmade in a worker", vectorization="async")
+    with pytest.raises(UserError, match=rf"{WALK} cannot be made: RuntimeError: no licence left \(tiny_gym.py"):
+        run_until_failure(env)
+    assert not multiprocessing.active_children()
+
+
+def test_environments_that_begin_in_a_training_end_with_it() -> None:
+    """And are made again where their states are used later."""
+    made = []
+
+    def make(n: int, seed: int) -> Any:
+        made.append(source.make(n, seed))
+        closed.append(False)
+        number = len(made) - 1
+        return made[-1]._replace(close=lambda: closed.__setitem__(number, True))
+
+    source, closed = source_of(WALK), []  # type: ignore[var-annotated]
+    env = host_env(source._replace(make=make))
+    env.reset(jax.random.key(0))
+    with close_what_begins():
+        state, _ = env.reset(jax.random.key(1))
+        ((_, first),) = run(env, [1], state)
+    assert closed == [False, True]
+    ((_, again),) = run(env, [1], state)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
 def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are closed, and the fault is what is raised."""
     close_all()  # those of other tests
     closed: list[int] = []
 
     def close(self: Any) -> None:
-        if self._t == 0:
-            return  # the one that is made for its spaces
+        if not getattr(self, "_t", 0):
+            return  # those that are made for their spaces
         closed.append(self._t)
         raise ValueError("the connection is gone")
 
@@ -377,6 +415,49 @@ def test_ctrl_c_ends_a_program_that_has_nothing_to_save(monkeypatch: pytest.Monk
         jax.block_until_ready(many(state))
     assert 3 <= steps < 1_000
     host_callback.clear_failures()
+
+
+@pytest.mark.full
+def test_ctrl_c_leaves_no_worker_that_hangs(tmp_path: Path) -> None:
+    """A second one while training waits for the end of a chunk, which is to be saved; the first one elsewhere."""
+    of_env = ("vectorization=async", "fault=hang")
+    train = ["train", WALK, "ppo", *SMALL, *settings(*(f"environment_settings.{x}" for x in of_env))]
+    for command, signals_to_send in ((train, 2), (["check", WALK, *settings(*of_env)], 1)):
+        hangs = tmp_path / command[0]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "HANGS": str(hangs)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jaxpg", *command],
+            start_new_session=True,
+            cwd=tmp_path,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        wait_until(hangs.exists)
+        for _ in range(signals_to_send):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(1)
+        _, error = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "Traceback" not in error
+        wait_until(lambda group=process.pid: not is_alive(group))
+
+
+def wait_until(holds: Any) -> None:
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def is_alive(group: int) -> bool:
+    """Whether a group has a process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_check_says_once_what_the_host_raised(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 
+class Panic(BaseException):
+    """As an environment in Rust raises it."""
+
+
 class Walk(gymnasium.Env):
     """A random walk on a line, pushed by the action; it terminates beyond 3, and Gymnasium truncates it.
 
-    From step `at` of an episode on it has a `fault`: raise, nan, huge, reward, text (for a reward), shape, interrupt,
-    exit, die, or close the pipe and die later.
+    From step `at` of an episode on it has a `fault`: raise, panic (raise what is no Exception), nan, huge, reward, text
+    or an integer beyond all floats (for a reward), neither (an end that is neither true nor false), shape, objects (for
+    an observation), interrupt, exit, die, close the pipe and die later, or hang and say so in the file HANGS. Or it
+    cannot be made: unmade, or only not in a worker process.
     """
 
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (2,), np.float64)
@@ -22,6 +30,10 @@ class Walk(gymnasium.Env):
 
     def __init__(self, fault: str = "none", at: int = 3, render_mode: str | None = None) -> None:
         self._fault, self._at = fault, at
+        if fault == "unmade":
+            raise SystemExit(0)
+        if fault == "unmade in a worker" and multiprocessing.parent_process() is not None:
+            raise RuntimeError("no licence left")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -36,6 +48,11 @@ class Walk(gymnasium.Env):
             return self._obs(), self._x, abs(self._x) > 3, False, {}
         if self._fault == "raise":
             raise RuntimeError("the motor is broken")
+        if self._fault == "panic":
+            raise Panic("out of bounds")
+        if self._fault == "hang":
+            Path(os.environ["HANGS"]).touch()
+            time.sleep(1000)
         if self._fault == "interrupt":
             raise KeyboardInterrupt
         if self._fault == "exit":
@@ -46,13 +63,16 @@ class Walk(gymnasium.Env):
             os.closerange(3, 256)
             time.sleep(2)
             os._exit(1)
-        reward: Any = {"reward": np.nan, "text": "a lot"}.get(self._fault, self._x)
-        return self._obs(), reward, abs(self._x) > 3, False, {}
+        reward: Any = {"reward": np.nan, "text": "a lot", "integer": 10**400}.get(self._fault, self._x)
+        terminated: Any = None if self._fault == "neither" else abs(self._x) > 3
+        return self._obs(), reward, terminated, False, {}
 
     def _obs(self) -> np.ndarray:
         broken = self._t >= self._at
         if broken and self._fault == "shape":
             return np.zeros(3)
+        if broken and self._fault == "objects":
+            return np.array([self, self])
         wrong = {"nan": np.nan, "huge": 1e30}.get(self._fault, self._x)
         return np.array([wrong if broken else self._x, self._t])
 

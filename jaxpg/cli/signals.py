@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:  # before anything slow is imported Ctrl-C is to be held back
     from rich.console import Console
@@ -73,7 +73,16 @@ class Interruption:
         if self._console.is_terminal:
             self._console.show_cursor()
         _say(f"{why}; checkpoints are unchanged. Resume with: {self._resume_command}")
-        os._exit(128 + self.signal)
+        _leave(self.signal)
+
+
+def _leave(number: int) -> NoReturn:
+    """End this process at once, for this signal, and those of its environments, which wait for a step of their own."""
+    import multiprocessing
+
+    for process in multiprocessing.active_children():
+        process.kill()
+    os._exit(128 + number)
 
 
 def silence_output() -> None:
@@ -123,7 +132,7 @@ def ends_at_once() -> Iterator[None]:
 
     def leave() -> None:
         _say("interrupted")
-        os._exit(128 + signal.SIGINT)
+        _leave(signal.SIGINT)
 
     timer = threading.Timer(SECONDS_TO_CLOSE, leave)
     timer.daemon = True

@@ -2,8 +2,8 @@
 
 `call` replaces plain `jax.pure_callback`. An exception inside such a callback kills the process if devices wait for
 each other, and otherwise surfaces as one of several exceptions with a long traceback. So does Ctrl-C, which Python
-raises wherever the main thread is, inside of a callback too. So no callback raises: a call that fails returns NaN or
--1, its exception is stored, and the code that started the program raises it (`raise_failure`).
+raises wherever the main thread is, inside of a callback too. So no callback raises, whatever the exception: a call that
+fails returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
         arrays = [np.asarray(x) for x in scalars]
         try:
             return function(np.concatenate([np.asarray(piece) for piece in pieces], -1), *arrays)
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:
             _failures.append(error)
             return jax.tree.map(lambda x: np.full(arrays[0].shape, _failure_value(x.dtype), x.dtype), results)
 
@@ -82,7 +82,7 @@ def call_in_place(
                 for buffer, value in zip(out, function(*arguments), strict=True):
                     buffer[...] = value
                 return
-        except (Exception, KeyboardInterrupt) as error:
+        except BaseException as error:
             _failures.append(error)
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)

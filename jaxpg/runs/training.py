@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpg import envs, files, parallel
+from jaxpg.envs.host import close_what_begins
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, to_dict
@@ -92,7 +93,7 @@ def prepare(
             log.on_row(row)
             watched.on_row(row)
 
-        with contextlib.closing(log):
+        with contextlib.closing(log), close_what_begins():
             state = train(
                 experiment.learner,
                 seeds=config.seeds,

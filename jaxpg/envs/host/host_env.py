@@ -9,11 +9,12 @@ That is exact for an environment that a seed and actions determine; Gymnasium's 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +42,20 @@ def close_all() -> None:
     """End all environments on the host, and their processes."""
     for groups in _every_groups:
         groups.close()
+
+
+@contextlib.contextmanager
+def close_what_begins() -> Iterator[None]:
+    """End the environments on the host that begin inside, and their processes, at the end.
+
+    A state that needs one of them later makes it again, as any that the host has lost.
+    """
+    before = {number for groups in _every_groups for number in groups.groups}
+    try:
+        yield
+    finally:
+        for groups in _every_groups:
+            groups.close(keep=before)
 
 
 class HostState(NamedTuple):
@@ -237,7 +252,9 @@ def _explained(method: Callable[..., tuple[np.ndarray, ...]]) -> Callable[..., t
             steps = max((group.calls - group.resets for group in self.groups.values()), default=0)
             close_all()
             raise _lost(self.source.name, steps) from error
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             close_all()
             raise UserError(f"The environment {self.source.name} raised {describe_failure(error)}.") from error
 
@@ -299,11 +316,11 @@ class _Groups:
         parts = [(group.places, group.begin(wanted.ravel()[of], seeds.ravel()[of])) for group, of in of_groups]
         return tuple(_like(wanted, x) for x in _joined(parts))
 
-    def close(self) -> None:
-        """End all environments and their processes; one that cannot be closed is a warning."""
-        while self.groups:
+    def close(self, keep: Container[int] = ()) -> None:
+        """End all groups but these, and their processes; one that cannot be closed is a warning."""
+        for number in [x for x in self.groups if x not in keep]:
             try:
-                self.groups.popitem()[1].close()
+                self.groups.pop(number).close()
             except Exception as error:  # the reason for closing it is what the user has to hear of
                 message = f"The environment {self.source.name} raised {describe_failure(error)} as it was closed."
                 warnings.warn(message, stacklevel=2)

@@ -146,7 +146,7 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
         with _deprecations_ignored():
             creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     except Exception as error:
-        raise UserError(f"The environment gymnasium:{env_id} cannot be made: {describe_failure(error)}.") from error
+        raise _cannot_be_made(f"gymnasium:{env_id}", error) from error
     of_the_class = {name: x for name, x in argument_defaults(creator).items() if name not in _NOT_SETTINGS}
     limit = inspect.Parameter.empty if spec.max_episode_steps is None else spec.max_episode_steps
     return of_the_class | spec.kwargs | {"max_episode_steps": limit, "vectorization": "sync"}
@@ -166,20 +166,17 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
     spec = dataclasses.replace(spec, order_enforce=False)  # a wrapper that costs time: nothing here is stepped first
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
-    try:
-        with _deprecations_ignored():
-            flatten = not _is_plain(make_one().observation_space)
-            make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
-            env = make_one_of_vector()
+    with _made_once(name, make_one) as env:
+        flatten = not _is_plain(env.observation_space)
+        if flatten and not env.observation_space.is_np_flattenable:
+            _plain(env.observation_space, "observations", name)
+    make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
+    with _made_once(name, make_one_of_vector) as env:
         space = _plain(env.observation_space, "observations", name)
         convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
         env.reset(seed=0)
-        env.close()
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
+    make_one_of_vector = partial(make_one_of_vector, spaces=(env.observation_space, env.action_space))
     # Gymnasium's own environments are truncated by its time limit alone, unless a wrapper does it too.
     own = isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
     ends_by_limit_alone = own and not spec.additional_wrappers
@@ -196,6 +193,26 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         repeatable=not spec.nondeterministic,
         frames=partial(_frames, make_one, to_action) if drawable else None,
     )
+
+
+def _cannot_be_made(name: str, error: BaseException) -> UserError:
+    return UserError(f"The environment {name} cannot be made: {describe_failure(error)}.")
+
+
+@contextlib.contextmanager
+def _made_once(name: str, make_one: Callable[[], Any]) -> Iterator[Any]:
+    """What `make_one` makes, to look at; it is closed at the end.
+
+    Raises:
+        UserError: it cannot be made, or what is done with it fails.
+    """
+    try:
+        with _deprecations_ignored(), contextlib.closing(make_one()) as env:
+            yield env
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _cannot_be_made(name, error) from error
 
 
 def _frames(
@@ -217,9 +234,10 @@ def _is_plain(space: Any) -> bool:
 
 def _plain(space: Any, what: str, name: str) -> Any:
     if not _is_plain(space):
+        flat = ", and what Gymnasium's FlattenObservation can flatten" if what == "observations" else ""
         raise UserError(
-            f"{name}: the {what} are {excerpt(space)}, and jaxpg knows Box and Discrete, and observations that "
-            "Gymnasium's FlattenObservation can flatten. Wrap the environment where you register it."
+            f"{name}: the {what} are {excerpt(space)}, and jaxpg knows {what} of Box and Discrete{flat}. Wrap the "
+            "environment where you register it."
         )
     return space
 
@@ -252,7 +270,7 @@ def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
     try:
         spec = envpool.make_spec(env_id, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"The environment {name} cannot be made: {describe_failure(error)}.") from error
+        raise _cannot_be_made(name, error) from error
     limit = int(settings.get("max_episode_steps", 0))
     if limit < 1:
         raise UserError(f"{name} states no time limit, and jaxpg needs one: set max_episode_steps to at least 1.")

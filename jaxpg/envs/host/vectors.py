@@ -96,21 +96,27 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
             else:
                 for one, action in zip(step_one, actions, strict=True):
                     rows.append(one(action))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise envs[len(rows)].failure(error, age(len(rows))) from error
         obs[:], rewards, terminated, truncated, _ = zip(*rows, strict=True)
         try:
             reward = np.array(rewards, np.float64).reshape(n)
             results = Results(np.array(obs), reward, flags(terminated), flags(truncated))
-            if results.obs.shape == (n, *shape):
+            if results.obs.shape == (n, *shape) and results.obs.dtype.kind in "biuf":
                 return results
-        except (TypeError, ValueError):  # one of another kind, or several that differ in shape
+        except (TypeError, ValueError, OverflowError):  # one of another kind, or several that differ in shape
             pass
-        numbers = [env.check(*row[:4], age(i)) for i, (env, row) in enumerate(zip(envs, rows, strict=True))]
-        return Results(np.array(obs), *map(np.array, zip(*numbers, strict=True)))
+        checked = [env.check(*row[:4], age(i)) for i, (env, row) in enumerate(zip(envs, rows, strict=True))]
+        return Results(np.array(obs), *map(np.array, zip(*checked, strict=True)))
 
     def flags(ends: Sequence[Any]) -> np.ndarray:
-        return np.array(ends, bool).reshape(n) if any(ends) else no_end
+        if (number := ends.count(False)) == n:
+            return no_end
+        if number + ends.count(True) != n:
+            raise ValueError  # neither of both
+        return np.array(ends, bool).reshape(n)
 
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
