@@ -74,17 +74,17 @@ def test_every_setting_is_read_and_explained(name, setting):
     assert any(f"\n    {setting}: " in inspect.getdoc(ALGORITHMS[x]) for x in {name, "sarsa"})
 
 
-def textbook(algorithm, state, keys, target):
+def textbook(algorithm, state, keys, target, env=ENV):
     """The loop of Sutton & Barto, section 7.2 (that of 6.4 with n = 1), in NumPy, fed with the same random numbers.
 
     `target(Q, k, s, a, epsilon)` is the value of the successor for table k. It returns the table, and counts of what
     happened: time-outs, terminations, and returns to a state within an episode.
     """
-    env, n, gamma = numbered(ENV), algorithm.n_steps, algorithm.gamma
+    env, n, gamma = numbered(env), algorithm.n_steps, algorithm.gamma
     env_step, env_reset = jax.jit(env.step), jax.jit(env.reset)
     Q = np.asarray(state.params.policy, np.float64).copy()
     env_state = jax.tree.map(lambda x: x[0], state.runner.env_state)
-    S, A, R = [int(state.runner.state[0])], [int(state.runner.action[0])], []
+    S, A, R, D = [int(state.runner.state[0])], [int(state.runner.action[0])], [], []
     counts, steps = {"timed out": 0, "terminated": 0, "again": 0}, 0
 
     def act(s, epsilon, noise):
@@ -98,16 +98,16 @@ def textbook(algorithm, state, keys, target):
             s, d, last, k = int(moved.obs), float(moved.discount), bool(moved.last), int(x.table[t, 0])
             a = act(s, epsilon, x.noise[t, 0])
             counts["again"] += s in S
-            S, A, R = [*S, s], [*A, a], [*R, float(moved.reward)]
+            S, A, R, D = [*S, s], [*A, a], [*R, float(moved.reward)], [*D, gamma * d]
             end = len(R)
             for tau in range(max(end - n, 0), end if last else end - n + 1):
-                G = sum(gamma ** (i - tau) * R[i] for i in range(tau, end))
-                G += gamma ** (end - tau) * d * target(Q, k, s, a, epsilon)
+                G = sum(np.prod(D[tau:i]) * R[i] for i in range(tau, end))
+                G += np.prod(D[tau:end]) * target(Q, k, s, a, epsilon)
                 Q[k, S[tau], A[tau]] += alpha * (G - Q[k, S[tau], A[tau]])
             if last:
                 counts["timed out" if d else "terminated"] += 1
                 env_state, start = env_reset(x.keys.reset[t, 0])
-                S, A, R = [int(start)], [act(int(start), epsilon, x.noise[t, 0])], []
+                S, A, R, D = [int(start)], [act(int(start), epsilon, x.noise[t, 0])], [], []
             steps += 1
     return Q, counts
 
@@ -138,16 +138,35 @@ def test_the_actor_takes_the_best_action_of_the_mean_of_the_tables():
     assert [int(act(obs)) for obs in np.eye(5, dtype=np.float32)] == [0, 0, 2, 0, 0]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_method_is_the_loop_of_the_textbook(name):
+def fading(env):
+    """What follows a step into the second or the fourth state counts for half."""
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        fades = timestep.obs[1] + timestep.obs[3]
+        return state, timestep._replace(discount=timestep.discount * (1 - 0.5 * fades))
+
+    return env._replace(step=step)
+
+
+def check_textbook(name, env):
     algorithm = ALGORITHMS[name](**BUSY, num_steps=60, anneal_steps=200, initial_value=0.3)
     if name == "n_step_sarsa":
         algorithm = algorithm._replace(n_steps=3)
-    before, *_, after = train(algorithm, iterations=2)
-    expected, counts = textbook(algorithm, before, [jax.random.key(100), jax.random.key(101)], TARGETS[name])
+    before, *_, after = train(algorithm, iterations=2, env=env)
+    expected, counts = textbook(algorithm, before, [jax.random.key(100), jax.random.key(101)], TARGETS[name], env)
     assert min(counts.values()) >= 10, counts
     np.testing.assert_allclose(after.params.policy, expected, rtol=2e-5, atol=2e-5)
     assert after.steps == 120
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_is_the_loop_of_the_textbook(name):
+    check_textbook(name, ENV)
+
+
+def test_discounts_between_0_and_1_multiply_gamma():
+    check_textbook("n_step_sarsa", fading(ENV))
 
 
 def test_environments_side_by_side_move_the_table_by_their_mean():

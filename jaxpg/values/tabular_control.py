@@ -59,12 +59,14 @@ class Pending(NamedTuple):
     """The last n steps of each environment, oldest first, `[B, n]`: those of the episode wait for their target.
 
     state, action: before the step.
-    reward_sum: r_1 + gamma r_2 + ... since then.
+    reward_sum: r_1 + g_1 r_2 + g_1 g_2 r_3 + ... since then, with g_t = gamma times the discount of step t.
+    factor: g_1 g_2 ..., what comes next counts for so much.
     """
 
     state: Array
     action: Array
     reward_sum: Array
+    factor: Array
 
 
 class RunnerState(NamedTuple):
@@ -124,13 +126,11 @@ class _Changes(NamedTuple):
 class _Successor(NamedTuple):
     """Where the targets of a step bootstrap, `[B]` each.
 
-    discount: 0 after a termination.
     table: the one that changes.
     """
 
     state: Array
     action: Array
-    discount: Array
     table: Array
 
 
@@ -241,7 +241,7 @@ def _init(env: Env, algorithm: TabularControl, network: QNetwork, key: Key) -> C
         episode_return=jnp.zeros(num_envs),
         episode_length=jnp.zeros(num_envs, jnp.int32),
         # Each its own array, or they could not be donated to a compiled step.
-        pending=Pending(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)),
+        pending=Pending(*(jnp.zeros(shape, x) for x in (jnp.int32, jnp.int32, jnp.float32, jnp.float32))),
     )
     return ControlState(Params(tables, ()), runner, steps)
 
@@ -294,8 +294,8 @@ def _online_step(
     env_state, timestep = jax.vmap(env.step)(x.keys.env, runner.env_state, runner.action)
     action = _policy(tables, timestep.obs, x.epsilon).at(x.noise)
     length, total = runner.episode_length + 1, runner.episode_return + timestep.reward
-    pending = _push(runner, timestep.reward, algorithm.gamma)
-    successor = _Successor(timestep.obs, action, timestep.discount, x.table)
+    pending = _push(runner, timestep.reward, algorithm.gamma * timestep.discount)
+    successor = _Successor(timestep.obs, action, x.table)
     tables, changes = _learn(algorithm, tables, pending, _due(length, timestep.last, algorithm.n_steps), successor, x)
 
     start_state, start = jax.vmap(env.reset)(x.keys.reset)
@@ -319,14 +319,16 @@ def _policy(tables: Array, state: Array, epsilon: Array) -> Categorical:
     return epsilon_greedy(tables[:, state].mean(0), epsilon)
 
 
-def _push(runner: RunnerState, reward: Array, gamma: Scalar) -> Pending:
-    """The steps of each environment with the newest one, the sums of rewards with its reward."""
-    pending = runner.pending
-    ages = jnp.arange(pending.state.shape[1])[::-1]  # steps since each of them, 0 for the newest
-    shifted = Pending(*(jnp.roll(x, -1, axis=1) for x in pending))
-    reward_sum = shifted.reward_sum.at[:, -1].set(0.0) + reward[:, None] * (gamma**ages)[None, :]
-    state, action = shifted.state.at[:, -1].set(runner.state), shifted.action.at[:, -1].set(runner.action)
-    return Pending(state, action, reward_sum)
+def _push(runner: RunnerState, reward: Array, discount: Array) -> Pending:
+    """The steps of each environment with the newest one, the sums of rewards with its reward.
+
+    discount: [B], gamma times that of the step.
+    """
+    newest = (runner.state, runner.action, 0.0, 1.0)
+    shifted = Pending(*(jnp.roll(x, -1, 1).at[:, -1].set(new) for x, new in zip(runner.pending, newest, strict=True)))
+    return shifted._replace(
+        reward_sum=shifted.reward_sum + shifted.factor * reward[:, None], factor=shifted.factor * discount[:, None]
+    )
 
 
 def _due(length: Array, last: Array, n_steps: int) -> Array:
@@ -339,24 +341,22 @@ def _learn(
     algorithm: TabularControl, tables: Array, pending: Pending, due: Array, successor: _Successor, x: _Inputs
 ) -> tuple[Array, _Changes]:
     """The tables after the changes for all steps that are due, one after the other, oldest first."""
-    factors = algorithm.gamma ** jnp.arange(algorithm.n_steps, 0, -1)
 
     def value(q_selector: Array, q_value: Array, action: Array) -> Array:
         return algorithm.bootstrap(q_selector, q_value, action, x.epsilon)
 
-    def change(tables: Array, slot: tuple[Pending, Array, Array]) -> tuple[Array, _Changes]:
-        step, due, factor = slot
+    def change(tables: Array, slot: tuple[Pending, Array]) -> tuple[Array, _Changes]:
+        step, due = slot
         other = (successor.table + 1) % algorithm.num_tables
         q_selector, q_value = (tables[k, successor.state] for k in (successor.table, other))
-        bootstrap = factor * successor.discount * jax.vmap(value)(q_selector, q_value, successor.action)
+        bootstrap = step.factor * jax.vmap(value)(q_selector, q_value, successor.action)
         before = tables[successor.table, step.state, step.action]
         error = step.reward_sum + bootstrap - before
         cells = jnp.stack([successor.table, step.state, step.action], axis=-1)
         cells, error, before, due = collectives.gather((cells, error, before, due))
         return _move(tables, cells, error, before, due, x.learning_rate)
 
-    slots = jax.tree.map(lambda x: x.swapaxes(0, 1), (pending, due))
-    return lax.scan(change, tables, (*slots, factors))
+    return lax.scan(change, tables, jax.tree.map(lambda x: x.swapaxes(0, 1), (pending, due)))
 
 
 def _move(

@@ -57,7 +57,8 @@ def quantile_huber_loss(prediction: Array, target: Array, *, threshold: Scalar =
     """`[R]`, sum_i mean_j |tau_i - 1(u_ij < 0)| huber(u_ij) / threshold, with u_ij = target_j - prediction_i.
 
     `prediction` `[R, N]` are the quantiles at tau_i = (2i - 1) / 2N, and `target` `[R, M]` samples of the distribution.
-    With N = M = 1 it is half the Huber loss. Source: Dabney et al. 2018 (QR-DQN), equations 9 and 10, algorithm 1.
+    With N = M = 1 it is half the Huber loss over the threshold. Source: Dabney et al. 2018 (QR-DQN), equations 9 and
+    10, algorithm 1, over the threshold as in Dabney et al. 2018 (IQN), equation 3.
     """
     quantiles = prediction.shape[-1]
     tau = (jnp.arange(quantiles, dtype=prediction.dtype) + 0.5)[None, :, None] / quantiles
