@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, nearest
 
 _NAME = re.compile(r"(?!(gymnasium|envpool):)[^\s/\\:]+:[^\s/\\:]+|gymnasium:[^\s/\\:]+:[^\s\\:]+")
 """What names code: "module:function", and "gymnasium:module:id"; an environment of an installed package does not."""
@@ -131,8 +131,13 @@ def import_user_module(module: str, name: str, what: str) -> ModuleType:
 
 
 def _not_imported(name: str, what: str, error: BaseException) -> UserError:
+    prefix, _, rest = name.partition(":")
+    meant = (
+        nearest(prefix, SUITE_PREFIXES) if isinstance(error, ModuleNotFoundError) and what == "environment" else None
+    )
+    hint = f" Did you mean '{meant}:{rest}'?" if meant else ""
     return UserError(
-        f"The {what} {name} cannot be imported: {describe_failure(error)}. Install its module, or add the "
+        f"The {what} {name} cannot be imported: {describe_failure(error)}.{hint} Install its module, or add the "
         "folder that contains it to PYTHONPATH."
     )
 

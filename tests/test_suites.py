@@ -73,7 +73,14 @@ def fake_brax() -> dict[str, Any]:
 
 class _Config:
     def to_dict(self) -> dict[str, Any]:
-        return {"episode_length": 1000, "impl": "warp", "action_repeat": 1, "vision": False}
+        return {
+            "episode_length": 1000,
+            "impl": "warp",
+            "action_repeat": 1,
+            "vision": False,
+            "sim_dt": 0.01,
+            "ctrl_dt": 0.02,
+        }
 
 
 def fake_mujoco_playground() -> dict[str, Any]:
@@ -86,6 +93,10 @@ def fake_mujoco_playground() -> dict[str, Any]:
 
 
 def fake_navix() -> dict[str, Any]:
+    def symbolic(state: Any) -> Any: ...
+
+    symbolic.__module__ = "navix.observations"
+
     class Timestep(NamedTuple):
         state: Any
         observation: Any
@@ -110,7 +121,7 @@ def fake_navix() -> dict[str, Any]:
         "navix": {
             "registry": lambda: {"count": Grid},
             "make": lambda env_id, **settings: Grid(),
-            "observations": types.SimpleNamespace(symbolic=None, rgb=picture),
+            "observations": types.SimpleNamespace(symbolic=symbolic, rgb=picture, jnp=jnp),
         }
     }
 
@@ -221,9 +232,15 @@ class Game(NamedTuple):
 
 def fake_pgx() -> dict[str, Any]:
     class Table:
-        """The agent's fifth move ends the game; the other may take action 1 alone; half a point to the agent each."""
+        """The agent's fifth move ends the game; the other may take action 1 alone; half a point to the agent each.
+
+        The other begins, for `opening` points, which may be the end.
+        """
 
         num_actions = 3
+
+        def __init__(self, opening: float, ends: bool) -> None:
+            self.opening, self.ends = opening, ends
 
         def init(self, key: Any) -> Game:
             return Game(jnp.int32(1), jnp.zeros(2, jnp.int32), jnp.zeros(2), jnp.bool_(False), self.legal(1))
@@ -234,14 +251,17 @@ def fake_pgx() -> dict[str, Any]:
         def step(self, state: Game, action: Any, key: Any) -> Game:
             player = state.current_player
             moves = state.moves.at[player].add(1)
-            paid = jnp.where((player == 0) | (action == 1), 0.5, 0.0)
-            over = moves[0] >= OVER
+            opens = moves.sum() == 1
+            paid = jnp.where(opens, self.opening, jnp.where((player == 0) | (action == 1), 0.5, 0.0))
+            paid = jnp.where(state.terminated, 0.0, paid)
+            over = state.terminated | (moves[0] >= OVER) | (opens & self.ends)
             return Game(1 - player, moves, jnp.stack([paid, -paid]), over, self.legal(1 - player))
 
         def _observe(self, state: Game, player: Any) -> Any:
             return jnp.full(1, state.moves[player], jnp.int8)
 
-    return {"pgx": {"available_envs": lambda: ("count",), "make": lambda env_id: Table()}}
+    games = {"count": Table(0.0, False), "opening": Table(-2.0, False), "over": Table(-2.0, True)}
+    return {"pgx": {"available_envs": lambda: tuple(games), "make": games.__getitem__}}
 
 
 def fake_jaxtari() -> dict[str, Any]:
@@ -381,6 +401,28 @@ def test_a_board_of_jumanji_is_masked_and_its_cells_are_numbered(monkeypatch: py
         assert timestep.reward == 1
         obs = timestep.obs
     sys.modules.pop("jaxpg.envs.suites.jumanji")
+
+
+def test_what_comes_before_the_first_turn_counts_and_may_end_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "pgx:count")
+    for game, expected in (("opening", [(-1.0, 1.0), (1.0, 1.0)]), ("over", [(-2.0, 0.0)])):
+        _, seen = play(envs.make(f"pgx:{game}"), len(expected))
+        assert [(float(x.reward), float(x.discount)) for x in seen] == expected
+    sys.modules.pop("jaxpg.envs.suites.pgx")
+
+
+def test_settings_that_a_library_would_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings, sentence in (
+        ("navix:count", {"observation": "jnp"}, r"no observation 'jnp' of navix:count\. There are: symbolic"),
+        ("navix:count", {"max_steps": 0}, "count: the time limit of an episode must be at least 1 step, not 0"),
+        ("playground:count", {"sim_dt": 0.03}, r"sim_dt .* at most that of an action, ctrl_dt = 0\.02, not 0\.03"),
+    ):
+        install(monkeypatch, name)
+        with pytest.raises(UserError, match=sentence):
+            envs.make(name, **settings)
+        sys.modules.pop(f"jaxpg.envs.suites.{name.partition(':')[0]}")
+    with pytest.raises(UserError, match="Did you mean 'brax:ant'"):
+        envs.make("brx:ant")
 
 
 def test_missing_sprites_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,9 @@ def _suites_table() -> Table:
 def _suite_table(prefix: str) -> Table:
     if prefix not in (known := (*suites.SUITES, *_HOST)):
         refuse_unknown("suite", prefix, known)
-    table = Table("environment", "its settings and their defaults", title=prefix, box=box.SIMPLE_HEAD)
+    table = Table(title=prefix, box=box.SIMPLE_HEAD)
+    table.add_column("environment", no_wrap=True)
+    table.add_column("its settings and their defaults")
     for name in host.ids(prefix) if prefix in _HOST else suites.ids(prefix):
         table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}"))
     return table

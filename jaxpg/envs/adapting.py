@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpg.domains import INT32_MAX
 from jaxpg.envs.wrappers import time_limit
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
 
 Reset = Callable[[Array], tuple[Tree, Tree]]
@@ -47,7 +48,12 @@ def as_env(
         limit: steps after which an episode is cut off by a time-out, at the latest.
         legal: state -> [n] bool, the actions that are allowed there, None where all always are.
         render: as `Env.render`, of the library's state.
+
+    Raises:
+        UserError: the limit is no number of steps.
     """
+    if limit < 1:
+        raise UserError(f"{name}: the time limit of an episode must be at least 1 step, not {limit}.")
     raw_key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     action = jax.ShapeDtypeStruct(action_space.shape, jnp.int32 if isinstance(action_space, Discrete) else jnp.float32)
     with jax.numpy_rank_promotion("allow"):  # a caller may have forbidden what these libraries do

@@ -19,6 +19,7 @@ import numpy as np
 from jumanji import registration, specs
 from jumanji.viewer import MatplotlibViewer
 
+from jaxpg.domains import INT32_MAX
 from jaxpg.envs.adapting import as_env
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Discrete, Env, Tree
@@ -46,12 +47,12 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
     """The environment with our time limit.
 
     Raises:
-        UserError: several agents act in it.
+        UserError: several agents act in it, or one has more than MOST_ACTIONS.
     """
     arguments = {name: value for name, value in settings.items() if name != "max_steps"}
     limit: int = settings["time_limit"] if "time_limit" in settings else settings["max_steps"]
     if "time_limit" in arguments:
-        arguments["time_limit"] = limit + 1
+        arguments["time_limit"] = min(limit + 1, INT32_MAX)
     env = jumanji.make(env_id, **arguments)
     parts = _parts(env_id, env)
 
@@ -98,7 +99,10 @@ def _parts(env_id: str, env: Any) -> tuple[int, ...]:
         parts = tuple(int(n) for n in np.asarray(spec.num_values).reshape(-1))
         if math.prod(parts) <= MOST_ACTIONS and (mask is None or mask.shape == parts):
             return parts
-    raise UserError(f"In jumanji:{env_id} several agents act at once, and jaxpg trains one.")
+    raise UserError(
+        f"In jumanji:{env_id} several agents act at once, or one has more than {MOST_ACTIONS:,} actions. jaxpg trains "
+        "one agent, with at most as many."
+    )
 
 
 def _without_mask(obs: Tree) -> Tree:

@@ -14,6 +14,7 @@ import navix
 import numpy as np
 
 from jaxpg.envs.adapting import as_env
+from jaxpg.errors import refuse_unknown
 from jaxpg.types import Array, Discrete, Env, Tree
 
 
@@ -28,8 +29,17 @@ def default_settings(env_id: str) -> dict[str, Any]:
 
 
 def make(env_id: str, settings: dict[str, Any]) -> Env:
-    """The environment, without its own time limit and resets."""
-    observe = getattr(navix.observations, settings["observation"])
+    """The environment, without its own time limit and resets.
+
+    Raises:
+        UserError: Navix has no such observation.
+    """
+    observations = {
+        name: x for name, x in vars(navix.observations).items() if getattr(x, "__module__", "") == "navix.observations"
+    }
+    if settings["observation"] not in observations:
+        refuse_unknown("observation", settings["observation"], observations, f" of navix:{env_id}")
+    observe = observations[settings["observation"]]
     env = navix.make(env_id, max_steps=settings["max_steps"], observation_fn=observe)
 
     def reset(key: Array) -> tuple[Tree, Tree]:

@@ -1,9 +1,10 @@
 """PGX's games: the agent is player 0, and every other player makes a random legal move.
 
 Who begins is drawn by PGX. A step is the agent's move and the moves of the others up to the agent's next turn or the
-end of the game, and its reward is the sum of the agent's over these moves. Illegal actions are masked; an algorithm
-that takes one all the same loses the game, as PGX has it. PGX's games have no time limit; `max_steps` counts moves of
-the agent.
+end of the game, and its reward is the sum of the agent's over these moves. What moves before the agent's first turn
+bring is part of its first step's reward, and a game that they end is over with that step. Illegal actions are masked;
+an algorithm that takes one all the same loses the game, as PGX has it. PGX's games have no time limit; `max_steps`
+counts moves of the agent.
 """
 
 from __future__ import annotations
@@ -53,15 +54,16 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
 
     def reset(key: Array) -> tuple[Tree, Tree]:
         init_key, others_key = jax.random.split(key)
-        state, _ = others_move(others_key, env.init(init_key))
-        return state, env._observe(state, jnp.int32(AGENT))
+        state, before = others_move(others_key, env.init(init_key))
+        return (state, before), env._observe(state, jnp.int32(AGENT))
 
     def step(key: Array, state: Any, action: Array) -> tuple[Tree, Tree, Array, Array]:
         step_key, others_key = jax.random.split(key)
-        after = env.step(state, action, step_key)
-        state, reward = others_move(others_key, after)
-        return state, env._observe(state, jnp.int32(AGENT)), after.rewards[AGENT] + reward, state.terminated
+        after = env.step(state[0], action, step_key)
+        moved, reward = others_move(others_key, after)
+        reward += state[1] + after.rewards[AGENT]
+        return (moved, jnp.zeros_like(reward)), env._observe(moved, jnp.int32(AGENT)), reward, moved.terminated
 
     return as_env(
-        env_id, reset, step, Discrete(env.num_actions), settings["max_steps"], lambda state: state.legal_action_mask
+        env_id, reset, step, Discrete(env.num_actions), settings["max_steps"], lambda state: state[0].legal_action_mask
     )

@@ -13,6 +13,7 @@ from mujoco_playground import dm_control_suite
 
 from jaxpg.envs.adapting import as_physics_env
 from jaxpg.envs.suites import mujoco_pictures
+from jaxpg.errors import UserError
 from jaxpg.types import Env
 
 
@@ -30,7 +31,16 @@ def default_settings(env_id: str) -> dict[str, Any]:
 
 
 def make(env_id: str, settings: dict[str, Any]) -> Env:
-    """The raw environment with our time limit."""
+    """The raw environment with our time limit.
+
+    Raises:
+        UserError: a step has no time for a step of the physics, which would stand still.
+    """
+    if settings["sim_dt"] > settings["ctrl_dt"]:
+        raise UserError(
+            f"playground:{env_id}: sim_dt is the time of a step of the physics, at most that of an action, ctrl_dt = "
+            f"{settings['ctrl_dt']}, not {settings['sim_dt']}."
+        )
     env = dm_control_suite.load(env_id, config_overrides=settings)
     render = mujoco_pictures.renderer(env.mj_model, lambda state: (state.data.qpos, state.data.qvel))
     return as_physics_env(env_id, env, settings["episode_length"], render)
