@@ -343,6 +343,8 @@ def nameless() -> PolicyGradient:
         (("cartpole", "pp"), "There is no algorithm 'pp'. Did you mean 'ppo'"),
         (("cartpole", 3), "The algorithm must be a name, a function or a record, not 3"),
         ((7, "ppo"), "The environment must be a name, a function or a record, not 7"),
+        ((gymnasium.make("CartPole-v1"), "ppo"), "An environment of Gymnasium is given by its id"),
+        ((lambda: gymnasium.make("CartPole-v1"), "ppo"), "An environment of Gymnasium is given by its id"),
         (("cartpole", "ppo", {"lr": 1e-3}), "'lr'.*It is called 'learning_rate' here"),
         (("cartpole", "ppo", {"gamma": 2.0}), "gamma must be"),
         (("cartpole", "ppo", {"seeds": 0}), "seeds are different numbers, from one"),

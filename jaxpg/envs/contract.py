@@ -79,7 +79,7 @@ def _check_fields(env: Any, name: str) -> None:
     if isinstance(env, Task):
         raise UserError(f"{name} returns a text task, which the signature of its function must say: -> Task.")
     if not isinstance(env, Env):
-        raise UserError(f"{name} must return a jaxpg.types.Env, not {excerpt(env, 100)}.")
+        raise UserError(f"{name} must return a jaxpg.types.Env, not {excerpt(env, 100)}.{of_gymnasium(env)}")
     for field in ("reset", "step", "context", "outcome", "measure", "action_mask"):
         function = getattr(env, field)
         if not callable(function) and (function is not None or field in ("reset", "step")):
@@ -99,6 +99,13 @@ def _check_fields(env: Any, name: str) -> None:
             f"{name}: actions of a Box have one axis, as in shape (3,), not the shape {env.action_space.shape}: "
             "reshape them in the environment's step."
         )
+
+
+def of_gymnasium(env: Any) -> str:
+    """How an environment of Gymnasium is given, for an error about something that is one."""
+    if not hasattr(env, "step") or not hasattr(env, "observation_space"):
+        return ""
+    return " An environment of Gymnasium is given by its id: gymnasium:ID, or gymnasium:MODULE:ID for one of your own."
 
 
 def _check_space(space: Any, where: str) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from jaxpg import parallel, user_code
 from jaxpg.algorithm import PolicyGradient
+from jaxpg.envs.contract import of_gymnasium
 from jaxpg.envs.host import is_of_this_script
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import check_seeds, resolve_config
@@ -178,6 +179,9 @@ class _Named:
             return self._give(
                 "environment", lambda: env, "an Env, which has none: give its name, or the function that makes it"
             )
+        if not callable(env):
+            problem = f"The environment must be a name, a function or a record, not {excerpt(env)}."
+            raise UserError(problem + of_gymnasium(env))
         return self._function("environment", env, {})
 
     def algorithm(self, algorithm: str | PolicyGradient | Callable[..., Any]) -> str:

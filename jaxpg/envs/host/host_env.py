@@ -270,7 +270,7 @@ def _lost(name: str, steps: int) -> UserError:
         )
     return UserError(
         f"{what} at step {steps + 1} of all environments side by side, and the others have been ended. A run that has "
-        "a directory goes on from its last checkpoint with: jaxpg resume DIRECTORY."
+        "a directory goes on from its last checkpoint with: jaxpg resume DIRECTORY (--trust-code for your own code)."
     )
 
 
