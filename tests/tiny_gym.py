@@ -88,6 +88,12 @@ class Dictionary(Walk):
         return {"x": np.array([self._x], np.float32), "t": self._t}
 
 
+class Mission(Walk):
+    """The same, with a text of a kind of its own, as MiniGrid has."""
+
+    observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-10.0, 10.0), "goal": gymnasium.Space()})
+
+
 class Quiet(gymnasium.Env):
     """Rewards the action that equals the sign of the observation, of Discrete(3, start=-1) or of a Box of integers.
 
@@ -166,6 +172,7 @@ CLASSES = {
     "Walk": (Walk, 6),
     "Endless": (Walk, None),
     "Dictionary": (Dictionary, 6),
+    "Mission": (Mission, 6),
     "Quiet": (Quiet, 10),
     "Pictures": (Pictures, 5),
     "Bare": (Bare, 5),

@@ -239,6 +239,8 @@ def _plain(space: Any, what: str, name: str) -> Any:
             f"{name}: the {what} are {excerpt(space)}, and jaxpg knows {what} of Box and Discrete{flat}. Wrap the "
             "environment where you register it."
         )
+    if 0 in space.shape:
+        raise UserError(f"{name}: the {what} are {excerpt(space)}, which has no numbers: give it one at least.")
     return space
 
 
