@@ -168,7 +168,7 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
     with _made_once(name, make_one) as env:
         flatten = not _is_plain(env.observation_space)
-        if flatten and not env.observation_space.is_np_flattenable:
+        if flatten and not _can_be_flattened(env.observation_space):
             _plain(env.observation_space, "observations", name)
     make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
     with _made_once(name, make_one_of_vector) as env:
@@ -230,6 +230,13 @@ def _frames(
 
 def _is_plain(space: Any) -> bool:
     return type(space).__name__ in ("Box", "Discrete")
+
+
+def _can_be_flattened(space: Any) -> bool:
+    try:
+        return space.is_np_flattenable
+    except NotImplementedError:  # a space of a kind of its own, such as MiniGrid's missions
+        return False
 
 
 def _plain(space: Any, what: str, name: str) -> Any:
