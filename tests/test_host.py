@@ -494,7 +494,7 @@ def test_what_cannot_be_made_is_refused() -> None:
         (POLE, {"sutton_reward": True}, "no setting 'sutton_reward'. Did you mean 'sutton_barto_reward'"),
         (POLE, {"vectorization": "asink"}, "no vectorization 'asink' of gymnasium:CartPole-v1. Did you"),
         (POLE, {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
-        ("gymnasium:tiny_gym:TinyEndless-v0", {}, "needs a value for max_episode_steps"),
+        ("gymnasium:tiny_gym:TinyEndless-v0", {}, "Give it to a run by --set environment_settings.max_episode_steps="),
         ("gymnasium:tiny_gym:TinyPictures-v0", {"shape": (0,)}, "(0,), uint8), which has no numbers"),
         ("gymnasium:tiny_gym:TinyMission-v0", {}, "and what Gymnasium's FlattenObservation can flatten. Wrap"),
         ("gymnasium:Blackjack-v9", {}, "Did you mean 'gymnasium:Blackjack-v1'"),

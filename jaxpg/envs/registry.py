@@ -154,7 +154,7 @@ def make(name: str, /, **settings: Any) -> Env:
 
 def make_unchecked(name: str, /, **settings: Any) -> Env:
     """`make`, but for the check of an environment of the user's (`check_env`), whose mistakes `battery` shows."""
-    check_settings(name, settings, default_settings(name))
+    check_settings(name, settings, default_settings(name), table="environment_settings")
     if name in _factories:
         _check_annotated(name, settings, _factories[name])
     with jax.ensure_compile_time_eval():  # a sweep calls this while tracing, and spaces must be concrete
@@ -258,8 +258,10 @@ def _returns_task(function: Callable[..., Any]) -> bool:
     return returned is text.Task or (isinstance(returned, str) and returned.split(".")[-1] == text.Task.__name__)
 
 
-def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any], table: str = "") -> None:
     """Check the settings of what `name` stands for against the names and the types of their defaults, `known`.
+
+    `table` is where a config has them, for an error.
 
     Raises:
         UserError: an unknown setting (with the nearest valid one), a value of another type, or a missing value.
@@ -272,7 +274,8 @@ def check_settings(name: str, settings: dict[str, Any], known: dict[str, Any]) -
             raise UserError(f"{name}: {key} must be like its default {default!r}, not {excerpt(value)}.")
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in settings]
     if missing:
-        raise UserError(f"{name} needs a value for {', '.join(missing)}.")
+        remedy = f" Give it to a run by --set {table}.{missing[0]}=..." if table else ""
+        raise UserError(f"{name} needs a value for {', '.join(missing)}.{remedy}")
 
 
 def _check_annotated(name: str, settings: dict[str, Any], factory: Callable[..., Any]) -> None:
