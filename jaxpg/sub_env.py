@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 
 from jaxpg.errors import UserError
-from jaxpg.user_code import describe_failure
+from jaxpg.user_code import describe_failure, explain_failure
 
 REST, WAKE = {"jaxpg": "rest"}, {"jaxpg": "wake"}
 
@@ -47,15 +47,13 @@ def make_sub_env(
         UserError: it cannot be made.
     """
     try:
-        env = make_one()
-        return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        unmade = UserError(f"The environment {name} cannot be made: {describe_failure(error)}.")
+        with explain_failure(f"The environment {name} cannot be made: it"):
+            env = make_one()
+            return SubEnv(gymnasium.wrappers.FlattenObservation(env) if flatten else env, name)
+    except UserError as reason:
         if spaces and _is_worker():
-            return _Unmade(unmade, *spaces)
-        raise unmade from error
+            return _Unmade(reason, *spaces)
+        raise
 
 
 def _is_worker() -> bool:

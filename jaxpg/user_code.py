@@ -155,15 +155,15 @@ def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def explain_failure(what: str) -> Iterator[None]:
-    """Raise what a user's code raises, `sys.exit` included, as a UserError: "WHAT raised ...".
+    """Raise what a user's code raises as a UserError, "WHAT raised ...", all but Ctrl-C: `sys.exit` and panics too.
 
     Only the user's code may run inside, and what traces or calls it.
     """
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise UserError(f"{what} raised {describe_failure(error)}.") from error
 
 

@@ -264,16 +264,40 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: i
 
 
 def test_what_raises_as_it_is_made_is_a_sentence() -> None:
-    with pytest.raises(UserError, match=rf"{WALK} cannot be made: SystemExit: 0 \(tiny_gym.py, line \d+\)\.$"):
+    with pytest.raises(
+        UserError, match=rf"{WALK} cannot be made: it raised SystemExit: 0 \(tiny_gym.py, line \d+\)\.$"
+    ):
         envs.make(WALK, fault="unmade")
 
 
 @pytest.mark.full
-def test_what_raises_as_a_worker_makes_it_is_a_sentence() -> None:
-    env = envs.make(WALK, fault="unmade in a worker", vectorization="async")
-    with pytest.raises(UserError, match=rf"{WALK} cannot be made: RuntimeError: no licence left \(tiny_gym.py"):
-        run_until_failure(env)
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("unmade in a worker", r"cannot be made: it raised RuntimeError: no licence left \(tiny_gym.py, line \d+\)\."),
+        ("panic", r"raised Panic: out of bounds \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
+        ("neither", r"raised ValueError: terminated must be True or False, not None .*at step 3 of an episode\."),
+        ("objects", r"returned an observation of dtype object, which is no number at step 3 of an episode\."),
+    ],
+)
+def test_a_fault_in_a_worker_is_the_same_sentence(fault: str, sentence: str) -> None:
+    env = envs.make(WALK, fault=fault, vectorization="async")
+    with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
+        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
     assert not multiprocessing.active_children()
+
+
+def test_no_exception_leaves_a_callback() -> None:
+    def panics(*arguments: Any) -> Any:
+        raise tiny_gym.Panic
+
+    like = (jax.ShapeDtypeStruct((), jnp.float32),)
+    for call in (host_callback.call_in_place, host_callback.call):
+        arguments = (jnp.zeros(2), jnp.float32(0)) if call is host_callback.call else (jnp.float32(0),)
+        assert np.isnan(jax.jit(partial(call, panics, like))(*arguments)[0])
+        with pytest.raises(tiny_gym.Panic):
+            host_callback.raise_failure()
+        host_callback.clear_failures()
 
 
 def test_environments_that_begin_in_a_training_end_with_it() -> None:
@@ -742,8 +766,18 @@ SMALL = settings("num_envs=2", "num_steps=8", "num_minibatches=1", "epochs=1", "
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_the_same_bits_and_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_with_the_same_bits_and_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As long as the host's environments repeat themselves, resuming is exact for them too."""
+    begun, ended, make = [], [], packages.VECTORIZATIONS["sync"]
+
+    def counted(*arguments: Any) -> Any:
+        vector = make(*arguments)
+        begun.append(vector)
+        return vector._replace(close=lambda: ended.append(vector))
+
+    monkeypatch.setitem(packages.VECTORIZATIONS, "sync", counted)
     train = [
         "train",
         "gymnasium:CartPole-v1",
@@ -756,6 +790,7 @@ def test_a_run_goes_on_with_the_same_bits_and_is_drawn(tmp_path: Path, capsys: p
         for steps in lengths:
             again = ["--resume"] if steps != lengths[0] else []
             assert main([*train, "--steps", str(steps), "--out", str(tmp_path / name), *again]) == 0
+    assert len(begun) == len(ended) > 0  # environments of training and of evaluation, with each command
     states = []
     for name in ("whole", "two"):
         found = checkpoint.find(tmp_path / name / "checkpoints")

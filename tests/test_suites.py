@@ -425,6 +425,22 @@ def test_settings_that_a_library_would_take_are_refused(monkeypatch: pytest.Monk
         envs.make("brx:ant")
 
 
+def test_the_largest_limit_is_one_that_a_library_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "jumanji:count")
+    assert envs.make("jumanji:count", time_limit=2**31 - 1).time_limit == 2**31 - 1
+    sys.modules.pop("jaxpg.envs.suites.jumanji")
+
+
+def test_names_in_the_list_are_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "Dynamic-Obstacles-16x16-Random-With-A-Long-Name-v0"
+    monkeypatch.setattr(suites.table, "ids", lambda prefix: [name])
+    monkeypatch.setattr(suites, "ids", lambda prefix: [name])
+    monkeypatch.setattr(envs, "default_settings", lambda name: {"max_steps": 100, "observation": "symbolic " * 9})
+    assert main(["list", "environments", "navix"]) == 0
+    assert f"navix:{name} " in capsys.readouterr().out
+
+
 def test_missing_sprites_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "jaxtari:count")
     monkeypatch.setattr(sys.modules["jaxtari"], "ownership_or_alt_markers_present", lambda: False)

@@ -87,11 +87,12 @@ def call_in_place(
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)
 
-    def call_with_buffers(context: Any, buffers: Sequence[Any], *arguments: Any) -> None:
-        _keep_thread_state()
-        call_on_host(buffers, *arguments)
-
     if machine().calls_in_place:
+
+        def call_with_buffers(context: Any, buffers: Sequence[Any], *arguments: Any) -> None:
+            _keep_thread_state()
+            call_on_host(buffers, *arguments)
+
         in_place = buffer_callback(call_with_buffers, results, has_side_effect=True, vmap_method="broadcast_all")
         return in_place(*arguments)
     rank = arguments[0].ndim  # axes beyond these are those of `vmap`

@@ -179,9 +179,6 @@ class _Named:
             return self._give(
                 "environment", lambda: env, "an Env, which has none: give its name, or the function that makes it"
             )
-        if not callable(env):
-            problem = f"The environment must be a name, a function or a record, not {excerpt(env)}."
-            raise UserError(problem + of_gymnasium(env))
         return self._function("environment", env, {})
 
     def algorithm(self, algorithm: str | PolicyGradient | Callable[..., Any]) -> str:
@@ -214,7 +211,8 @@ class _Named:
     def _function(self, what: str, function: Callable[..., Any], own: Mapping[str, Callable[..., Any]]) -> str:
         """The name of a function: that of jaxpg's own, or "module:function"."""
         if not callable(function):
-            raise UserError(f"The {what} must be a name, a function or a record, not {excerpt(function)}.")
+            problem = f"The {what} must be a name, a function or a record, not {excerpt(function)}."
+            raise UserError(problem + of_gymnasium(function))
         if known := next((name for name, x in own.items() if x is function), None):
             return known
         name = _name_of(function)

@@ -124,14 +124,10 @@ class _Changes(NamedTuple):
 
 
 class _Successor(NamedTuple):
-    """Where the targets of a step bootstrap, `[B]` each.
-
-    table: the one that changes.
-    """
+    """Where the targets of a step bootstrap, `[B]` each."""
 
     state: Array
     action: Array
-    table: Array
 
 
 def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
@@ -295,7 +291,7 @@ def _online_step(
     action = _policy(tables, timestep.obs, x.epsilon).at(x.noise)
     length, total = runner.episode_length + 1, runner.episode_return + timestep.reward
     pending = _push(runner, timestep.reward, algorithm.gamma * timestep.discount)
-    successor = _Successor(timestep.obs, action, x.table)
+    successor = _Successor(timestep.obs, action)
     tables, changes = _learn(algorithm, tables, pending, _due(length, timestep.last, algorithm.n_steps), successor, x)
 
     start_state, start = jax.vmap(env.reset)(x.keys.reset)
@@ -347,12 +343,12 @@ def _learn(
 
     def change(tables: Array, slot: tuple[Pending, Array]) -> tuple[Array, _Changes]:
         step, due = slot
-        other = (successor.table + 1) % algorithm.num_tables
-        q_selector, q_value = (tables[k, successor.state] for k in (successor.table, other))
+        other = (x.table + 1) % algorithm.num_tables
+        q_selector, q_value = (tables[k, successor.state] for k in (x.table, other))
         bootstrap = step.factor * jax.vmap(value)(q_selector, q_value, successor.action)
-        before = tables[successor.table, step.state, step.action]
+        before = tables[x.table, step.state, step.action]
         error = step.reward_sum + bootstrap - before
-        cells = jnp.stack([successor.table, step.state, step.action], axis=-1)
+        cells = jnp.stack([x.table, step.state, step.action], axis=-1)
         cells, error, before, due = collectives.gather((cells, error, before, due))
         return _move(tables, cells, error, before, due, x.learning_rate)
 

@@ -20,7 +20,7 @@ from jaxpg.envs.host import vectors
 from jaxpg.envs.host.host_env import host_env
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults, describe_failure, import_user_module
+from jaxpg.user_code import argument_defaults, explain_failure, import_user_module
 
 VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
 _NOT_SETTINGS = ("self", "render_mode")
@@ -142,11 +142,8 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
             f"gymnasium:{env_id} is registered without an entry_point, and jaxpg makes single environments: give "
             "gymnasium.register one, beside the vector_entry_point."
         )
-    try:
-        with _deprecations_ignored():
-            creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-    except Exception as error:
-        raise _cannot_be_made(f"gymnasium:{env_id}", error) from error
+    with _making(f"gymnasium:{env_id}"):
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
     of_the_class = {name: x for name, x in argument_defaults(creator).items() if name not in _NOT_SETTINGS}
     limit = inspect.Parameter.empty if spec.max_episode_steps is None else spec.max_episode_steps
     return of_the_class | spec.kwargs | {"max_episode_steps": limit, "vectorization": "sync"}
@@ -166,12 +163,12 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
     spec = dataclasses.replace(spec, order_enforce=False)  # a wrapper that costs time: nothing here is stepped first
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
-    with _made_once(name, make_one) as env:
+    with _making(name), contextlib.closing(make_one()) as env:
         flatten = not _is_plain(env.observation_space)
         if flatten and not _can_be_flattened(env.observation_space):
             _plain(env.observation_space, "observations", name)
     make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
-    with _made_once(name, make_one_of_vector) as env:
+    with _making(name), contextlib.closing(make_one_of_vector()) as env:
         space = _plain(env.observation_space, "observations", name)
         convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
@@ -195,24 +192,11 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
     )
 
 
-def _cannot_be_made(name: str, error: BaseException) -> UserError:
-    return UserError(f"The environment {name} cannot be made: {describe_failure(error)}.")
-
-
 @contextlib.contextmanager
-def _made_once(name: str, make_one: Callable[[], Any]) -> Iterator[Any]:
-    """What `make_one` makes, to look at; it is closed at the end.
-
-    Raises:
-        UserError: it cannot be made, or what is done with it fails.
-    """
-    try:
-        with _deprecations_ignored(), contextlib.closing(make_one()) as env:
-            yield env
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise _cannot_be_made(name, error) from error
+def _making(name: str) -> Iterator[None]:
+    """What makes an environment, and looks at it: what it raises is a UserError, and its deprecations are ignored."""
+    with explain_failure(f"The environment {name} cannot be made: it"), _deprecations_ignored():
+        yield
 
 
 def _frames(
@@ -276,10 +260,8 @@ def _envpool_source(env_id: str, settings: Mapping[str, Any]) -> vectors.Source:
     import envpool
 
     name = f"envpool:{env_id}"
-    try:
+    with _making(name):
         spec = envpool.make_spec(env_id, **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _cannot_be_made(name, error) from error
     limit = int(settings.get("max_episode_steps", 0))
     if limit < 1:
         raise UserError(f"{name} states no time limit, and jaxpg needs one: set max_episode_steps to at least 1.")
