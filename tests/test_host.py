@@ -198,6 +198,18 @@ def test_a_step_after_the_end_changes_nothing() -> None:
         np.testing.assert_array_equal(timestep.obs, rows[length - 1][1].obs)
 
 
+def test_what_cannot_rest_is_stepped_for_nothing_after_the_end() -> None:
+    source = source_of(WALK)
+    env = host_env(source._replace(make=lambda n, seed: source.make(n, seed)._replace(rest=None)))
+    rows = run(env, [1] * 9, env.reset(jax.random.key(2))[0])
+    over = [bool(timestep.last) for _, timestep in rows]
+    assert over == sorted(over)
+    after = rows[over.index(True) + 1 :]
+    assert [(float(x.reward), float(x.discount)) for _, x in after] == [(0.0, 1.0)] * len(after)
+    assert rows[over.index(True)][1].discount == 0  # and it would terminate again
+    assert after
+
+
 def random_actor(env: Env) -> Actor:
     return Actor(
         lambda obs: (), lambda memory, obs, key, greedy: (jax.random.randint(key, (), 0, env.action_space.n), ())
