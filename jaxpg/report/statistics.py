@@ -14,7 +14,8 @@ from jaxpg.errors import UserError
 Floats = np.ndarray  # float64
 MIN_SCORES = 5
 """The fewest scores that have an interval. A 95% interval of two is their range. It covers the mean of normal scores in
-51% of cases with two of them, 71% with three, 80% with four, 84% with five and 90% with ten."""
+49% of cases with two of them, 75% with three, 80% with four, 84% with five and 91% with ten
+(benchmarks/coverage.py)."""
 
 
 class Estimate(NamedTuple):
