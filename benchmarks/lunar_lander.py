@@ -64,7 +64,7 @@ COLUMNS = (
     "greedy, mean [95%]",
     "episodes ≥ 200",
     "length",
-    "wanted",
+    "target",
 )
 machine.MACHINES["cpu"] = machine.CPU._replace(seeds_at_once=True)
 """All seeds side by side, also on a CPU: a step of the physics is many small operations, and with four environments a
