@@ -349,7 +349,7 @@ def _add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("task", type=name, metavar="TASK", help="such as frozen_lake, or a TOML file")
     plan.add_argument("--gamma", type=share_or_0, default=0.99, metavar="X", help="the discount (default 0.99)")
     plan.add_argument(
-        "--tolerance", type=positive, default=1e-6, metavar="X", help="stop when values change by less (default 1e-6)"
+        "--tolerance", type=positive, default=1e-6, metavar="X", help="error of the values, at most (default 1e-6)"
     )
     plan.add_argument(
         "--set", action="append", default=[], metavar="K=V", help="environment_settings.slip=0.1, ... (default: none)"

@@ -66,7 +66,7 @@ def discounted_returns(reward: Array, discount: Array, last: Array, bootstrap: A
 
 
 def n_step_targets(reward: Array, discount: Array, last: Array, v_t: Array, gamma: Scalar, n: int) -> Array:
-    """G_t = r_t + γ r_{t+1} + ... + γ^{n-1} r_{t+n-1} + γ^n v_{t+n-1}: n rewards, then the value of the state reached.
+    """G_t = r_t + γ d_t G_{t+1}, n times, and then v_{t+n-1}, the value of the state reached; d_t is `discount_t`.
 
     Fewer rewards where the episode or the segment ends first, with the value there unless it terminated. `n` is a
     static int.

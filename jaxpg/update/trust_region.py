@@ -91,7 +91,8 @@ def natural_step(
 ) -> Array:
     """sqrt(2 max_kl / s.F s) s with s = F^-1 g: the step along the natural gradient whose quadratic KL is `max_kl`.
 
-    `descent` `[n]` is g, the negative gradient; `fisher_product(v)` is F v. Source: Schulman et al. 2015, appendix C.
+    `descent` `[n]` is g, the negative gradient; `fisher_product(v)` is F v. With damping it is (F + damping I) v, and
+    the quadratic KL is that of F + damping I. Source: Schulman et al. 2015, appendix C.
     """
     direction = conjugate_gradient(fisher_product, descent, conjugate_steps)
     curvature = direction @ fisher_product(direction)

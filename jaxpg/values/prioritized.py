@@ -36,7 +36,8 @@ class Priorities(NamedTuple):
 def prioritized(*, alpha: Scalar, beta: Scalar, over: int) -> Sampling:
     """P(i) = p_i / sum_k p_k with p = (|TD error| + 1e-6)^alpha, and weights (S P(i))^-beta over their maximum.
 
-    S is the number of steps that can be drawn. New steps have the highest priority so far. `beta` rises linearly to 1
+    The sum, and S, the number of steps that can be drawn, are of the ring of one environment; the maximum is that of
+    the batch. New steps have the highest priority so far. `beta` rises linearly to 1
     over the first `over` environment steps (section 3.4 and algorithm 1).
     """
     return Sampling(

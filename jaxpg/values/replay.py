@@ -125,9 +125,9 @@ def window(buffer: StoredSteps, vector_steps: Array) -> Window:
 class NStep(NamedTuple):
     """Transitions over up to n steps, `[R, ...]` each: what a target is made of.
 
-    G = reward_sum + bootstrap_discount V(next_obs), with reward_sum = sum_{k < m} gamma^k r_{t+k} and
-    bootstrap_discount = gamma^m, 0 after a termination; m is n, or less where the episode ends first. Source: Sutton &
-    Barto 2018, equation 7.1.
+    G = reward_sum + bootstrap_discount V(next_obs), with reward_sum = sum_{k < m} c_k r_{t+k} and bootstrap_discount =
+    c_m, where c_k = prod_{j < k} gamma d_{t+j} and d is the discount of each step, 0 at a termination; m is n, or less
+    where the episode ends first. Source: Sutton & Barto 2018, equation 7.1.
     """
 
     obs: Tree
