@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxpg.training.provenance import describe_machine
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "beside.md"
 RESULTS = ROOT / "benchmarks" / "results" / "beside.json"
@@ -145,6 +147,7 @@ def main() -> None:
         written.setdefault("tasks", {}).setdefault(example.peer, {})[example.task] = outcome
     written["versions"] = written.get("versions", {}) | versions(arguments.python, arguments.cleanrl)
     written["shorter"] = arguments.shorter
+    written["machine"] = describe_machine()
     RESULTS.write_text(json.dumps(written, indent=1) + "\n")
     sys.exit(failed > 0)
 
