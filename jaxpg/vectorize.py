@@ -220,6 +220,13 @@ def sums(terms: dict[str, Array]) -> dict[str, Array]:
     return dict(zip(terms, stack.reshape(len(terms), -1).sum(1), strict=True))
 
 
+def count_chunks(num_rows: int, chunk_rows: int | None) -> int:
+    """The smallest number of equal chunks of at most `chunk_rows` rows; 1 without a limit."""
+    if chunk_rows is None or num_rows <= chunk_rows:
+        return 1
+    return next(n for n in range(-(-num_rows // chunk_rows), num_rows + 1) if num_rows % n == 0)
+
+
 def copy_tree(params: Tree) -> Tree:
     """A copy in new buffers. A state that is donated to a jitted function must not hold a buffer twice."""
     return jax.tree.map(jnp.copy, params)

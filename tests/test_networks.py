@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import chex
@@ -495,6 +496,21 @@ def test_what_reads_one_of_n_integers_is_made_for_integers():
     assert (3, 4) in [x.shape for x in jax.tree.leaves(policy.init(jax.random.key(0)))]
     network = values.q_network(numbered, values.mlp(numbered, hidden=(4,)), values.dqn().head)
     assert (3, 4) in [x.shape for x in jax.tree.leaves(network.init(jax.random.key(0)))]
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(24, 6), (23, 3), (8, 2), (7, 1), (3, 1)])
+def test_values_of_many_observations_are_computed_a_few_steps_at_a_time(machine_with, limit, steps):
+    """Of 6 steps of 4 columns: all of them, some, or one; the same values, and those of their successors."""
+    _, critic = networks.mlp(COUNTER, hidden=(5,))
+    rollout = random_rollout(COUNTER)
+    rollout = rollout._replace(steps=jax.tree.map(lambda x: x[:6], rollout.steps))
+    params = Params((), critic.init(jax.random.key(0)))
+    whole = critic.values(params, rollout)
+    machine_with(rows_evaluated=limit)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), critic.values(params, rollout), whole)
+    program = str(jax.make_jaxpr(lambda *x: critic.values(*x))(params, rollout))
+    of_final_obs = "7,4,5"
+    assert set(re.findall(r"f32\[([\d,]+)\] = tanh", program)) == {f"{steps},4,5", of_final_obs}
 
 
 @pytest.mark.parametrize("limit", [27, 28])

@@ -31,7 +31,7 @@ from jaxpg.models.layers import (
     apply,
 )
 from jaxpg.parallel.machine import machine
-from jaxpg.rollout.successors import bootstrap_steps, successor_values
+from jaxpg.rollout.successors import bootstrap_steps, rollout_values, successor_values
 from jaxpg.types import (
     Array,
     Critic,
@@ -283,8 +283,7 @@ def _feedforward(
         def value(obs: Tree) -> Array:
             return apply(value_head, params.critic["head"], apply(torso, torso_params, obs))
 
-        v_tm1 = value(rollout.steps.obs)
-        return v_tm1, successor_values(rollout, v_tm1, value)
+        return rollout_values(rollout, value)
 
     def both(params: Params, rollout: Rollout) -> tuple[Any, Array]:
         obs = rollout.steps.obs
@@ -338,7 +337,10 @@ def _recurrent(
         last = rollout.steps.last
         first = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])  # row 0 goes on from the rollout's memory
         x = apply(encoder, params["encoder"], rollout.steps.obs)
-        return apply(cell, params["cell"], rollout.episodes.memory, x, first, method="unroll")
+        memory = rollout.episodes.memory
+        if not jax.tree.leaves(memory):  # whole completions of data, which nobody has collected
+            memory = jnp.broadcast_to(initial_memory(), (last.shape[1], cell.width))
+        return apply(cell, params["cell"], memory, x, first, method="unroll")
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         memory = memories(params.policy, rollout)

@@ -6,7 +6,7 @@ from jaxpg.rollout.episodes import episodic, truncated, with_overlong_filtering
 from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, evaluation_metrics, record_episode
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.rollout.segments import continuing
-from jaxpg.rollout.successors import bootstraps_at, successor_obs, successor_values
+from jaxpg.rollout.successors import bootstraps_at, rollout_values, successor_obs, successor_values
 
 __all__ = [
     "Collector",
@@ -25,6 +25,7 @@ __all__ = [
     "make_actor",
     "outcome_metrics",
     "record_episode",
+    "rollout_values",
     "successor_obs",
     "successor_values",
     "truncated",

@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Rollout, Transition, Tree
+from jaxpg.vectorize import count_chunks
 
 
 def timed_out(steps: Transition) -> Array:
@@ -29,6 +32,19 @@ def bootstrap_steps(steps: Transition, slots: int) -> Array:
     slot = jnp.where(bootstraps, jnp.cumsum(bootstraps, 0) - 1, slots)
     t, columns = jnp.indices(bootstraps.shape)
     return jnp.zeros((slots, bootstraps.shape[1]), jnp.int32).at[slot, columns].set(t.astype(jnp.int32), mode="drop")
+
+
+def rollout_values(rollout: Rollout, value: Callable[[Tree], Array]) -> tuple[Array, Array]:
+    """V of the observations and V of their successors, `[T, B]` each, by a value function without a memory.
+
+    `value(obs)` is V of observations with any leading axes. Successors are as in `successor_values`. Of many
+    observations it gets a few steps at a time, which replaces one call: `Machine.rows_evaluated`.
+    """
+    num_steps, num_columns = rollout.steps.last.shape
+    num_chunks = count_chunks(num_steps, max(1, machine().rows_evaluated // num_columns))
+    obs = rollout.steps.obs
+    v_tm1 = value(obs) if num_chunks == 1 else lax.map(value, obs, batch_size=num_steps // num_chunks)
+    return v_tm1, successor_values(rollout, v_tm1, value)
 
 
 def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Array]) -> Array:

@@ -21,6 +21,7 @@ from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Prompt, Tree
 from jaxpg.update.objective import Batch
 from jaxpg.update.optimizers import FLAT_BELOW
+from jaxpg.vectorize import count_chunks
 
 WIDE = 64  # numbers per step, from which on an array is gathered chunk by chunk: see `_late_chunk`
 
@@ -153,10 +154,3 @@ def slice_columns(i: Array | int, num_chunks: int, axis: int, x: Array) -> Array
 def nth_chunk(batch: Batch, i: Array | int, num_chunks: int) -> Batch:
     """The i-th of `num_chunks` equal runs of neighbouring columns."""
     return batch.map_columns(partial(slice_columns, i, num_chunks))
-
-
-def count_chunks(num_columns: int, chunk_rows: int | None) -> int:
-    """The smallest number of equal chunks of at most `chunk_rows` columns; 1 without a limit."""
-    if chunk_rows is None or num_columns <= chunk_rows:
-        return 1
-    return next(n for n in range(-(-num_columns // chunk_rows), num_columns + 1) if num_columns % n == 0)

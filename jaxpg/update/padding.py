@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jaxpg.errors import UserError
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Tree
-from jaxpg.update.batching import Minibatches, columns_of, count_chunks, merge, partition
+from jaxpg.update.batching import Minibatches, columns_of, merge, partition
 from jaxpg.update.objective import Batch, Objective
 from jaxpg.update.shuffle import random_permutations_below
-from jaxpg.vectorize import largest_in_batch
+from jaxpg.vectorize import count_chunks, largest_in_batch
 
 NOTHING = -1  # a place of a minibatch that holds no step
 MINIBATCH_FIELDS = ("advantage", "weight", "minibatch_weight", "noise")

@@ -23,8 +23,9 @@ from jax import lax
 
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Metrics, Params, Prompt, Rollout, SharedPrompts, Tree
-from jaxpg.update.batching import count_chunks, slice_columns
+from jaxpg.update.batching import slice_columns
 from jaxpg.update.objective import Batch, Objective, TextReader
+from jaxpg.vectorize import count_chunks
 
 
 def read_all(reader: TextReader | None, params: Params, prompts: Prompt) -> Tree:

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxpg.objectives import advantages, loss_weights, returns
 from jaxpg.rollout.collector import RolloutStats
-from jaxpg.rollout.successors import successor_values
+from jaxpg.rollout.successors import rollout_values
 from jaxpg.types import Array, Episodes, Key, Metrics, Params, Rollout, Scalar, Tree
 from jaxpg.update import Batch, Objective, minibatch_epochs
 from jaxpg.update.objective import per_step
@@ -94,7 +94,7 @@ def lambda_targets(parts: Parts, params: Tree, rollout: Rollout, lambda_: Scalar
     def value(obs: Tree) -> Array:
         return parts.network.values(params, obs).max(-1)
 
-    v_t = successor_values(rollout, value(steps.obs), value)
+    _, v_t = rollout_values(rollout, value)
     return returns.lambda_returns(steps.reward, steps.discount, steps.last, v_t, parts.algorithm.gamma, lambda_)
 
 
