@@ -495,6 +495,20 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(algorithm):
     assert max(jax.tree.leaves(moved)) > 1e-3
 
 
+def test_a_trust_region_holds_for_a_transformer():
+    """Its distribution computes logits by a function, in chunks, which no tree of arrays is."""
+    policy, critic = language.transformer(ENV, **{**SIZES, "layers": 1}, logit_chunks=2)
+    of_critic = {"value_minibatches": 1, "value_epochs": 1}
+    algorithm = ladder.trpo(num_envs=16, num_steps=None, max_kl=0.01, conjugate_steps=4, **of_critic)
+    learner = policy_gradient(ENV, policy, critic, algorithm)
+    state = tiny.jit(learner.init)(jax.random.key(0))
+    after, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
+    assert metrics["accepted"] == 1
+    assert 0.002 < metrics["kl"] <= 0.01
+    change = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), after.params.policy, state.params.policy)
+    assert 0 < max(jax.tree.leaves(change)) < 1
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

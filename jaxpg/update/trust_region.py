@@ -46,7 +46,7 @@ def trust_region_step(
         key, noise_key = jax.random.split(key)
         batch = objective.draw_noise(noise_key, batch)
     minibatch = objective.as_minibatch(batch)
-    old = lax.stop_gradient(objective.distribution(params, batch))
+    old = objective.distribution(lax.stop_gradient(params), batch)
     flat, unravel = ravel_pytree(params.policy)
 
     def with_policy(flat: Array) -> Params:
