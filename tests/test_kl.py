@@ -72,6 +72,13 @@ def test_k1_and_k3_are_unbiased_and_k2_and_k3_not_negative() -> None:
     assert (kl_estimators.k3(log_prob, ref) > 0).all()
 
 
+def test_k3_of_a_token_that_the_policy_gave_up_is_finite() -> None:
+    """It may be far off after an off-policy update; an infinite loss would end the run."""
+    value, gradient = jax.value_and_grad(kl_estimators.k3)(jnp.float32(-120.0), jnp.float32(-1.0))
+    assert 1e18 < value < 1e20
+    assert jnp.isfinite(gradient)
+
+
 def test_k3_keeps_its_digits_near_the_reference() -> None:
     log_prob, gap = jnp.float32(-1.0), jnp.float32(2.0**-12)
     np.testing.assert_allclose(kl_estimators.k3(log_prob, log_prob + gap), float(gap) ** 2 / 2, rtol=1e-3)

@@ -24,6 +24,7 @@ from jaxpg.experiments import signatures
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer, transformer_reward_model
+from jaxpg.models.networks import recurrent
 from jaxpg.parallel import collectives
 from jaxpg.preferences import (
     LabelledCompletion,
@@ -610,6 +611,24 @@ def test_fine_tuning_learns_to_copy_backwards():
     _, metrics = learned(learner, 250)
     assert before["loss"] > 3
     assert metrics["loss"] < 0.1  # chance among six letters, with a sure end, would be 1.3
+
+
+@pytest.mark.parametrize("algorithm", [sft, dpo])
+def test_a_memory_begins_anew_with_each_text_of_the_data(algorithm):
+    """Nobody has collected these, and a rollout of them has no memory to go on from."""
+    task = reverse(length=3, letters=6, min_length=3)
+    policy, _ = recurrent(text_env(task), hidden=(8,), width=8)
+    pairs = judged_pairs(task, task, lambda _, text, length: length, generate=corrupted_demonstrations(task))
+    learner = algorithm(pairs if algorithm is dpo else task, policy, batch_size=4)
+    state = initial(learner)
+    prompts = jax.vmap(lambda key: task.prompt(task.draw(key)))(jax.random.split(KEY, 2))
+    rollout = completion_rollout(prompts, jnp.full((2, 3), 17), end=task.vocabulary.end)
+    remembered = rollout._replace(episodes=rollout.episodes._replace(memory=jnp.zeros((2, 8))))
+    params, action = state.params.policy, rollout.steps.action
+    of_data, collected = (policy.evaluate(params, x).log_prob(action) for x in (rollout, remembered))
+    np.testing.assert_array_equal(of_data, collected)
+    _, metrics = step(learner, state)
+    assert np.isfinite(metrics["loss"])
 
 
 def worth(problem, completion, length):

@@ -152,6 +152,29 @@ def brevity(prompt: str, text: str, *, price: float = 1.0) -> float:
     return -price * len(text)
 
 
+def test_a_function_of_ones_own_sees_padding_that_a_policy_wrote():
+    """A price per character is paid for it, as the verifier sees it too."""
+    task = TASKS["sort"](length=4)
+    seen = []
+    mine = make_reward("mine", lambda prompt, text: seen.append(text) or 0.0, task)
+    for text in ("a<pad>b<eos>", "<pad><pad>", "<eos>"):
+        mine.function(completion(text)).block_until_ready()
+    host_callback.raise_failure()
+    assert seen == ["a<pad>b", "<pad><pad>", ""]
+
+
+def test_what_a_function_of_ones_own_raises_is_logged(monkeypatch, caplog):
+    """Once: a loop of one's own may not ask for it, and finds NaN."""
+    monkeypatch.setattr(host_callback._log, "disabled", False)
+    host_callback.clear_failures()
+    task = TASKS["sort"](length=4)
+    for _ in range(2):
+        assert np.isnan(make_reward("mine", {"function": broken}, task).function(completion("c<eos>")))
+    (record,) = [x for x in caplog.records if x.name == host_callback.__name__]
+    assert re.search(r"function broken .*ZeroDivisionError.*NaN from here on.*raise_failure", record.getMessage())
+    host_callback.clear_failures()
+
+
 def broken(prompt: str, text: str) -> Any:
     return {"ab": float("nan"), "abc": "much"}.get(text) or 1 / 0
 

@@ -272,6 +272,18 @@ def test_an_exact_answer(write, words, right):
     assert (answer >= 0) == form == (words not in ("$", " $", "15", "<answer></answer>$", "15<pad>$"))
 
 
+@pytest.mark.parametrize("vocabulary", ["standard", POINTED], ids=["tokens", "texts"])
+def test_the_answer_of_a_record_is_read_as_that_of_a_completion(write, vocabulary):
+    """`<answer>15</answer>` in the file is the answer 15, whatever is around it; nothing between its tags is none."""
+    tagged = SPOKEN | {"answer": "<think>5+5+5</think><answer> 15 </answer>"}
+    task = json_lines(write([tagged]), vocabulary, max_tokens=45, held_out=0)
+    for words in ("15$", "<answer>15</answer>$", tagged["answer"] + "$"):
+        assert judge(task, words)[0] == 1
+    assert judge(task, "14$")[0] == 0
+    with pytest.raises(UserError, match="line 1: the field 'answer' has no text between its answer tags"):
+        json_lines(write([SPOKEN | {"answer": "<answer> </answer>"}]), vocabulary, max_tokens=45, held_out=0)
+
+
 LETTERS = {END: "$", PAD: "_", CHARACTERS.id("<answer>"): "<", CHARACTERS.id("</answer>"): ">"}
 LETTERS |= {CHARACTERS.id(c): c for c in "45"}
 

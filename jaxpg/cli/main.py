@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     """Run a command, in one process or together with others."""
+    logging.getLogger("jaxpg.parallel.host_callback").disabled = True  # what it logs is raised here
     with signals.held_back():
         from jaxpg.cli import devices
         from jaxpg.parallel import process_exit

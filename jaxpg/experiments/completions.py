@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from jaxpg.envs.text import PAD, TextState, Tokenizer
+from jaxpg.envs.text import PAD, TextState, Tokenizer, completion_text
 from jaxpg.envs.text.jsonl_reader import encode_text
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, networks, text_task, writes_text
@@ -48,9 +48,13 @@ class Sample(NamedTuple):
     reward: float
     accuracy: float
 
+    @property
+    def is_right(self) -> bool:
+        return self.accuracy >= 1
+
     def line(self) -> Text:
         """For a terminal."""
-        mark = ("✓", "green") if self.accuracy > 0 else ("✗", "red")
+        mark = ("✓", "green") if self.is_right else ("✗", "red")
         reward = (f"  {self.reward:.2f} ", "dim")
         prompt, completion = (printable(text, keep="\n\t") for text in (self.prompt, self.completion))
         return Text.assemble(reward, mark, " ", prompt, (completion, "bold"))
@@ -133,8 +137,7 @@ def complete_prompt(
 
 def decode_completion(vocabulary: Tokenizer, tokens: np.ndarray) -> str:
     """A completion as text; three dots mark one without an end."""
-    truncated = vocabulary.end not in tokens
-    return vocabulary.decode(tokens[tokens != PAD].tolist()) + (" ..." if truncated else "")
+    return completion_text(vocabulary, tokens.tolist()) + ("" if vocabulary.end in tokens else " ...")
 
 
 class CompletionLogger:

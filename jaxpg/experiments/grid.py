@@ -64,6 +64,11 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
             raise UserError(f"--grid has {name} twice: give all of its values at once, as {name}=value,value.")
         if name in FIXED or names_run(name):
             raise UserError(f"--grid cannot have {name}, which is the same in all points.")
+        if name.split(".")[0] == "rewards":
+            raise UserError(
+                f"--grid cannot have {name}: a score is the reward that is trained on, so the scores of two lists of "
+                "rewards cannot be compared. Train each with jaxpg train and compare their evaluation_accuracy."
+            )
         values = _parse_range(name, text) if text.count(":") == 3 else _parse_list(text)
         grid[name] = [x for i, x in enumerate(values) if x not in values[:i]]
     number = math.prod(len(values) for values in grid.values())

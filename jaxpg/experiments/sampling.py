@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import files, preferences
-from jaxpg.envs.text import PAD
+from jaxpg.envs.text import completion_text
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, kind_of, networks, text_task
 from jaxpg.experiments.completions import grade
@@ -190,7 +190,7 @@ def _draw(
             for j in range(number):
                 yield Line(
                     prompt=prompt,
-                    completion=task.vocabulary.decode(tokens[i, j][tokens[i, j] != PAD].tolist()),
+                    completion=completion_text(task.vocabulary, tokens[i, j].tolist()),
                     answer=answers[i],
                     reward=float(outcomes.total()[i, j]),
                     accuracy=float(outcomes.parts["accuracy"][i, j]),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError, refuse_unknown
-from jaxpg.objectives.surrogates import likelihood_ratio
+from jaxpg.objectives.surrogates import capped_log_ratio, likelihood_ratio
 from jaxpg.types import Array, Scalar
 
 
@@ -32,9 +32,11 @@ def k2(log_prob: Array, ref_log_prob: Array) -> Array:
 
 
 def k3(log_prob: Array, ref_log_prob: Array) -> Array:
-    """ref/π - log(ref/π) - 1: unbiased, never negative, of low variance near the reference."""
-    log_ratio = ref_log_prob - log_prob
-    return jnp.expm1(log_ratio) - log_ratio
+    """ref/π - log(ref/π) - 1: unbiased, never negative, of low variance near the reference.
+
+    ref/π is at most the square root of the largest float, as a likelihood ratio is.
+    """
+    return jnp.expm1(capped_log_ratio(ref_log_prob, log_prob)) - (ref_log_prob - log_prob)
 
 
 class ReferenceKL(NamedTuple):

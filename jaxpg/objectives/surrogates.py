@@ -39,12 +39,17 @@ def untied_maximum(x: Array, limit: Array, where: Array) -> Array:
 
 
 def likelihood_ratio(log_prob: Array, old_log_prob: Array) -> Array:
-    """ρ = π(a|s)/π_old(a|s), at most the square root of the largest float.
+    """ρ = π(a|s)/π_old(a|s), at most the square root of the largest float: see `capped_log_ratio`."""
+    return jnp.exp(capped_log_ratio(log_prob, old_log_prob))
+
+
+def capped_log_ratio(log_prob: Array, old_log_prob: Array) -> Array:
+    """log π(a|s) - log π_old(a|s), at most half the logarithm of the largest float.
 
     An infinite ratio would turn the gradient into NaN even where the clip leaves none: 0·∞.
     """
     highest = (0.5 * jnp.log(jnp.finfo(log_prob.dtype).max)).astype(log_prob.dtype)
-    return jnp.exp(untied_minimum(log_prob - old_log_prob, highest))
+    return untied_minimum(log_prob - old_log_prob, highest)
 
 
 def score_function(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:

@@ -4,11 +4,13 @@
 each other, and otherwise surfaces as one of several exceptions with a long traceback. So does Ctrl-C, which Python
 raises wherever the main thread is, inside of a callback too. So no callback raises, whatever the exception: a call that
 fails returns NaN or -1, its exception is stored, and the code that started the program raises it (`raise_failure`).
+The first is logged as well, since a loop of one's own may not ask.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +29,7 @@ XLA copies arguments above 100 kB in a thread of the pool that computes. All its
 which then never returns. Pieces of 8 columns stay below that size for batches of up to 3,000 rows per device.
 """
 _failures: list[BaseException] = []
+_log = logging.getLogger(__name__)
 _of_thread = threading.local()
 
 
@@ -48,7 +51,7 @@ def call(function: Callable[..., tuple[np.ndarray, ...]], results: Tree, rows: A
         try:
             return function(np.concatenate([np.asarray(piece) for piece in pieces], -1), *arrays)
         except BaseException as error:
-            _failures.append(error)
+            fail(error)
             return jax.tree.map(lambda x: np.full(arrays[0].shape, _failure_value(x.dtype), x.dtype), results)
 
     pieces = [rows[i : i + PIECE_COLUMNS] for i in range(0, len(rows), PIECE_COLUMNS)]
@@ -83,7 +86,7 @@ def call_in_place(
                     buffer[...] = value
                 return
         except BaseException as error:
-            _failures.append(error)
+            fail(error)
         for buffer in out:
             buffer[...] = _failure_value(buffer.dtype)
 
@@ -128,7 +131,9 @@ def clear_failures() -> None:
 
 
 def fail(error: BaseException) -> None:
-    """Let every call from now on fail, for this reason."""
+    """Let every call of `call_in_place` from now on fail, for this reason."""
+    if not _failures and not isinstance(error, KeyboardInterrupt):
+        _log.error("%s Results are NaN from here on. jaxpg.parallel.host_callback.raise_failure() raises this.", error)
     _failures.append(error)
 
 

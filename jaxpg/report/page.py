@@ -134,7 +134,7 @@ def _completions(name: str, written: Completions, *, named: bool) -> str:
     blocks = ""
     for place, (heading, samples) in enumerate(reversed(list(written.items()))):
         lines = "".join(
-            f'<tr><td>{x.reward:.2f}</td><td>{"✓" if x.accuracy > 0 else "✗"}</td><td class="completion">'
+            f'<tr><td>{x.reward:.2f}</td><td>{"✓" if x.is_right else "✗"}</td><td class="completion">'
             f'<span class="quiet">{_text(x.prompt)}</span><b>{_text(x.completion)}</b></td></tr>'
             for x in samples
         )

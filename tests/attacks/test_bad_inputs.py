@@ -402,6 +402,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     ([*SWEEP, "clip=0.1:1:linear:1000", "gamma=0:1:linear:1000"], "points, and this one has"),
     ([*SWEEP, "clip=[]"], "clip must be"),
     ([*SWEEP, "clip=0.1", "clip=0.2"], "--grid has clip twice"),
+    ([*SWEEP, "rewards.length=0,-1"], "cannot have rewards.length: a score is the reward that is trained on"),
     (
         [*SWEEP, "environment_settings.gravity=1:200:linear:200", "clip=0.1,0.2"],
         "at most 128 programs, and this one 200",

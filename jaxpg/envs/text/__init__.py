@@ -8,7 +8,7 @@ from jaxpg.envs.text.rewards import REWARDS, GradedCompletion, Reward, RewardFun
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.text_env import TextState, text_env
 from jaxpg.envs.text.tokenizer import TokenTable, character_vocabulary, token_table, tokenizer_file
-from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
+from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary, completion_text
 
 __all__ = [
     "CHARACTERS",
@@ -29,6 +29,7 @@ __all__ = [
     "Vocabulary",
     "best_of_n",
     "character_vocabulary",
+    "completion_text",
     "demonstrations",
     "json_lines",
     "labelled_steps",

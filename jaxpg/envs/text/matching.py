@@ -21,7 +21,6 @@ the function, and results that float32 cannot hold, become UserErrors there.
 from __future__ import annotations
 
 import inspect
-import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -36,8 +35,8 @@ from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_lo
 from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
 from jaxpg.envs.text.token_arrays import fingerprint, non_negative
-from jaxpg.envs.text.tokenizer import SPECIAL, TAGS
-from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary
+from jaxpg.envs.text.tokenizer import TAGS
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary, completion_text
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
@@ -61,7 +60,7 @@ def expected_answers(
         UserError: an answer that cannot be matched in this way, with its line.
     """
     if match == "exact":
-        stripped = [record._replace(fields={field: record.fields[field].strip()}) for record in records]
+        stripped = [record._replace(fields={field: _answer_of(record, field)}) for record in records]
         rows = encode_fields(stripped, [field], tokenizer, end=True)
         if sentence := too_long(stripped, [field], rows, limit=max_tokens, setting="max_tokens"):
             raise UserError(f"{sentence} No completion could be right: raise max_tokens.")
@@ -71,6 +70,14 @@ def expected_answers(
     if match == "numeric":
         return tuple(_number_of(record, field) for record in records)
     return None
+
+
+def _answer_of(record: Record, field: str) -> str:
+    """The answer of a record, read as that of a completion is: its tags are markup there, too."""
+    answer = extract_answer(record.fields[field])
+    if not answer:
+        raise UserError(f"{record.location}: the field {field!r} has no text between its answer tags.")
+    return answer
 
 
 def _has_tokens_of_characters(tokenizer: Tokenizer) -> bool:
@@ -186,7 +193,7 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
         answer = np.empty(problems.shape, np.int32)
         for i in np.ndindex(problems.shape):
             tokens = completions[i][: lengths[i]].tolist()
-            text, ended = _with_padding(tokens, tokenizer), tokenizer.end in tokens
+            text, ended = completion_text(tokenizer, tokens), tokenizer.end in tokens
             accuracy[i], answer[i] = grade(int(problems[i]), text, ended)
         return accuracy, answer
 
@@ -197,15 +204,6 @@ def _verify_on_host(grade: HostGrader, tokenizer: Tokenizer) -> Verify:
         return Verdict(accuracy, (answer >= 0).astype(jnp.float32), answer)
 
     return verify
-
-
-def _with_padding(tokens: list[int], tokenizer: Tokenizer) -> str:
-    """The text up to the first end token, with the padding in it; `decode` leaves padding out."""
-    written = tokens[: tokens.index(tokenizer.end)] if tokenizer.end in tokens else tokens
-    if PAD not in written:
-        return tokenizer.decode(written)
-    parts = [list(part) for _, part in itertools.groupby(written, PAD.__eq__)]
-    return "".join(SPECIAL[PAD] * len(part) if part[0] == PAD else tokenizer.decode(part) for part in parts)
 
 
 def _equality_grader(answers: Sequence[Fraction | str], read: Callable[[str], Fraction | str | None]) -> HostGrader:

@@ -28,7 +28,7 @@ from jaxpg.domains import as_float32
 from jaxpg.envs.text.jsonl_reader import without_tags
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.tokenizer import TAGS
-from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary
+from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary, completion_text
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Prompt, RewardTerm, Tree
@@ -294,8 +294,8 @@ def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, A
         values = np.empty(lengths.shape, np.float32)
         for i in np.ndindex(lengths.shape):
             prompt, completion = rows[i][:width], rows[i][width : width + lengths[i]]
-            texts = vocabulary.decode(prompt[prompt != PAD].tolist()), vocabulary.decode(completion.tolist())
-            values[i] = value_of(*texts)
+            text = completion_text(vocabulary, completion.tolist())
+            values[i] = value_of(vocabulary.decode(prompt[prompt != PAD].tolist()), text)
         return (values,)
 
     def on_host(graded: GradedCompletion) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -100,3 +101,15 @@ CHARACTERS = Vocabulary(
     )
 )
 """The vocabulary of every generated task: characters, and a token for each tag."""
+
+
+def completion_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The text of a completion up to its first end token, as it is judged, rewarded and shown.
+
+    Padding that a policy wrote is "<pad>" in it; `Tokenizer.decode` leaves it out.
+    """
+    written = list(itertools.takewhile(lambda i: i != tokenizer.end, tokens))
+    if PAD not in written:
+        return tokenizer.decode(written)
+    parts = [list(part) for _, part in itertools.groupby(written, PAD.__eq__)]
+    return "".join(CHARACTERS.symbols[PAD] * len(part) if part[0] == PAD else tokenizer.decode(part) for part in parts)
