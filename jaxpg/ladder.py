@@ -340,7 +340,9 @@ def grpo(
 
     Args:
         group_size: episodes per group.
-        kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3, loss_ratio_k3, or none.
+        kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3, loss_ratio_k3, or none. In the reward it
+            is divided by std(R) with the rest: in a group whose other rewards are equal, psi is the KL alone, at full
+            size whatever its weight.
         kl_coefficient: weight of the KL.
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
 
@@ -378,7 +380,8 @@ def rloo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
 
         psi_it = R_i - mean_{j != i} R_j
 
-    The baseline is unbiased, since it does not depend on the episode that it is subtracted from.
+    The baseline is unbiased, since it does not depend on the episode that it is subtracted from. Ratio, clip, the mean
+    over an episode's steps and a KL in the loss are GRPO's; the sources have a KL in the reward, and no others of them.
     """
     parent = grpo(**inherited)
     return parent._replace(credit=partial(advantages.leave_one_out, group_size=parent.collector.group_size))
@@ -391,7 +394,7 @@ def dr_grpo(*, max_length: int, **inherited: Unpack[GRPOSettings]) -> PolicyGrad
         psi_it = R_i - mean(R),    weights 1 / (B max_length)
 
     Division by std favours questions that are too easy or too hard; division by an episode's own length favours long
-    wrong answers.
+    wrong answers. The KL is GRPO's, and the source trains without: kl = none.
 
     Args:
         max_length: the constant that replaces an episode's length, usually the time limit.
@@ -411,7 +414,8 @@ def gspo(**inherited: Unpack[GRPOSettings]) -> PolicyGradient:
         s_i = ( pi(o_i) / pi_old(o_i) )^(1 / |o_i|)
 
     The reward is for the whole answer, and a ratio of single tokens adds noise that grows with its length. s_i hardly
-    leaves 1, so that its clip range is far narrower (section 5.1).
+    leaves 1, so that its clip range is far narrower (section 5.1). The KL is GRPO's, which the source leaves out of its
+    formulas: kl = none.
     """
     parent = grpo(**inherited)
     return parent._replace(surrogate=surrogates.per_episode(parent.surrogate))
@@ -452,7 +456,8 @@ def cispo(*, clip: Scalar = 1.0, clip_high: Scalar = 0.28, **inherited: Unpack[C
         loss_t = -sg[ clip(rho_t, 1 - clip, 1 + clip_high) ] psi_t log pi(a_t | s_t)
 
     Rare tokens that change the course of an answer soon leave PPO's clip range and get no gradient from then on; here
-    they keep it. A `clip` of 1 leaves the weight without a lower limit.
+    they keep it. A `clip` of 1 leaves the weight without a lower limit. The source gives no number for the upper one;
+    0.28 is DAPO's.
     """
     surrogate = partial(surrogates.clipped_weight, clip_low=clip, clip_high=clip_high)
     return dapo(**inherited)._replace(surrogate=surrogate)

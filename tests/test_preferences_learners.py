@@ -273,7 +273,7 @@ def test_a_step_of_dpo(loss, seen, plain_descent):
     assert abs(gradient).max() > 1e-2
     np.testing.assert_allclose(after.params.policy, state.params.policy - 0.5 * gradient, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(metrics["margin"], np.mean(margins), rtol=1e-3, atol=1e-5)
-    assert metrics["accuracy"] == np.mean(np.array(margins) > 0)
+    assert metrics["reward_accuracy"] == np.mean(np.array(margins) > 0)
     np.testing.assert_allclose(metrics["reward_chosen"] - metrics["reward_rejected"], metrics["margin"], atol=1e-5)
     assert metrics["steps"] - state.steps == count
 
@@ -653,5 +653,5 @@ def test_dpo_moves_towards_the_chosen_ones():
     pairs = judged_pairs(task, task, worth, sharpness=20.0)
     _, metrics = learned(dpo(pairs, policy, batch_size=32, learning_rate=3e-3), 100)
     assert metrics["margin"] > 0.3
-    assert metrics["accuracy"] > 0.7
+    assert metrics["reward_accuracy"] > 0.7
     assert metrics["loss"] < 0.6 < math.log(2)

@@ -33,8 +33,8 @@ def dpo(
 
     The reference is a frozen copy of the initial policy. β log π/ref is the policy's implicit reward; the metrics are
     its mean on the chosen and on the rejected completions (`reward_chosen`, `reward_rejected`), their difference
-    (`margin`), and the share of pairs in which it agrees with the judge (`accuracy`). For IPO all log-probabilities are
-    means over tokens, in the metrics too; for the other losses they are sums.
+    (`margin`), and the share of pairs in which it agrees with the judge (`reward_accuracy`). For IPO all
+    log-probabilities are means over tokens, in the metrics too; for the other losses they are sums.
 
     Args:
         pairs: the source of preference pairs.
@@ -71,7 +71,7 @@ def dpo(
         losses = pair_loss(h, beta=beta, label_smoothing=label_smoothing)
         metrics = {
             "loss": losses,
-            "accuracy": preferred(chosen - ref_chosen, rejected - ref_rejected),
+            "reward_accuracy": preferred(chosen - ref_chosen, rejected - ref_rejected),
             "margin": beta * h,
             "reward_chosen": beta * (chosen - ref_chosen),
             "reward_rejected": beta * (rejected - ref_rejected),

@@ -51,7 +51,8 @@ def judged_pairs(
 ) -> Pairs:
     """Pairs from a fallible judge whose reward R is known: P(a preferred to b) = σ(sharpness (R(a) - R(b))).
 
-    This is the model of Bradley and Terry 1952 that a reward model assumes.
+    This is the model of Bradley and Terry 1952 that a reward model assumes. Two completions of a prompt may be equal:
+    such a pair teaches nothing and counts half in an accuracy.
 
     Args:
         task: the source of prompts.

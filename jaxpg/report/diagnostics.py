@@ -22,6 +22,7 @@ TITLES = {
     "evaluation_return": "evaluation, return",
     "evaluation_accuracy": "evaluation, accuracy",
     "accuracy": "accuracy",
+    "reward_accuracy": "share of pairs as judged",
     "truncated": "share of completions cut off",
     "frac_zero_std": "share of groups without signal",
     "entropy": "entropy of the policy, nats",
