@@ -385,3 +385,12 @@ def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(machine.MACHINES, machine.platform(), usual._replace(**choices))
 
     return change
+
+
+@pytest.fixture
+def no_failures() -> Iterator[None]:
+    """Failures of functions on the host belong to the test that made them."""
+    host_callback = importlib.import_module("jaxpg.parallel.host_callback")
+    host_callback.clear_failures()
+    yield
+    host_callback.clear_failures()

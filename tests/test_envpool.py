@@ -18,15 +18,8 @@ from jaxpg.rollout.collector import env_keys
 from jaxpg.rollout.segments import continuing
 
 envpool = pytest.importorskip("envpool", reason="EnvPool is not installed")
-pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_failures")]
 POLE = "envpool:CartPole-v1"
-
-
-@pytest.fixture(autouse=True)
-def _no_failures() -> Any:
-    host_callback.clear_failures()
-    yield
-    host_callback.clear_failures()
 
 
 def plain(env_id: str, seed: int, **settings: Any) -> Any:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
-import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +24,9 @@ from gymnasium.envs.registration import WrapperSpec
 
 import jaxpg
 from jaxpg import envs, ladder, networks, parallel, report, user_code
-from jaxpg.cli import signals
 from jaxpg.cli.main import main
-from jaxpg.envs.host import close_what_begins, is_of_this_script, packages
-from jaxpg.envs.host.host_env import close_all, host_env
+from jaxpg.envs.host import is_of_this_script, packages
+from jaxpg.envs.host.host_env import host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
@@ -46,14 +41,8 @@ from jaxpg.training import array_files, checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
 from jaxpg.vectorize import tree_where
 
+pytestmark = pytest.mark.usefixtures("no_failures")
 WALK, LANDER, POLE = "gymnasium:tiny_gym:TinyWalk-v0", "gymnasium:LunarLander-v3", "gymnasium:CartPole-v1"
-
-
-@pytest.fixture(autouse=True)
-def _no_failures() -> Any:
-    host_callback.clear_failures()
-    yield
-    host_callback.clear_failures()
 
 
 def source_of(name: str, **settings: Any) -> Any:
@@ -251,112 +240,6 @@ def test_wrappers_restart_what_is_inside() -> None:
             np.testing.assert_array_equal(obs[t + 1, b, :-1], obs[t, b, 1:])
 
 
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        ("raise", r"raised RuntimeError: the motor is broken \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
-        ("exit", r"raised SystemExit: 3 \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
-        ("nan", r"returned an observation that is not finite in float32 at step 3 of an episode\."),
-        ("reward", r"returned a reward of nan at step 3 of an episode\."),
-        ("text", r"raised ValueError: could not convert string to float: 'a lot' .*at step 3 of an episode\."),
-        ("integer", r"raised OverflowError: int too large to convert to float .*at step 3 of an episode\."),
-        ("neither", r"raised ValueError: terminated must be True or False, not None .*at step 3 of an episode\."),
-        ("panic", r"raised Panic: out of bounds \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
-        ("objects", r"returned an observation of dtype object, which is no number at step 3 of an episode\."),
-        ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
-    ],
-)
-@pytest.mark.parametrize("limit", [pytest.param(500, id="within an episode"), pytest.param(3, id="at its last step")])
-def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: int) -> None:
-    env = envs.make(WALK, fault=fault, max_episode_steps=limit)
-    with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
-        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
-    assert np.isnan(obs).all()
-
-
-def test_what_raises_as_it_is_made_is_a_sentence() -> None:
-    with pytest.raises(
-        UserError, match=rf"{WALK} cannot be made: it raised SystemExit: 0 \(tiny_gym.py, line \d+\)\.$"
-    ):
-        envs.make(WALK, fault="unmade")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        ("unmade in a worker", r"cannot be made: it raised RuntimeError: no licence left \(tiny_gym.py, line \d+\)\."),
-        ("panic", r"raised Panic: out of bounds \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
-        ("neither", r"raised ValueError: terminated must be True or False, not None .*at step 3 of an episode\."),
-        ("objects", r"returned an observation of dtype object, which is no number at step 3 of an episode\."),
-    ],
-)
-def test_a_fault_in_a_worker_is_the_same_sentence(fault: str, sentence: str) -> None:
-    env = envs.make(WALK, fault=fault, vectorization="async")
-    with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
-        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    assert not multiprocessing.active_children()
-
-
-def test_no_exception_leaves_a_callback() -> None:
-    def panics(*arguments: Any) -> Any:
-        raise tiny_gym.Panic
-
-    like = (jax.ShapeDtypeStruct((), jnp.float32),)
-    for call in (host_callback.call_in_place, host_callback.call):
-        arguments = (jnp.zeros(2), jnp.float32(0)) if call is host_callback.call else (jnp.float32(0),)
-        assert np.isnan(jax.jit(partial(call, panics, like))(*arguments)[0])
-        with pytest.raises(tiny_gym.Panic):
-            host_callback.raise_failure()
-        host_callback.clear_failures()
-
-
-def test_environments_that_begin_in_a_training_end_with_it() -> None:
-    """And are made again where their states are used later."""
-    made = []
-
-    def make(n: int, seed: int) -> Any:
-        made.append(source.make(n, seed))
-        closed.append(False)
-        number = len(made) - 1
-        return made[-1]._replace(close=lambda: closed.__setitem__(number, True))
-
-    source, closed = source_of(WALK), []  # type: ignore[var-annotated]
-    env = host_env(source._replace(make=make))
-    env.reset(jax.random.key(0))
-    with close_what_begins():
-        state, _ = env.reset(jax.random.key(1))
-        ((_, first),) = run(env, [1], state)
-    assert closed == [False, True]
-    ((_, again),) = run(env, [1], state)
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-
-
-def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others are closed, and the fault is what is raised."""
-    close_all()  # those of other tests
-    closed: list[int] = []
-
-    def close(self: Any) -> None:
-        if not getattr(self, "_t", 0):
-            return  # those that are made for their spaces
-        closed.append(self._t)
-        raise ValueError("the connection is gone")
-
-    monkeypatch.setattr(tiny_gym.Walk, "close", close)
-    env = envs.make(WALK, fault="raise")
-    states, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            states, _ = jax.vmap(partial(env.step, None))(states, jnp.zeros(3, jnp.int32))
-    with pytest.raises(UserError, match="the motor is broken"):
-        host_callback.raise_failure()
-    assert closed == [2, 2, 3]  # the last is closed first
-    assert f"{WALK} raised ValueError: the connection is gone" in str(said[0].message)
-
-
 def test_a_wrapper_that_truncates_is_reckoned_with() -> None:
     """Gymnasium's own environments have no time-out before their limit, unless they are registered with a wrapper."""
     limited = WrapperSpec("TimeLimit", "gymnasium.wrappers:TimeLimit", {"max_episode_steps": 20})
@@ -369,15 +252,6 @@ def test_a_wrapper_that_truncates_is_reckoned_with() -> None:
     assert envs.make("gymnasium:Pendulum-v1").min_truncation_step == 200
 
 
-def test_a_time_out_that_was_not_reckoned_with_is_refused() -> None:
-    env = host_env(source_of(POLE, max_episode_steps=3)._replace(min_truncation_step=9))
-    run(env, [0, 1], env.reset(jax.random.key(0))[0])
-    with pytest.raises(
-        UserError, match="by a time-out after 3 steps, but Gymnasium's own environments do not time out before 9"
-    ):
-        run(env, [0, 1, 0], env.reset(jax.random.key(0))[0])
-
-
 @pytest.mark.full
 def test_a_worker_imports_neither_jax_nor_other_environments() -> None:
     """That takes ten times as long as what it needs, and there is one for each environment."""
@@ -388,21 +262,6 @@ def test_a_worker_imports_neither_jax_nor_other_environments() -> None:
     )
     here = str(Path(tiny_gym.__file__).parent)
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": here}, timeout=60)
-
-
-@pytest.mark.full
-def test_check_sees_what_an_episode_leaves_behind() -> None:
-    found = list(envs.battery(envs.make("gymnasium:tiny_gym:TinySticky-v0"), "sticky"))
-    assert not found[-1].passed or any("reset must forget" in x.sentence for x in found if not x.passed)
-    assert sum("reset must forget" in x.sentence for x in found if x.passed is False) == 1
-    assert all(x.passed for x in envs.battery(envs.make(WALK), "walk"))
-
-
-def test_huge_numbers_are_finite() -> None:
-    """Although their squares are not, and tell so by a warning."""
-    env = envs.make(WALK, fault="huge")
-    rows = run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    assert rows[-1][1].obs[0] == np.float32(1e30)
 
 
 def test_a_thread_of_xlas_is_known_to_python_after_its_first_call() -> None:
@@ -421,133 +280,6 @@ def test_a_thread_of_xlas_is_known_to_python_after_its_first_call() -> None:
     program = parallel.spread(add_fifty, mesh, in_specs=split, out_specs=split)
     np.testing.assert_array_equal(jax.jit(program)(jnp.zeros(len(devices))), 50)
     assert len(new) == len(set(new))
-
-
-def test_ctrl_c_inside_of_a_step_ends_the_program_and_is_raised_after_it() -> None:
-    env = envs.make(WALK, fault="interrupt")
-    with pytest.raises(KeyboardInterrupt):
-        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-
-
-def test_ctrl_c_ends_a_program_that_has_nothing_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the outside, which the main thread would notice after the last step."""
-    steps = 0
-
-    def step(self: Any, action: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1e-3)
-        return np.zeros(2), 0.0, False, False, {}
-
-    monkeypatch.setattr(tiny_gym.Walk, "step", step)
-    monkeypatch.setattr(signals, "SECONDS_TO_CLOSE", 100.0)  # the process would end
-    env, key = envs.make("gymnasium:tiny_gym:TinyEndless-v0", max_episode_steps=10_000), jax.random.key(0)
-    many = jax.jit(lambda state: jax.lax.scan(lambda s, a: env.step(key, s, a), state, jnp.zeros(5_000, jnp.int32)))
-    state, _ = env.reset(key)
-    host_callback.clear_failures()
-    with pytest.raises(KeyboardInterrupt), signals.ends_at_once():
-        jax.block_until_ready(many(state))
-    assert 3 <= steps < 1_000
-    host_callback.clear_failures()
-
-
-@pytest.mark.full
-def test_ctrl_c_leaves_no_worker_that_hangs(tmp_path: Path) -> None:
-    """A second one while training waits for the end of a chunk, which is to be saved; the first one elsewhere."""
-    of_env = ("vectorization=async", "fault=hang")
-    train = ["train", WALK, "ppo", *SMALL, *settings(*(f"environment_settings.{x}" for x in of_env))]
-    for command, signals_to_send in ((train, 2), (["check", WALK, *settings(*of_env)], 1)):
-        hangs = tmp_path / command[0]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "HANGS": str(hangs)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jaxpg", *command],
-            start_new_session=True,
-            cwd=tmp_path,
-            env=environment,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        wait_until(hangs.exists)
-        for _ in range(signals_to_send):
-            os.killpg(process.pid, signal.SIGINT)
-            time.sleep(1)
-        _, error = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert "Traceback" not in error
-        wait_until(lambda group=process.pid: not is_alive(group))
-
-
-def wait_until(holds: Any) -> None:
-    end = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def is_alive(group: int) -> bool:
-    """Whether a group has a process."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_check_says_once_what_the_host_raised(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", WALK, "--set", "fault=raise"]) == 2
-    said = capsys.readouterr()
-    assert said.out.count("the motor is broken") == 1
-    assert said.err == ""
-    host_callback.clear_failures()
-
-
-@pytest.mark.parametrize("older", range(3))
-def test_the_step_of_a_fault_is_that_of_its_own_environment_and_episode(older: int) -> None:
-    """Of three side by side, one is a step older when the host makes them again, and begins anew a step later."""
-    env, key, action = envs.make(WALK, fault="raise"), jax.random.key(0), jnp.zeros(3, jnp.int32)
-    assert env.host
-    step, which = jax.vmap(env.step, (None, 0, 0)), jnp.arange(3) == older
-    begun, _ = jax.vmap(env.reset)(jax.random.split(key, 3))
-    moved, _ = step(key, begun, action)
-    mixed = jax.vmap(tree_where)(which, moved, begun)
-    moved, _ = step(key, mixed, action)
-    fresh, _ = jax.vmap(env.host.restart)(jax.random.split(key, 3), which, moved)
-    moved, timestep = step(key, jax.vmap(tree_where)(which, fresh, moved), action)
-    assert not timestep.last.any()
-    host_callback.raise_failure()
-    step(key, moved, action)
-    with pytest.raises(UserError, match="at step 3 of an episode"):
-        host_callback.raise_failure()
-
-
-def test_what_cannot_be_made_is_refused() -> None:
-    for name, settings, sentence in (
-        ("gymnasium:CartPole-v7", {}, "no environment 'gymnasium:CartPole-v7'. Did you mean 'gymnasium:CartPole-v"),
-        ("gymnasium:no_module:X-v0", {}, "cannot be imported: ModuleNotFoundError: No module named 'no_module'"),
-        (POLE, {"sutton_reward": True}, "no setting 'sutton_reward'. Did you mean 'sutton_barto_reward'"),
-        (POLE, {"vectorization": "asink"}, "no vectorization 'asink' of gymnasium:CartPole-v1. Did you"),
-        (POLE, {"max_episode_steps": 0}, "max_episode_steps must be an integer, at least 1, not 0"),
-        ("gymnasium:tiny_gym:TinyEndless-v0", {}, "Give it to a run by --set environment_settings.max_episode_steps="),
-        ("gymnasium:tiny_gym:TinyPictures-v0", {"shape": (0,)}, "(0,), uint8), which has no numbers"),
-        ("gymnasium:tiny_gym:TinyMission-v0", {}, "and what Gymnasium's FlattenObservation can flatten. Wrap"),
-        ("gymnasium:Blackjack-v9", {}, "Did you mean 'gymnasium:Blackjack-v1'"),
-        ("gymnasium:ALE/Pong-v5", {}, "Name its module, gymnasium:MODULE:ALE/Pong-v5, as in gymnasium:ale_py:"),
-    ):  # fmt: skip
-        with pytest.raises(UserError) as refused:
-            envs.make(name, **settings)
-        assert sentence in str(refused.value)
-    with pytest.raises(UserError, match="lives on the host and keeps its own time; set max_episode_steps"):
-        envs.time_limit(envs.make(WALK), steps=3)
-    pooled = continuing(num_envs=2, num_steps=3, reset_pool=2)
-    env = envs.make(WALK)
-    policy, _ = networks.mlp(env)
-    params = policy.init(jax.random.key(0))
-    runner = jax.eval_shape(partial(pooled.init, env, policy), params, jax.random.key(0))
-    with pytest.raises(UserError, match="reset_pool copies start states"):
-        jax.eval_shape(partial(pooled.collect, env, policy), params, runner, jax.random.key(0))
 
 
 def test_spaces() -> None:
@@ -621,45 +353,6 @@ def test_images_are_divided_and_their_channels_are_last(shape: tuple[int, ...], 
     assert np.max(env.observation_space.high) == (1 if image else high)
 
 
-def test_what_an_environment_must_not_return_is_refused() -> None:
-    with pytest.raises(UserError, match=r"returned the observation -1, which is not one of Discrete\(4\)"):
-        run_until_failure(envs.make("gymnasium:tiny_gym:TinyPictures-v0"))
-    with pytest.raises(UserError, match=r"returned something else than the pair .* at the reset of an episode"):
-        run_until_failure(envs.make("gymnasium:tiny_gym:TinyBare-v0"))
-    with pytest.raises(UserError, match="an image has two axes, or three"):
-        envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=(4, 8, 8, 3))
-    with pytest.raises(UserError, match="registered without an entry_point"):
-        envs.make("gymnasium:tiny_gym:TinyVector-v0")
-
-
-def run_until_failure(env: Any) -> None:
-    host_callback.clear_failures()
-    jax.block_until_ready(env.reset(jax.random.key(0)))
-    host_callback.raise_failure()
-
-
-@pytest.mark.parametrize(("after", "lines"), [(3, 2), (700, 4), (1500, 10)])
-def test_check_says_what_the_host_raised(after: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whichever of the programs of the battery it is."""
-    steps = 0
-
-    def step(self: Any, action: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == after:
-            raise RuntimeError("broken")
-        return of_the_class(self, action)
-
-    of_the_class = tiny_gym.Walk.step
-    monkeypatch.setattr(tiny_gym.Walk, "step", step)
-    host_callback.clear_failures()
-    found = list(envs.battery(envs.make_unchecked(WALK), "walk"))
-    assert not found[-1].passed
-    assert "raised RuntimeError: broken" in found[-1].sentence
-    assert all(finding.passed for finding in found[:-1])
-    assert len(found) >= lines
-
-
 @pytest.mark.parametrize(
     ("picture", "said"),
     [
@@ -698,26 +391,6 @@ def test_an_id_of_the_script_is_no_name_for_commands(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this script registers it: register it in a module"):
         jaxpg.fit("gymnasium:OfTheScript-v0", "ppo", out=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_worker_that_dies_at_once_points_to_the_guard_of_a_script() -> None:
-    """A worker imports the script anew, which trains anew where nothing guards it, and dies before a step."""
-
-    def dies(n: int, seed: int) -> Any:
-        raise EOFError
-
-    with pytest.raises(UserError, match=r"died before it took a step.*__main__"):
-        run_until_failure(host_env(source_of(WALK)._replace(make=dies)))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("fault", ["die", "pipe"])
-def test_a_worker_that_dies_is_a_sentence_with_the_step(fault: str) -> None:
-    """Also where its pipe is closed a while before it."""
-    env = envs.make(WALK, fault=fault, vectorization="async")
-    with pytest.raises(UserError, match="has died at step 3 of all environments side by side"):
-        run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
@@ -815,25 +488,6 @@ def test_a_run_goes_on_with_the_same_bits_and_is_drawn(
     gif = tmp_path / "episode.gif"
     assert main(["play", str(tmp_path / "two"), "--gif", str(gif)]) == 0
     assert gif.read_bytes()[:4] == b"GIF8"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("fault", "vectorization"), [("raise", "sync"), ("die", "async")])
-def test_a_fault_ends_a_run_and_its_processes(
-    fault: str, vectorization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2, one sentence, the last checkpoint as it was, no process left."""
-    of_env = [f"environment_settings.{x}" for x in (f"vectorization={vectorization}", f"fault={fault}", "at=3")]
-    out = str(tmp_path / "run")
-    train = ["train", WALK, "ppo", *SMALL, *settings(*of_env, "evaluation_episodes=2")]
-    assert main([*train, "--steps", "600", "--out", out, "--quiet"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("jaxpg: ")
-    assert WALK in error
-    assert "step" in error
-    assert "Traceback" not in error
-    assert error.count("\n") == 1
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.full
