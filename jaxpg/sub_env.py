@@ -137,6 +137,12 @@ class SubEnv(gymnasium.Wrapper):
 
     def failure(self, error: BaseException, steps: int) -> UserError:
         """What the environment raised at this step of an episode, in a sentence; 0 is the reset."""
+        if steps and "expected 5, got 4" in str(error):  # by a wrapper of Gymnasium's, most often TimeLimit
+            return self._at(
+                "returned four values, as environments of the old Gym do, instead of five: observation, reward, "
+                "terminated, truncated and info,",
+                steps,
+            )
         return self._at(f"raised {describe_failure(error)}", steps)
 
     def _at(self, what: str, steps: int) -> UserError:

@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("no_failures")
         ("neither", r"raised ValueError: terminated must be True or False, not None .*at step 3 of an episode\."),
         ("panic", r"raised Panic: out of bounds \(tiny_gym.py, line \d+\) at step 3 of an episode\."),
         ("objects", r"returned an observation of dtype object, which is no number at step 3 of an episode\."),
+        ("old gym", r"returned four values, .*instead of five: .* and info, at step 3 of an episode\."),
         ("shape", r"returned an observation of shape \(3,\) instead of \(2,\) at step 3 of an episode\."),
     ],
 )

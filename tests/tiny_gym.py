@@ -65,6 +65,8 @@ class Walk(gymnasium.Env):
             os._exit(1)
         reward: Any = {"reward": np.nan, "text": "a lot", "integer": 10**400}.get(self._fault, self._x)
         terminated: Any = None if self._fault == "neither" else abs(self._x) > 3
+        if self._fault == "old gym":
+            return self._obs(), reward, terminated, {}
         return self._obs(), reward, terminated, False, {}
 
     def _obs(self) -> np.ndarray:
