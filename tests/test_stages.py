@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from jaxpg.cli import stage_report
 from jaxpg.errors import UserError
 from jaxpg.experiments import stages
 from jaxpg.experiments.config import resolve_config
@@ -196,3 +197,16 @@ def test_a_stage_is_finished_when_its_last_checkpoint_says_so(tmp_path: Path) ->
     for steps, finished in ((90, False), (104, True)):
         checkpoint.save(tmp_path / checkpoint.CHECKPOINTS, {"x": jnp.zeros(2)}, steps=steps, about={})
         assert stages.is_finished(stage) is finished
+
+
+def test_a_report_counts_the_records_of_a_file_and_does_without_it(tmp_path: Path) -> None:
+    """Blank lines are no records, the last line needs no end, and the file of a trained stage may be gone."""
+    file = tmp_path / "demo.jsonl"
+    overrides: dict[str, Any] = {"demonstrations.file": str(file)}
+    config = resolve_config("sort", "sft", overrides)
+    file.write_text('\n{"prompt": "1", "completion": "1"}\n \n{"prompt": "2", "completion": "2"}')
+    assert stage_report._data(config) == "2 demonstrations of a file"
+    file.unlink()
+    assert stage_report._data(config) == "demonstrations of a file"
+    sampled = resolve_config("sort", "sft", overrides | {"demonstrations.sampled_from": "runs/rules"})
+    assert stage_report._data(sampled) == "right completions of rules"

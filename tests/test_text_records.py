@@ -660,6 +660,17 @@ BAD = {
     "boolean": ([answered(True)], {}, "the field 'answer' must be a string, not true"),
     "optional wrong": ([completed({})], {}, "line 2: the field 'completion' must be a string, not {}"),
     "half a character": (['{"prompt": "\\ud800", "answer": "1"}'], {}, "line 2: .* 'prompt' holds half of a surrogate"),
+    "half a character that no one asks for": (
+        [GOOD | {"note": "\ud800"}],
+        {"tokenizer": "characters"},
+        "line 2: the field 'note' holds half of a surrogate pair, which is not a character",
+    ),
+    "a field twice": (
+        ['{"prompt": "1", "answer": "1", "prompt": "2"}'],
+        {},
+        "line 2 cannot be read: the field 'prompt' is there twice, remove or rename one",
+    ),
+    "a field of a field twice": (['{"prompt": "1", "answer": "1", "more": [{"a": 1, "a": 1}]}'], {}, "line 2 .*'a' is"),
     "empty prompt": ([asked("")], {}, "line 2: the field 'prompt' is empty"),
     "blank prompt": ([asked(" \n")], {}, "line 2: the field 'prompt' is empty"),
     "empty answer": ([answered("")], {}, "line 2: the field 'answer' is empty"),
@@ -706,7 +717,7 @@ BAD = {
 def test_bad_records_are_refused(write, name):
     lines, settings, sentence = BAD[name]
     with pytest.raises(UserError, match=sentence):
-        json_lines(write([GOOD, *lines]), "standard", **{"held_out": 0, **settings})
+        json_lines(write([GOOD, *lines]), **{"tokenizer": "standard", "held_out": 0, **settings})
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\r\n"])

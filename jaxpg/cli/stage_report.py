@@ -11,8 +11,10 @@ from rich import box
 from rich.table import Table
 
 from jaxpg import envs
+from jaxpg.envs.text.jsonl_reader import count_records, read_content
 from jaxpg.envs.text.rewards import ACCURACY
 from jaxpg.envs.text.text_env import PROCESS
+from jaxpg.errors import UserError
 from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.stages import Stage
@@ -110,9 +112,12 @@ def _demonstrations(settings: Mapping[str, Any]) -> str:
     if settings.get("file") is None:
         number = settings.get("num_demonstrations")
         return "new demonstrations" if number is None else f"{number:,} demonstrations"
-    lines = Path(settings["file"]).read_text(encoding="utf-8").count("\n")
     source = settings.get("sampled_from")
-    return f"{lines:,} " + ("of a file" if source is None else f"right completions of {Path(source).name}")
+    what = "demonstrations of a file" if source is None else f"right completions of {Path(source).name}"
+    try:
+        return f"{count_records(read_content(settings['file'])):,} {what}"
+    except UserError:  # the stage has been trained, and its file may be gone
+        return what
 
 
 def _reward(name: str, entry: Any) -> str:

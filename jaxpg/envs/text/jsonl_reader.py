@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpg.envs.text.vocabulary import PAD, Tokenizer
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 
 _log = logging.getLogger(__name__)
 _TAG = re.compile("(</?(?:think|answer)>)")
@@ -66,22 +67,32 @@ def parse_records(
         may_be_empty: those of them that may be blank, such as a completion that ends at once.
 
     Raises:
-        UserError: the file is empty; a line is not a JSON object or lacks a field; a field is blank or neither a string
-            nor a number.
+        UserError: the file is empty; a line is not a JSON object, has a field twice or lacks one; a field is blank or
+            neither a string nor a number, or any text has half of a character.
     """
-    lines = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
     read = partial(_parse_record, required=required, optional=optional, may_be_empty=may_be_empty)
-    records = tuple(read(raw, f"{path}, line {number}") for number, raw in lines if raw.strip())
+    records = tuple(read(raw, f"{path}, line {number}") for number, raw in _lines(content))
     if not records:
         raise UserError(f"{path} is empty. It should have one JSON object per line.")
     return records
+
+
+def count_records(content: bytes) -> int:
+    """How many records `parse_records` makes of the content of a file; they are not checked."""
+    return len(_lines(content))
+
+
+def _lines(content: bytes) -> list[tuple[int, bytes]]:
+    """The lines that are not blank, each with its number from 1."""
+    lines = enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
+    return [(number, raw) for number, raw in lines if raw.strip()]
 
 
 def _parse_record(
     raw: bytes, location: str, *, required: Sequence[str], optional: Sequence[str], may_be_empty: Sequence[str]
 ) -> Record:
     try:
-        fields = json.loads(raw.decode("utf-8"))
+        fields = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
         raise UserError(f"{location} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#x}.") from error
     except json.JSONDecodeError as error:
@@ -94,9 +105,27 @@ def _parse_record(
     for name in required:
         if name not in fields:
             raise UserError(f"{location} has no field {name!r}. It has: {', '.join(map(repr, fields)) or 'none'}.")
+    for name, value in fields.items():
+        if isinstance(value, str) and _HALF_CHARACTER.search(value):
+            raise UserError(
+                f"{location}: the field {excerpt(name)} holds half of a surrogate pair, which is not a character."
+            )
     present = [name for name in (*required, *optional) if name in fields]
     texts = {name: _checked_text(fields[name], name, location, name in may_be_empty) for name in present}
     return Record(location, fields | texts)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; Python's own reader would take the last of several fields of one name.
+
+    Raises:
+        ValueError: two fields have the same name.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the field {excerpt(twice)} is there twice, remove or rename one")
+    return fields
 
 
 def as_text(value: Any) -> str | None:
@@ -110,8 +139,6 @@ def _checked_text(value: Any, name: str, location: str, may_be_empty: bool) -> s
     text = as_text(value)
     if text is None or (isinstance(value, float) and not math.isfinite(value)):
         raise UserError(f"{location}: the field {name!r} must be a string, not {_json_excerpt(value)}.")
-    if _HALF_CHARACTER.search(text):
-        raise UserError(f"{location}: the field {name!r} holds half of a surrogate pair, which is not a character.")
     if not text.strip() and not may_be_empty:
         raise UserError(f"{location}: the field {name!r} is empty.")
     return text
