@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
+import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from jaxpg.envs.text import numeric
 from jaxpg.envs.text.numeric import MAX_LENGTH, last_number
 
 READ = {
@@ -223,3 +226,31 @@ def test_longer_words_are_read_as_a_slow_parser_reads_them():
             assert last_number(word) == value, word
             read += value is not None
     assert read > 500
+
+
+PLAIN_ARROW = re.compile(r"[-=]+>|[→⇒]|\*\*")
+PLAIN_SPACE = re.compile(
+    r"(?<=[(\[{])[^\S\n]+|[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
+    r"|(?<=[0-9])[^\S\n]+(?=(?:\\times|\\cdot|×|·)\s*10\^)|(?:(?<=\\times)|(?<=\\cdot)|(?<=[×·]))[^\S\n]+(?=10\^)"
+)
+"""The patterns without what keeps them from trying a run of spaces or signs from each of its places."""
+
+
+def test_arrows_and_spaces_are_those_of_the_plain_patterns():
+    rng = np.random.default_rng(0)
+    pieces = [*" \n\t()[]{}%5×-=>*→", "  ", "10^", r"\times", r"\cdot"]
+    changed = 0
+    for _ in range(30_000):
+        text = "".join(rng.choice(pieces, rng.integers(2, 9)))
+        assert numeric._READ_AS_SPACE.sub(" ", text) == PLAIN_ARROW.sub(" ", text), text
+        assert numeric._SPACE_INSIDE.sub("", text) == PLAIN_SPACE.sub("", text), text
+        changed += PLAIN_SPACE.sub("", text) != text
+    assert changed > 5000
+
+
+@pytest.mark.parametrize("around", ["5%sapples", "%s5", "5 %sx", r"2 \times%s3", "5(%s"])
+@pytest.mark.parametrize("run", [" ", "-", "=", "\t ", "\n"])
+def test_a_long_run_of_one_sign_is_read_in_one_pass(around, run):
+    began = time.perf_counter()
+    last_number(around.replace("%s", run * 40_000))
+    assert time.perf_counter() - began < 1  # 0.02 s, and 1.4 to 40 s where every place of it is a start

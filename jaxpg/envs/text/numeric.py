@@ -50,9 +50,9 @@ _NUMBER = re.compile(
 )
 _SPELLINGS = {"\u2212": "-", r"\%": "%", r"\$": "$", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _TAG = re.compile("</?(?:think|answer)>")
-_READ_AS_SPACE = re.compile(r"[-=]+>|[→⇒]|\*\*")
+_READ_AS_SPACE = re.compile(r"(?<![-=])[-=]+>|[→⇒]|\*\*")  # a run from its start alone: from n places it takes n² steps
 _SPACE_INSIDE = re.compile(
-    r"(?<=[(\[{])[^\S\n]+|[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
+    r"(?<=[(\[{])[^\S\n]+|(?<![^\S\n])[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
     r"|(?<=[0-9])[^\S\n]+(?=(?:\\times|\\cdot|×|·)\s*10\^)|(?:(?<=\\times)|(?<=\\cdot)|(?<=[×·]))[^\S\n]+(?=10\^)"
 )
 _LABEL = re.compile("[A-Za-z]+:")
