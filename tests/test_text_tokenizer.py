@@ -292,6 +292,16 @@ def test_files_that_are_no_tokenizers_are_refused(tmp_path, data):
         tokenizer_file(path)
 
 
+@pytest.mark.parametrize("largest", [2**31 - 3, 2**31, 4_000_000_000])
+def test_an_id_that_int32_cannot_hold_with_what_is_added_to_it_is_refused(saved, data, largest):
+    path = saved("words")
+    spelled = json.loads(path.read_text())
+    spelled["model"]["vocab"]["14"] = largest
+    path.write_text(json.dumps(spelled))
+    with pytest.raises(UserError, match=rf"words.json, its largest .*, must be at most 2\^31 - 1, not {largest + 3}\."):
+        json_lines(data, str(path), held_out=0)
+
+
 def test_without_the_library_one_is_told_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r'pip install "jaxpg\[text\]"'):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxpg.domains import COUNT, check_number
 from jaxpg.envs.text.jsonl_reader import as_text, parse_records, read_content, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError
@@ -82,7 +83,7 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
     """The tokenizer of a local tokenizer.json, as Hugging Face's library `tokenizers` writes it.
 
     Raises:
-        UserError: the file cannot be read or is not a tokenizer, or the library is not installed.
+        UserError: the file cannot be read or is not a tokenizer, an id is too large, or the library is not installed.
     """
     try:
         import tokenizers
@@ -112,6 +113,7 @@ def _parse_tokenizer(library_class: Any, text: str, path: str | Path) -> FileTok
     unknown_token = model.get("unk_token")
     unknown = model.get("unk_id") if unknown_token is None else tokenizer.token_to_id(unknown_token)
     size = max(tokenizer.get_vocab().values(), default=-1) + 1 + SHIFT
+    check_number(f"The size of {path}, its largest id plus {1 + SHIFT},", size, COUNT)
     checksum = hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
     return FileTokenizer(tokenizer, unknown, size, checksum)
 
