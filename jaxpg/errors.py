@@ -69,7 +69,15 @@ ELSEWHERE = {
     "vf_coef": "value_coefficient",
 }
 """What other libraries call a setting (Stable-Baselines3, CleanRL, rejax, TRL): their name -> its names here."""
-COUNTED = {"target_period": ", and counts gradient steps"}
+COUNTED = {
+    "anneal_steps": ", and counts environment steps",
+    "batch_size": ", and is that of all devices together",
+    "chunk_rows": ", and counts rows",
+    "num_envs": ", and is that of all devices together",
+    "reference_rate": ", and applies after every iteration",
+    "target_period": ", and counts gradient steps",
+    "total_steps": ", and counts environment steps, which are tokens in a text",
+}
 """Settings that other libraries count in another unit."""
 FEW = 5
 """So many names are listed even where one of them is similar: the one that was meant may be none of them."""

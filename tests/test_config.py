@@ -183,6 +183,7 @@ REFUSED = [
     ("cartpole", "ppo", {"environment_settings.gravitty": 1.0}, "Did you mean 'gravity'"),
     ("cartpole", "ppo", {"environment_settings.gravity": "low"}, "gravity must be"),
     ("cartpole", "ppo", {"wrappers.sticky": {}}, "no wrapper 'sticky'. Did you mean 'sticky_actions'"),
+    ("summarise_toy", "reward_model", {"network.kind": "mlp"}, "trains a transformer, not the network mlp"),
     ("parity", "sft", {"environment_settings.thinking": 0.5}, "'thinking'. It is called 'scratchpad_share' now."),
 ]  # fmt: skip
 
@@ -261,10 +262,25 @@ def test_a_name_of_trl_is_answered_with_the_name_here(algorithm: str, theirs: st
         configs.resolve_config("sort", algorithm, {theirs: 1})
 
 
-@pytest.mark.parametrize("theirs", ["target_update_interval", "target_network_frequency"])
-def test_a_setting_that_others_count_in_another_unit_says_so(theirs: str) -> None:
-    with pytest.raises(UserError, match="It is called 'target_period' here, and counts gradient steps"):
-        configs.resolve_config("cartpole", "dqn", {theirs: 1})
+@pytest.mark.parametrize(
+    ("task", "algorithm", "theirs", "sentence"),
+    [
+        ("cartpole", "dqn", "target_update_interval", "'target_period' here, and counts gradient steps."),
+        ("cartpole", "dqn", "target_network_frequency", "'target_period' here, and counts gradient steps."),
+        ("cartpole", "ppo", "anneal_lr", "'anneal_steps' here, and counts environment steps."),
+        ("sort", "grpo", "max_steps", "'total_steps' here, and counts environment steps, which are tokens in a text."),
+        ("sort", "grpo", "ref_model_mixup_alpha", "'reference_rate' here, and applies after every iteration."),
+        ("sort", "grpo", "gradient_accumulation_steps", "'chunk_rows' here, and counts rows."),
+        ("sort", "sft", "gradient_accumulation_steps", "'micro_batches' here."),
+        ("sort", "sft", "per_device_train_batch_size", "'batch_size' here, and is that of all devices together."),
+        ("sort", "grpo", "per_device_train_batch_size", "'num_envs' here, and is that of all devices together."),
+    ],
+)
+def test_a_setting_that_others_count_in_another_unit_says_so(
+    task: str, algorithm: str, theirs: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(f"It is called {sentence}")):
+        configs.resolve_config(task, algorithm, {theirs: 1})
 
 
 def test_few_names_are_listed_beside_the_most_similar_one() -> None:

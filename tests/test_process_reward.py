@@ -295,6 +295,12 @@ def test_what_judges_steps_is_trained_first_and_wrong_judges_are_refused(task):
     alone = resolve_config(task, "process_reward_model", {"initial": "none"})
     with pytest.raises(UserError, match="begins with, and there is none: set initial"):
         build(alone)
+    for overrides, sentence in (
+        ({"network": {"kind": "mlp"}}, "process_reward_model trains a transformer, not the network mlp: set network.k"),
+        ({"optimizer.kind": "optax:scale_by_lion"}, "process_reward_model takes no optimizer"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            build(resolve_config(task, "process_reward_model", {"initial": "none", **overrides}))
 
 
 @pytest.mark.full

@@ -121,6 +121,20 @@ def reward_network(config: Config, env: Env) -> language_model.RewardModel:
     return language_model.transformer_reward_model(env, **sizes)
 
 
+def _trained_reward_network(config: Config, env: Env) -> language_model.RewardModel:
+    """The network of a run that trains a reward model.
+
+    Raises:
+        UserError: the config names another kind than a transformer.
+    """
+    if (kind := config.network["kind"]) != "transformer":
+        raise UserError(
+            f"{config.algorithm} trains a transformer, not the network {kind}: set network.kind = transformer, in the "
+            f"section {config.algorithm} where the policy has another network."
+        )
+    return reward_network(config, env)
+
+
 def text_task(config: Config, split: str) -> envs.text.Task:
     """The text task of a config.
 
@@ -182,7 +196,7 @@ def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
     _refuse_own_parts(config)
-    pairs, model = make_pairs(config), reward_network(config, env)
+    pairs, model = make_pairs(config), _trained_reward_network(config, env)
 
     def measure(state: Any, key: Key) -> Metrics:
         params, number = state.params.critic, config.evaluation_episodes
@@ -193,9 +207,11 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 
 def _process_reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A process reward model; its accuracy is how often it agrees with the labels of held-out steps."""
+    _refuse_own_parts(config)
     policy, _ = networks(config, env)
     train, test = (text_task(config, split) for split in ("train", "test"))
-    labels, model = preferences.make_step_labels(train, test, policy, **config.step_labels), reward_network(config, env)
+    labels = preferences.make_step_labels(train, test, policy, **config.step_labels)
+    model = _trained_reward_network(config, env)
     if labels.policy and config.initial is None:
         raise UserError(
             f"{config.algorithm} learns from completions of the policy that it begins with, and there is none: set "
