@@ -52,6 +52,7 @@ DOMAINS: dict[str, Domain] = {
     "entropy_coefficient": NOT_NEGATIVE,
     "value_coefficient": NOT_NEGATIVE,
     "baseline_rate": FRACTION,
+    "group_size": Domain(2, INT32_MAX),  # one episode has no others to be compared with
     "reset_pool": COUNT_OR_0,
     "max_kl": POSITIVE,
     "damping": NOT_NEGATIVE,

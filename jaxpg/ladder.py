@@ -347,7 +347,8 @@ def grpo(
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
 
     Raises:
-        UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
+        UserError: groups of one, or that do not divide `num_envs`; an unknown `kl`, or loss_k1, whose expected gradient
+            is zero.
     """
     parent = ppo(**inherited)
     return parent._replace(

@@ -174,6 +174,7 @@ REFUSED = [
     ("cartpole", "ppo", {"num_minibatches": 3}, "num_minibatches = 3 does not divide the batch of 8 environments"),
     ("cartpole", "trpo", {"value_minibatches": 3}, "value_minibatches = 3 does not divide"),
     ("cartpole", "grpo", {"num_envs": 12}, "num_envs = 12 cannot be cut into groups of group_size = 8"),
+    ("cartpole", "grpo", {"group_size": 1}, "group_size must be at least 2, not 1"),
     ("cartpole", "grpo", {"kl": "k9"}, "k9"),
     ("cartpole", "ppo", {"network.kind": "recurrent", "num_minibatches": 16}, "divide the batch of 8 environments."),
     ("cartpole", "ppo", {"total_steps": 0}, "total_steps must be at least 1, not 0"),

@@ -330,8 +330,13 @@ def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
 
 
 def test_columns_that_do_not_divide_into_groups_are_refused():
+    """At once where all of them do not, and while it is traced where those of a device do not."""
+    with pytest.raises(UserError, match="num_envs = 6 cannot be cut into groups of group_size = 4"):
+        rollout.episodic(num_envs=6, group_size=4)
+    collector = rollout.episodic(num_envs=12, group_size=4)
+    shards = jax.vmap(lambda _: collected(collector, ENV, UNIFORM), axis_name=collectives.DATA)
     with pytest.raises(UserError, match="6 episodes per device do not divide into groups of 4"):
-        collected(rollout.episodic(num_envs=6, group_size=4), ENV, UNIFORM)
+        shards(jnp.arange(2))
 
 
 @pytest.mark.parametrize(

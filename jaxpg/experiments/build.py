@@ -358,7 +358,10 @@ def _check_division(config: Config, time_limit: int, needs_trajectories: bool, s
     local = num_envs // shards
     if local % group_size:
         where = f" on each of {shards} devices" if shards > 1 else ""
-        raise UserError(f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}.")
+        raise UserError(
+            f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}: make it a multiple of "
+            "that."
+        )
     steps = settings.get("num_steps") or time_limit
     rows = local if needs_trajectories else local * steps
     if num_envs * steps > INT32_MAX:

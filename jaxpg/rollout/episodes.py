@@ -53,9 +53,13 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
     last episode has ended.
 
     Raises:
-        UserError: no episodes; those of a device do not divide into groups (when `collect` is traced).
+        UserError: no episodes; they do not divide into groups, or those of a device do not (when `collect` is traced).
     """
     num_envs, group_size = check_whole("num_envs", num_envs), check_whole("group_size", group_size)
+    if num_envs % group_size:
+        raise UserError(
+            f"num_envs = {num_envs} cannot be cut into groups of group_size = {group_size}: make it a multiple of that."
+        )
     return Collector(
         init=_no_state,
         collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),
