@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -145,6 +146,19 @@ def test_sample_takes_the_best_seed_unless_told_another(
     for setting in ({"temperature": 0.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -3}, {"number": 0}):
         with pytest.raises(UserError, match=f"{next(iter(setting))} must be at|{next(iter(setting))} must be above"):
             run.complete(prompt, **setting)
+    with pytest.raises(UserError, match="prompt must be a text, not 5"):
+        run.complete(5)  # type: ignore[arg-type]
+    wrong: dict[str, Any] = {
+        "number must be a whole number, not 1.5": {"number": 1.5},
+        "seed must be a whole number, not 'x'": {"seed": "x"},
+        "seed_index must be a whole number, not 0.5": {"seed_index": 0.5},
+        "temperature must be a number, not 'x'": {"temperature": "x"},
+        "greedy must be true or false, not 'no'": {"greedy": "no"},
+        "no setting 'temprature' of complete. Did you mean 'temperature'": {"temprature": 1.0},
+    }
+    for sentence, settings in wrong.items():
+        with pytest.raises(UserError, match=sentence):
+            run.complete(prompt, **settings)
 
 
 def test_compare_shares_what_its_runs_begin_with(task: Path, tmp_path: Path) -> None:

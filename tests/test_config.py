@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -184,6 +185,8 @@ REFUSED = [
     ("cartpole", "ppo", {"environment_settings.gravitty": 1.0}, "Did you mean 'gravity'"),
     ("cartpole", "ppo", {"environment_settings.gravity": "low"}, "gravity must be"),
     ("cartpole", "ppo", {"wrappers.sticky": {}}, "no wrapper 'sticky'. Did you mean 'sticky_actions'"),
+    ("sort", "grpo", {"rewards": {"mine": abs}}, 'mine must name its function, {"function": "module:function"}'),
+    ("sort", "grpo", {"environment_settings.rewards": {"mine": {"function": abs}}}, "rewards.mine must name its"),
     ("summarise_toy", "reward_model", {"network.kind": "mlp"}, "trains a transformer, not the network mlp"),
     ("parity", "sft", {"environment_settings.thinking": 0.5}, "'thinking'. It is called 'scratchpad_share' now."),
 ]  # fmt: skip
@@ -282,6 +285,23 @@ def test_a_setting_that_others_count_in_another_unit_says_so(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(f"It is called {sentence}")):
         configs.resolve_config(task, algorithm, {theirs: 1})
+
+
+def test_what_a_text_needs_is_advised_as_it_can_be_done() -> None:
+    """actor_critic_td always collects segments, so that `num_steps = none` is no advice for it."""
+    for algorithm in ("actor_critic_td", "trpo"):
+        learner = build(configs.resolve_config("sort", algorithm)).learner
+        with pytest.raises(UserError, match=r"num_steps = none, which a2c, trpo and ppo take, .*_mc or grpo"):
+            jax.eval_shape(learner.init, jax.random.key(0))
+    for algorithm, overrides in (
+        ("a2c", {"num_steps": "none"}),
+        ("trpo", {"num_steps": "none"}),
+        ("ppo", {"num_steps": "none"}),
+        ("actor_critic_mc", {}),
+        ("grpo", {"initial": "none"}),
+    ):
+        learner = build(configs.resolve_config("sort", algorithm, overrides)).learner
+        jax.eval_shape(learner.init, jax.random.key(0))
 
 
 def test_few_names_are_listed_beside_the_most_similar_one() -> None:

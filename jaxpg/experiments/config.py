@@ -371,9 +371,9 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
             check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
     for name in ("optimizer", "schedule"):
         check_kind(name, checked[name])
+    check_rewards(checked)
     for name in ("environment_settings", "wrappers", "rewards", "optimizer", "schedule", "callbacks"):
         check_free_settings(name, checked[name])
-    check_rewards(checked)
     refuse_split(checked["environment_settings"])
     check_seeds(checked.get("seeds", Config.seeds))
     learner = {n: check(o, merged.get(n, o.default)) for n, o in options(policy_gradient).items()}

@@ -135,7 +135,7 @@ def refuse_unscaled_groups(algorithm: str, top_level: Mapping[str, Any], *layers
 
 
 def check_rewards(checked: Mapping[str, Any]) -> None:
-    """Refuse rewards that are stated twice, and models that are no name; their functions are checked by the task."""
+    """Refuse rewards that are stated twice, and functions and models that are no name; the task checks the names."""
     given = ["rewards"] if checked["rewards"] else []
     given += ["reward"] if checked.get("reward") is not None else []
     given += ["environment_settings.rewards"] if "rewards" in checked["environment_settings"] else []
@@ -147,6 +147,19 @@ def check_rewards(checked: Mapping[str, Any]) -> None:
     for name, entry in checked["rewards"].items():
         if isinstance(entry, Mapping) and "model" in entry:
             check(Option(f"rewards.{name}.model", REQUIRED, str, ""), entry["model"])
+    _refuse_functions("rewards", checked["rewards"])
+    _refuse_functions("environment_settings.rewards", checked["environment_settings"].get("rewards"))
+
+
+def _refuse_functions(table: str, rewards: Any) -> None:
+    """Refuse the functions of a Python program among rewards: a run says by a name what it was trained on."""
+    for name, entry in rewards.items() if isinstance(rewards, Mapping) else ():
+        parts = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, tuple) else [entry]
+        if any(map(callable, parts)):
+            raise UserError(
+                f'{table}.{name} must name its function, {{"function": "module:function"}}, not {excerpt(entry)}. The '
+                "function itself is for envs.text.text_env, in a program that makes its learner by policy_gradient."
+            )
 
 
 def refuse_split(environment_settings: Mapping[str, Any]) -> None:

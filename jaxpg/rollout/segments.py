@@ -86,7 +86,10 @@ def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collect
 
 def _reset_all(env: Env, policy: Policy, params: Tree, key: Key, *, num_envs: int) -> CollectorState:
     if env.context or env.outcome:
-        raise UserError(f"{env.name} gives its reward for whole episodes. Collect whole episodes: num_steps = none.")
+        raise UserError(
+            f"{env.name} gives its reward for whole episodes. Collect whole episodes: with num_steps = none, which "
+            "a2c, trpo and ppo take, or by an algorithm that always does, such as actor_critic_mc or grpo."
+        )
     runner = jax.vmap(partial(reset_env, env, policy, params))(env_keys(key, num_envs))
     return runner._replace(
         obs=copy_tree(runner.obs),  # which may be the environment's state itself

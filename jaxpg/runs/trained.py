@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpg.domains import COUNT, check_number
+from jaxpg.domains import ANY, COUNT, COUNT_OR_0, check_whole
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, kind_of, writes_text
 from jaxpg.experiments.config import Config, load_config, to_dict
+from jaxpg.experiments.sections import check_table
+from jaxpg.experiments.signatures import options
 from jaxpg.experiments.warm_start import build_experiment, check_vocabulary
 from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
@@ -82,7 +84,7 @@ class Run:
         Raises:
             UserError: there is no such seed.
         """
-        seeds = len(self.config.seeds)
+        seed_index, seeds = check_whole("seed_index", seed_index, ANY), len(self.config.seeds)
         if not 0 <= seed_index < seeds:
             raise UserError(f"The run has the seed indices 0 to {seeds - 1}, not {seed_index}.")
         return jax.tree.map(lambda x: x[seed_index], self.state.learner)
@@ -104,7 +106,11 @@ class Run:
                 `completions.complete_prompt`), or a setting is not what it may be.
         """
         self.refuse_without_text()
-        check_number("number", number, COUNT)
+        if not isinstance(prompt, str):
+            raise UserError(f"The prompt must be a text, not {excerpt(prompt)}.")
+        number, seed = check_whole("number", number, COUNT), check_whole("seed", seed, COUNT_OR_0)
+        kinds = {name: option._replace(domain=ANY) for name, option in options(check_sampling).items()}
+        settings = check_table(settings, kinds, " of complete")
         check_sampling(**settings)
         params, key = self.learner_of(self.seed_index(seed_index)).params.policy, jax.random.key(seed)
         with jax.enable_x64(False):  # as it was trained
