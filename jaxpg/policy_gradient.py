@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError, check_functions, check_record
+from jaxpg.errors import UserError, check_functions, check_record, excerpt
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
@@ -137,7 +137,8 @@ def policy_gradient(
         critic = None
     elif critic is None:
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
-    objective, optimizer = make_objective(policy, critic, algorithm), checked_optimizer(algorithm.optimizer)
+    objective = make_objective(policy, critic, algorithm)
+    optimizer = checked_optimizer(algorithm.optimizer, partial(_init_params, policy, critic, jax.random.key(0)))
     parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 
     def actor(state: TrainState) -> Actor:
@@ -154,6 +155,8 @@ def policy_gradient(
 
 FUNCTIONS = ("credit", "normalize", "loss_weights", "update", "optimizer", "learning_rate")
 """Fields of an algorithm that are called."""
+NUMBERS = ("gamma", "value_coefficient", "entropy_coefficient", "reference_rate")
+"""Fields of an algorithm that are numbers."""
 
 
 def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
@@ -166,7 +169,13 @@ def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
     ):
         if kind is not Critic or given is not None:
             check_record("policy_gradient", given, kind, example)
-    check_functions(algorithm, FUNCTIONS)
+    check_functions(algorithm, FUNCTIONS if isinstance(algorithm.surrogate, PerEpisode) else ("surrogate", *FUNCTIONS))
+    for field in NUMBERS:
+        if callable(given := getattr(algorithm, field)):
+            raise UserError(
+                f"The {field} of an algorithm is a number, not {excerpt(given)}. One that changes while training is "
+                "set by the algorithm's `adaptation` (docs/algorithm.md)."
+            )
 
 
 OF_WHOLE_EPISODES = (
@@ -208,6 +217,11 @@ def _check_discounts(algorithm: PolicyGradient) -> None:
             f"The gamma of this algorithm is {ours}, and its dynamic sampling compares episodes by a gamma of "
             f"{samplers}: give it to the algorithm's function, as in ladder.dapo(gamma={ours})."
         )
+
+
+def _init_params(policy: Policy, critic: Critic | None, key: Key) -> Params:
+    policy_key, critic_key = jax.random.split(key)
+    return Params(policy.init(policy_key), critic.init(critic_key) if critic else ())
 
 
 def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards: bool) -> TrainState:

@@ -10,7 +10,7 @@ from gymnax.environments.misc import frozen_lake as gymnax_frozen_lake
 
 from jaxpg import envs, values
 from jaxpg.envs import tabular
-from jaxpg.envs.tabular import MDP
+from jaxpg.envs.tabular import MDP, state_values, to_sparse
 from jaxpg.errors import UserError
 
 LEFT, DOWN, RIGHT, UP = range(4)
@@ -274,6 +274,35 @@ def test_impossible_outcomes_are_never_drawn(dtype):
 def test_senseless_settings_are_refused(make):
     with pytest.raises(UserError):
         make()
+
+
+@pytest.mark.parametrize("field", ["P", "R"])
+def test_arrays_of_other_shapes_are_refused_where_they_would_be_broadcast(field):
+    """Rewards r(s, a) and r(s) of as many actions as states are arrays that NumPy takes for r(s, a, s')."""
+    mdp = envs.random_mdp(jax.random.key(0), states=3, actions=3)
+    policy = jnp.full((3, 3), 1 / 3)
+    for of_one, axes in ((jnp.ones((3, 3)), "3, 3"), (jnp.ones(3), "3"), (jnp.ones((2, 3, 3)), "2, 3, 3")):
+        wrong = mdp._replace(**{field: of_one})
+        sentence = rf"of an MDP with 3 states has the shape \[S, A, S\], not \[{axes}\]"
+        for use in (
+            lambda mdp: values.value_iteration(mdp, 0.9),
+            lambda mdp: values.policy_evaluation(mdp, policy, 0.9),
+            lambda mdp: state_values(mdp, policy, 0.9),
+            lambda mdp: envs.as_env(mdp, 5, "mine"),
+        ):
+            with pytest.raises(UserError, match=sentence):
+                use(wrong)
+    sparse = to_sparse(mdp)
+    with pytest.raises(UserError, match=r"rewards of an MDP with 3 states has the shape \[S, A, K\]"):
+        values.value_iteration(sparse._replace(rewards=jnp.ones((3, 3))), 0.9)
+
+
+def test_a_policy_of_one_action_per_state_is_refused():
+    mdp, actions = envs.random_mdp(jax.random.key(0), states=3, actions=3), jnp.array([0, 1, 2])
+    for evaluate in (values.policy_evaluation, state_values):
+        with pytest.raises(UserError, match=r"of the shape \[3, 3\] here, not \[3\].*one_hot\(actions"):
+            evaluate(mdp, actions, 0.9)
+        evaluate(mdp, jax.nn.one_hot(actions, 3), 0.9)
 
 
 def test_mdp_is_a_pytree_of_arrays():

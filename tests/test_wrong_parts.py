@@ -288,6 +288,30 @@ def test_labels_hide_no_sign() -> None:
         trace(PPO()._replace(optimizer=lambda: optax.multi_transform(wrong, Params("slow", "fast"))))
 
 
+def test_labels_of_the_parameters_themselves_hide_no_sign() -> None:
+    """One decays kernels alone, and is for no other tree than that of the networks' own parameters."""
+    policy, critic = networks.mlp(tiny.counter(), hidden=(4,))
+    params = jax.eval_shape(lambda key: Params(policy.init(key), critic.init(key)), jax.random.key(0))
+    labels = jax.tree.map(lambda x: "kernel" if x.ndim == 2 else "bias", params)
+
+    def make(kernel: Any, bias: Any, *behind: Any) -> None:
+        parts = optax.multi_transform({"kernel": kernel, "bias": bias}, labels)
+        policy_gradient(tiny.counter(), policy, critic, PPO()._replace(optimizer=lambda: optax.chain(parts, *behind)))
+
+    make(optax.scale_by_adam(), optax.scale_by_rms())
+    make(optax.adamw(1.0), optax.adam(1.0), optax.scale(-1.0))
+    with pytest.raises(UserError, match=r"include the sign.*optax.scale\(-1.0\)"):
+        make(optax.scale_by_adam(), optax.adam(1.0))
+
+
+@pytest.mark.parametrize("field", ["gamma", "entropy_coefficient", "value_coefficient", "reference_rate"])
+def test_a_number_is_no_schedule(field: str) -> None:
+    with pytest.raises(UserError, match=f"The {field} of an algorithm is a number, .*adaptation"):
+        trace(PPO()._replace(**{field: optax.linear_schedule(0.1, 0.0, 100)}))
+    with pytest.raises(UserError, match="The surrogate of an algorithm is a function, not None"):
+        trace(PPO()._replace(surrogate=None))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("field", ["epsilon", "learning_rate"])
 def test_a_schedule_of_action_values_is_a_function(field: str) -> None:
     with pytest.raises(UserError, match=f"The {field} of an algorithm is a function, not 0.1"):

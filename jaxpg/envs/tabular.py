@@ -100,9 +100,34 @@ def as_env(mdp: AnyMDP, time_limit: int, name: str) -> Env:
 
 
 def num_states_and_actions(mdp: AnyMDP) -> tuple[int, int]:
-    """S and A."""
-    num_states, num_actions, _ = (mdp.successors if isinstance(mdp, SparseMDP) else mdp.P).shape
+    """S and A.
+
+    Raises:
+        UserError: the arrays do not have the shapes of an MDP; others, such as rewards `[S]` or `[S, A]`, would be
+            broadcast to them.
+    """
+    num_states = len(mdp.terminal)
+    names = ("successors", "probabilities", "rewards") if isinstance(mdp, SparseMDP) else ("P", "R")
+    shapes = [jnp.shape(getattr(mdp, name)) for name in names]
+    last = shapes[0][-1:] if isinstance(mdp, SparseMDP) else (num_states,)
+    num_actions = shapes[0][1] if len(shapes[0]) == 3 else 0
+    wanted = "[S, A, K]" if isinstance(mdp, SparseMDP) else "[S, A, S]"
+    for name, shape in zip(names, shapes, strict=True):
+        if shape != (num_states, num_actions, *last):
+            raise UserError(
+                f"{name} of an MDP with {num_states} states has the shape {wanted}, not {list(shape)}. Rewards r(s, a) "
+                "are the same for every next state: jnp.broadcast_to(r[:, :, None], P.shape)."
+            )
     return num_states, num_actions
+
+
+def check_policy(mdp: AnyMDP, policy: Array) -> None:
+    """Raise a UserError for a policy that is not `[S, A]`."""
+    if jnp.shape(policy) != (shape := num_states_and_actions(mdp)):
+        raise UserError(
+            f"A policy holds pi(a | s), of the shape {list(shape)} here, not {list(jnp.shape(policy))}. An action for "
+            "each state is jax.nn.one_hot(actions, num_actions)."
+        )
 
 
 def to_dense(mdp: SparseMDP) -> MDP:
@@ -147,6 +172,7 @@ def state_values(mdp: AnyMDP, policy: Array, gamma: Array | float, horizon: int 
     Returns:
         [S], 0 in terminal states.
     """
+    check_policy(mdp, policy)
     policy = jnp.where(mdp.terminal[:, None], 0.0, policy)
     r_pi = (policy * expected_rewards(mdp)).sum(-1)
 
@@ -166,6 +192,7 @@ def action_values(mdp: AnyMDP, values: Array, gamma: Array | float) -> Array:
 
 def expected_rewards(mdp: AnyMDP) -> Array:
     """r(s, a) = sum_s' p(s' | s, a) r(s, a, s'), `[S, A]`."""
+    num_states_and_actions(mdp)  # refuses other shapes
     if isinstance(mdp, SparseMDP):
         return (mdp.probabilities * mdp.rewards).sum(-1)
     return (mdp.P * mdp.R).sum(-1)

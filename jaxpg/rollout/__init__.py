@@ -6,7 +6,7 @@ from jaxpg.rollout.episodes import episodic, truncated, with_overlong_filtering
 from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, evaluation_metrics, record_episode
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.rollout.segments import continuing
-from jaxpg.rollout.successors import bootstraps_at, rollout_values, successor_obs, successor_values
+from jaxpg.rollout.successors import bootstrap_steps, bootstraps_at, rollout_values, successor_obs, successor_values
 
 __all__ = [
     "Collector",
@@ -14,6 +14,7 @@ __all__ = [
     "Evaluation",
     "RecordedEpisode",
     "RolloutStats",
+    "bootstrap_steps",
     "bootstraps_at",
     "continuing",
     "env_keys",

@@ -47,8 +47,10 @@ def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = N
     return optax.GradientTransformation(lambda params: chosen(params).init(params), update)
 
 
-def checked_optimizer(make: Callable[[], optax.GradientTransformation]) -> optax.GradientTransformation:
-    """The optimizer of an algorithm; one that is not jaxpg's own is tried.
+def checked_optimizer(
+    make: Callable[[], optax.GradientTransformation], params: Callable[[], Tree] | None = None
+) -> optax.GradientTransformation:
+    """The optimizer of an algorithm; one that is not jaxpg's own is tried. For `params` see `check_uphill`.
 
     Raises:
         UserError: as `check_uphill`.
@@ -56,32 +58,40 @@ def checked_optimizer(make: Callable[[], optax.GradientTransformation]) -> optax
     optimizer = make()
     maker = getattr(make, "func", make)
     if not getattr(maker, "__module__", "").startswith("jaxpg."):  # trying one compiles a dozen small programs
-        check_uphill(optimizer, "The optimizer of this algorithm")
+        check_uphill(optimizer, "The optimizer of this algorithm", params)
     return optimizer
 
 
-def check_uphill(optimizer: optax.GradientTransformation, what: str) -> None:
+def check_uphill(optimizer: optax.GradientTransformation, what: str, params: Callable[[], Tree] | None = None) -> None:
     """Try an optimizer on one gradient, if that depends on nothing that is traced.
 
-    One that tells parameters apart, by labels or masks, is tried if it tells the policy's from the critic's and looks
-    no deeper. Updates of 0, as at the beginning of a warm-up, pass.
+    One whose labels or masks are a tree of the parameters themselves is tried on such a tree of small arrays:
+    `params()` has its structure, and numbers of axes. Updates of 0, as at the beginning of a warm-up, pass.
 
     Raises:
         UserError: its updates of the policy or of the critic point against the gradient, as those of `optax.adam` do.
     """
-    gradient = Params(jnp.ones(3), jnp.ones(3))
     with jax.ensure_compile_time_eval():
-        try:
-            updates, _ = optimizer.update(gradient, optimizer.init(gradient), gradient)
-        except (TypeError, ValueError, AttributeError, KeyError):  # it needs the real parameters
-            return
+        updates = _first_updates(optimizer, Params(jnp.ones(3), jnp.ones(3)))
+        if updates is None and params is not None:
+            like = jax.eval_shape(params)
+            updates = _first_updates(optimizer, jax.tree.map(lambda x: jnp.ones([min(n, 2) for n in x.shape]), like))
         uphill = [x.sum() for x in jax.tree.leaves(updates)]
-        if any(isinstance(x, jax.core.Tracer) for x in uphill) or min(uphill) >= 0:
+        if any(isinstance(x, jax.core.Tracer) for x in uphill) or min(uphill, default=0) >= 0:
             return
     raise UserError(
         f"{what} returns updates that include the sign. jaxpg applies sign and step size itself: use one without them, "
-        "such as optax:scale_by_adam in place of optax:adam."
+        "such as optax:scale_by_adam in place of optax:adam, or turn it around, as in optax.chain(optax.adamw(1.0), "
+        "optax.scale(-1.0))."
     )
+
+
+def _first_updates(optimizer: optax.GradientTransformation, gradient: Tree) -> Tree | None:
+    """What an optimizer makes of a first gradient; None if it is for other parameters."""
+    try:
+        return optimizer.update(gradient, optimizer.init(gradient), gradient)[0]
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return None
 
 
 def gradient_norms(gradient: Tree, opt_state: Tree) -> dict[str, Array]:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.reachability import steps_to_terminal
-from jaxpg.envs.tabular import AnyMDP, action_values, expected_next_values, expected_rewards
+from jaxpg.envs.tabular import AnyMDP, action_values, check_policy, expected_next_values, expected_rewards
 from jaxpg.types import Array, Scalar
 
 Backup = Callable[[Array, Array | slice], Array]
@@ -83,6 +83,7 @@ def policy_evaluation(
     Returns:
         [S], 0 in terminal states.
     """
+    check_policy(mdp, policy)
     rewards = expected_rewards(mdp)
     backup = evaluation_backup(mdp, rewards, policy, gamma)
     zeros = jnp.zeros(len(mdp.terminal), jnp.result_type(policy, rewards))
