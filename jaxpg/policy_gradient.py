@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError, check_functions, check_record, excerpt
+from jaxpg.errors import UserError, check_functions, check_record, excerpt, refuse_unknown
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
+from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.kl import k1
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode
@@ -248,7 +249,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         baseline=jnp.zeros((), jnp.float32),
         reference=copy_tree(params.policy) if algorithm.reference_kl else (),
         steps=jnp.zeros((), jnp.int32),
-        algorithm=algorithm.adaptation.init() if algorithm.adaptation else {},
+        algorithm=_before_training(algorithm.adaptation),
     )
 
 
@@ -313,12 +314,34 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         baseline=credit.baseline,
         reference=polyak_update(state.reference, params.policy, algorithm.reference_rate),
         steps=steps,
-        algorithm=algorithm.adaptation.update(state.algorithm, metrics | {"steps": steps})
-        if algorithm.adaptation
-        else {},
+        algorithm=_after_iteration(algorithm.adaptation, state.algorithm, metrics | {"steps": steps}),
     )
     # `steps` stays an integer: float32 counts no further than 2^24.
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+
+
+def _before_training(adaptation: Adaptation | None) -> Metrics:
+    """The state of an adaptation before the first iteration."""
+    state = adaptation.init() if adaptation else {}
+    for name, x in state.items():
+        if isinstance(x, dict) or jnp.shape(x):
+            raise UserError(
+                f"The state of an adaptation is a dict of numbers, each of which is a metric, and {name!r} is "
+                f"{excerpt(x)}: give every number a name of its own."
+            )
+    return state
+
+
+def _after_iteration(adaptation: Adaptation | None, state: Metrics, metrics: Metrics) -> Metrics:
+    """The state of an adaptation after an iteration with these metrics."""
+    if adaptation is None:
+        return state
+    try:
+        return adaptation.update(state, metrics)
+    except KeyError as error:
+        if error.args[0] in metrics:
+            raise
+        refuse_unknown("metric", error.args[0], metrics, " for the adaptation of this algorithm")
 
 
 def _adapted(parts: Parts, state: TrainState) -> Parts:

@@ -101,6 +101,12 @@ def test_a_coefficient_may_follow_the_steps() -> None:
             Adaptation(lambda: {"approx_kl": jnp.float32(1)}, lambda a, s: a, lambda s, m: s),
             "'approx_kl' is one already: rename it",
         ),
+        (
+            Adaptation(lambda: {"x": jnp.float32(1)}, lambda a, s: a, lambda s, m: {"x": m["kl"]}),
+            "no metric 'kl' for the adaptation of this algorithm",
+        ),
+        (Adaptation(lambda: {"x": jnp.ones(3)}, lambda a, s: a, lambda s, m: s), "each of which is a metric, and 'x'"),
+        (Adaptation(lambda: {"x": {"y": 1.0}}, lambda a, s: a, lambda s, m: s), "each of which is a metric, and 'x'"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(adaptation: Adaptation, sentence: str) -> None:
