@@ -66,8 +66,8 @@ class Machine(NamedTuple):
     chunk_tokens: the same of rows of texts that are packed side by side, in tokens, prompts included unless completions
         share them (update/packing.py), and of the prompts that they share.
     rows_evaluated: observations of a rollout whose values are computed at a time, in whole steps of all columns
-        (`rollout.rollout_values`). 8,192 with layers of 64 fit a CPU's cache: PPO with 2,048 environments takes 0.88 to
-        0.95 of the time, with 16,384 0.9 and half of the memory, of Breakout with convolutions 0.75 and a third. On
+        (`rollout.rollout_values`). 8,192 with layers of 64 fit a CPU's cache: PPO with 2,048 environments takes 0.9 to
+        0.98 of the time, with 16,384 0.9 and half of the memory, of Breakout with convolutions 0.7 and a third. On
         accelerators this bounds the memory: with 65,536 environments an update holds 3.4 instead of 5.2 GB on an H100
         ("values a few steps at a time").
     sums_rows_by_product: a row's sum as a product with a column of ones, and its derivative likewise. XLA adds up the
