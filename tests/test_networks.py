@@ -23,6 +23,7 @@ from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGa
 from jaxpg.models.layers import Dense
 from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.rollout.episodes import episodic
 from jaxpg.types import Box, Discrete, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import Batch
 
@@ -423,6 +424,22 @@ def test_what_is_not_allowed_is_never_done_and_updates_see_the_same_probabilitie
     np.testing.assert_allclose(again.log_prob(steps.action), steps.log_prob, atol=1e-5)
     assert (again.entropy() <= np.log(2) + 1e-6).all()
     assert (again.entropy() > 0).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_action_values_explore_and_choose_what_is_allowed(epsilon):
+    env = masked_counter()
+    network = values.q_network(env, values.mlp(env, hidden=(8,)), values.dqn().head)
+    policy = values.epsilon_greedy_policy(network, epsilon)
+    params = loud(policy.init(jax.random.key(0)))
+    collect = tiny.jit(lambda key: episodic(num_envs=32).collect(env, policy, params, (), key)[1].steps)
+    steps = collect(jax.random.key(1))
+    real = np.asarray(steps.mask) > 0
+    allowed, action = np.asarray(env.action_mask(steps.obs)), np.asarray(steps.action)
+    assert np.take_along_axis(allowed, action[..., None], -1)[real].all()
+    if epsilon == 1:
+        assert all((action[real] == a).sum() > 20 for a in range(3))
+        np.testing.assert_allclose(np.exp(steps.log_prob)[real], 0.5, rtol=1e-3)
 
 
 def test_a_mask_inside_of_observations_cannot_be_normalised():

@@ -119,6 +119,40 @@ def test_epsilon_greedy_chooses_the_best_and_explores():
         assert np.isfinite(look(epsilon)[2]).all()
 
 
+def test_epsilon_greedy_explores_what_is_allowed():
+    q = jnp.array([[0.0, 3.0, 2.0, -1.0], [-9.0, -8.0, -7.0, -6.0]])
+    allowed = jnp.array([[True, False, True, True], [True, False, False, False]])
+    policy = values.epsilon_greedy(q, 0.3, allowed)
+    np.testing.assert_allclose(jnp.exp(policy.logits), [[0.1, 0, 0.8, 0.1], [1, 0, 0, 0]], rtol=1e-5)
+    np.testing.assert_array_equal(policy.mode(), [2, 0])
+    assert np.isfinite(policy.entropy()).all()
+
+
+@pytest.mark.parametrize("name", ["dqn", "double_dqn"])
+def test_targets_take_an_allowed_action(name):
+    """In a state where none is, after the end of a game, any: its discount is 0."""
+    rng = np.random.default_rng(1)
+    online, target = rng.normal(size=(2, 6, 3, 1))
+    mask = rng.random((6, 3)) < 0.5
+    mask[0] = False
+    network = TABLE._replace(action_mask=lambda obs: jnp.asarray(mask)[obs])
+    batch = NStep(None, None, jnp.zeros(6), jnp.ones(6), jnp.arange(6))
+    found = td_target(
+        Parts(SimpleNamespace(), network, values.ALGORITHMS[name](), None),
+        jnp.asarray(online),
+        jnp.asarray(target),
+        batch,
+    )
+    by = online if name == "double_dqn" else target
+    for s in range(6):
+        allowed = [a for a in range(3) if mask[s, a] or not mask[s].any()]
+        best = max(allowed, key=lambda a: by[s, a, 0])
+        np.testing.assert_allclose(found[s, 0], target[s, best, 0], rtol=1e-6)
+    of_best = network.values(jnp.asarray(target), jnp.arange(6)).max(-1)  # as PQN's targets read it
+    expected = [max(target[s, a, 0] for a in range(3) if mask[s, a] or not mask[s].any()) for s in range(6)]
+    np.testing.assert_allclose(of_best, expected, rtol=1e-6)
+
+
 def slow_lambda_targets(q, obs, final_q, reward, discount, last, gamma, lambda_):
     """One column, backwards in Python; `final_q` is max Q of the true successor where the column breaks off."""
     following, targets_ = 0.0, []

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.errors import UserError
-from jaxpg.models.distributions import Categorical
+from jaxpg.models.distributions import MASKED, Categorical
 from jaxpg.models.layers import FLAX_GAINS, apply, dense
 from jaxpg.models.networks import cnn_torso, mlp_torso, zero_obs
 from jaxpg.types import Array, Discrete, Env, Key, Policy, Rollout, Scalar, Tree
@@ -94,14 +94,28 @@ class QNetwork(NamedTuple):
     init(key) -> params
     returns(params, obs) -> `[..., A, N]`: N estimates of the return of each action, whose mean is Q(obs, a); with N > 1
         they are quantiles of its distribution.
+    action_mask(obs) -> `[..., A]` bool, as that of the environment; None where every action is always allowed.
     """
 
     init: Callable[[Key], Tree]
     returns: Callable[[Tree, Tree], Array]
+    action_mask: Callable[[Tree], Array] | None = None
 
     def values(self, params: Tree, obs: Tree) -> Array:
-        """Q(obs, a), `[..., A]`."""
-        return self.returns(params, obs).mean(-1)
+        """Q(obs, a), `[..., A]`; a large negative number where an action is not allowed."""
+        return self.masked(self.returns(params, obs).mean(-1), obs)
+
+    def masked(self, q: Array, obs: Tree) -> Array:
+        """Values `[..., A]` whose largest is that of an action allowed in `obs`."""
+        allowed = self.allowed(obs)
+        return q if allowed is None else jnp.where(allowed, q, MASKED)
+
+    def allowed(self, obs: Tree) -> Array | None:
+        """`[..., A]` bool, the actions to choose from: all where none is allowed, as after the end of an episode."""
+        if self.action_mask is None:
+            return None
+        mask = self.action_mask(obs)
+        return mask | ~mask.any(-1, keepdims=True)
 
 
 def q_network(env: Env, torso: nn.Module, head: Callable[..., nn.Module]) -> QNetwork:
@@ -123,27 +137,31 @@ def q_network(env: Env, torso: nn.Module, head: Callable[..., nn.Module]) -> QNe
     def returns(params: Tree, obs: Tree) -> Array:
         return apply(top, params["head"], apply(torso, params["torso"], obs))
 
-    return QNetwork(init, returns)
+    return QNetwork(init, returns, env.action_mask)
 
 
-def epsilon_greedy(q: Array, epsilon: Scalar) -> Categorical:
+def epsilon_greedy(q: Array, epsilon: Scalar, allowed: Array | None = None) -> Categorical:
     """With probability 1 - epsilon the action of the largest value, else any action: `[..., A]` values.
 
-    The first of several largest values is the greedy action, and the mode. Source: Sutton & Barto 2018, section 2.2.
+    The first of several largest values is the greedy action, and the mode. With `allowed`, `[..., A]` bool, any of the
+    allowed actions, of which at least one must be. Source: Sutton & Barto 2018, section 2.2.
     """
     actions = q.shape[-1]
-    greedy = jax.nn.one_hot(q.argmax(-1), actions, dtype=q.dtype)
+    best = q if allowed is None else jnp.where(allowed, q, MASKED)
+    greedy = jax.nn.one_hot(best.argmax(-1), actions, dtype=q.dtype)
     epsilon = jnp.minimum(epsilon, LARGEST_EPSILON)  # [] for all rows
-    return Categorical(jnp.log(epsilon / actions + (1 - epsilon) * greedy))
+    explored = epsilon / actions if allowed is None else epsilon * allowed / allowed.sum(-1, keepdims=True)
+    return Categorical(jnp.log(explored + (1 - epsilon) * greedy))
 
 
 def epsilon_greedy_policy(network: QNetwork, epsilon: Scalar) -> Policy:
     """The epsilon-greedy policy of a network of action values; its parameters are those of the network."""
 
     def act(params: Tree, memory: Tree, obs: Tree) -> tuple[Categorical, Tree]:
-        return epsilon_greedy(network.values(params, obs), epsilon), memory
+        return epsilon_greedy(network.values(params, obs), epsilon, network.allowed(obs)), memory
 
     def evaluate(params: Tree, rollout: Rollout) -> Categorical:
-        return epsilon_greedy(network.values(params, rollout.steps.obs), epsilon)
+        obs = rollout.steps.obs
+        return epsilon_greedy(network.values(params, obs), epsilon, network.allowed(obs))
 
     return Policy(init=network.init, start=lambda params, obs: (), act=act, evaluate=evaluate)

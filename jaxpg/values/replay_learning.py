@@ -230,10 +230,10 @@ def _learn(
 
 
 def td_target(parts: Parts, params: Tree, target_params: Tree, batch: NStep) -> Array:
-    """reward_sum + bootstrap_discount Z_target(s', a*), `[R, N]`, with a* the action that `selector` prefers."""
+    """reward_sum + bootstrap_discount Z_target(s', a*), `[R, N]`: a* is the allowed action that `selector` prefers."""
     network = parts.network
     estimates = network.returns(target_params, batch.next_obs)
     q_online = network.values(params, batch.next_obs)  # compiled only where `selector` reads it
-    action = parts.algorithm.selector(q_online, estimates.mean(-1)).argmax(-1)
+    action = network.masked(parts.algorithm.selector(q_online, estimates.mean(-1)), batch.next_obs).argmax(-1)
     bootstrap = batch.bootstrap_discount[:, None] * pick(estimates, action)
     return batch.reward_sum[:, None] + bootstrap
