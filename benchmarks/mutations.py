@@ -182,8 +182,8 @@ MUTATIONS = (
     Mutation(
         "k3 has its ratio upside down",
         "objectives/kl.py",
-        "log_ratio = ref_log_prob - log_prob",
-        "log_ratio = log_prob - ref_log_prob",
+        "jnp.expm1(capped_log_ratio(ref_log_prob, log_prob)) - (ref_log_prob - log_prob)",
+        "jnp.expm1(capped_log_ratio(log_prob, ref_log_prob)) - (log_prob - ref_log_prob)",
         KL,
     ),
     Mutation(
@@ -519,7 +519,7 @@ MUTATIONS = (
     ),
     Mutation(
         "padding inside of an answer is read over",
-        "envs/text/matching.py",
+        "envs/text/vocabulary.py",
         "if PAD not in written:",
         "if True:",
         "tests/test_text_records.py -k padding_inside",
