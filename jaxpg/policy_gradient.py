@@ -139,7 +139,8 @@ def policy_gradient(
     elif critic is None:
         raise ValueError("This algorithm learns a value function: pass a critic, or use one without (value_loss=None).")
     objective = make_objective(policy, critic, algorithm)
-    optimizer = checked_optimizer(algorithm.optimizer, partial(_init_params, policy, critic, jax.random.key(0)))
+    key = jax.random.key(0)  # for shapes alone
+    optimizer = checked_optimizer(algorithm.optimizer, partial(_init_params, policy, critic, key, key))
     parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 
     def actor(state: TrainState) -> Actor:
@@ -220,8 +221,7 @@ def _check_discounts(algorithm: PolicyGradient) -> None:
         )
 
 
-def _init_params(policy: Policy, critic: Critic | None, key: Key) -> Params:
-    policy_key, critic_key = jax.random.split(key)
+def _init_params(policy: Policy, critic: Critic | None, policy_key: Key, critic_key: Key) -> Params:
     return Params(policy.init(policy_key), critic.init(critic_key) if critic else ())
 
 
@@ -229,7 +229,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     """New parameters, optimizer state and environments."""
     policy, critic, algorithm = parts.policy, parts.critic, parts.algorithm
     policy_key, critic_key, runner_key = jax.random.split(key, 3)
-    params = in_one_loop(lambda: Params(policy.init(policy_key), critic.init(critic_key) if critic else ()))
+    params = in_one_loop(partial(_init_params, policy, critic, policy_key, critic_key))
     normalization = NormalizationState(
         obs=initial_moments(space_struct(parts.env.observation_space)) if normalize_observations else (),
         reward_sums=initial_moments() if scale_rewards else (),

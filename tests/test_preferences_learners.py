@@ -22,7 +22,7 @@ from jaxpg.envs.text.text_env import text_env
 from jaxpg.errors import UserError
 from jaxpg.experiments import signatures
 from jaxpg.models.distributions import Categorical
-from jaxpg.models.generation import completion_rollout
+from jaxpg.models.generation import completion_rollout, evaluate_completions
 from jaxpg.models.language_model import RewardModel, transformer, transformer_reward_model
 from jaxpg.models.networks import recurrent
 from jaxpg.parallel import collectives
@@ -625,8 +625,8 @@ def test_a_memory_begins_anew_with_each_text_of_the_data(algorithm):
     rollout = completion_rollout(prompts, jnp.full((2, 3), 17), end=task.vocabulary.end)
     remembered = rollout._replace(episodes=rollout.episodes._replace(memory=jnp.zeros((2, 8))))
     params, action = state.params.policy, rollout.steps.action
-    of_data, collected = (policy.evaluate(params, x).log_prob(action) for x in (rollout, remembered))
-    np.testing.assert_array_equal(of_data, collected)
+    of_data, collected = evaluate_completions(policy, params, rollout), policy.evaluate(params, remembered)
+    np.testing.assert_array_equal(of_data.log_prob(action), collected.log_prob(action))
     _, metrics = step(learner, state)
     assert np.isfinite(metrics["loss"])
 

@@ -335,7 +335,9 @@ def test_columns_that_do_not_divide_into_groups_are_refused():
         rollout.episodic(num_envs=6, group_size=4)
     collector = rollout.episodic(num_envs=12, group_size=4)
     shards = jax.vmap(lambda _: collected(collector, ENV, UNIFORM), axis_name=collectives.DATA)
-    with pytest.raises(UserError, match="6 episodes per device do not divide into groups of 4"):
+    with pytest.raises(
+        UserError, match="num_envs = 6 on each of 2 devices cannot be cut into groups of group_size = 4"
+    ):
         shards(jnp.arange(2))
 
 

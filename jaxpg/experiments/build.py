@@ -19,6 +19,7 @@ from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.preferences import selection
+from jaxpg.rollout.episodes import check_groups
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
 from jaxpg.user_code import explain_failure, is_code_name
@@ -356,12 +357,7 @@ def _check_division(config: Config, time_limit: int, needs_trajectories: bool, s
     if num_envs % shards:
         raise UserError(f"num_envs = {num_envs} cannot be split evenly over {shards} devices.")
     local = num_envs // shards
-    if local % group_size:
-        where = f" on each of {shards} devices" if shards > 1 else ""
-        raise UserError(
-            f"num_envs = {local}{where} cannot be cut into groups of group_size = {group_size}: make it a multiple of "
-            "that."
-        )
+    check_groups(local, group_size, shards)
     steps = settings.get("num_steps") or time_limit
     rows = local if needs_trajectories else local * steps
     if num_envs * steps > INT32_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +48,14 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
         mask=mask,
     )
     return Rollout(steps, mask, episodes=Episodes(context=prompt))
+
+
+def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout) -> Any:
+    """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`: nobody has collected it, so every memory begins."""
+    if not policy.evaluates_from_context:
+        memory = jax.vmap(partial(policy.start, params))(rollout.episodes.context)
+        rollout = rollout._replace(episodes=rollout.episodes._replace(memory=memory))
+    return policy.evaluate(params, rollout)
 
 
 def check_sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, greedy: bool = False) -> None:

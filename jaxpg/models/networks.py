@@ -337,10 +337,7 @@ def _recurrent(
         last = rollout.steps.last
         first = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])  # row 0 goes on from the rollout's memory
         x = apply(encoder, params["encoder"], rollout.steps.obs)
-        memory = rollout.episodes.memory
-        if not jax.tree.leaves(memory):  # whole completions of data, which nobody has collected
-            memory = jnp.broadcast_to(initial_memory(), (last.shape[1], cell.width))
-        return apply(cell, params["cell"], memory, x, first, method="unroll")
+        return apply(cell, params["cell"], rollout.episodes.memory, x, first, method="unroll")
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
         memory = memories(params.policy, rollout)

@@ -6,6 +6,7 @@ import jax
 
 from jaxpg.errors import refuse_unknown
 from jaxpg.ladder_settings import check_scalars
+from jaxpg.models.generation import evaluate_completions
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
@@ -61,7 +62,7 @@ def dpo(
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
     def log_probs(params: Tree, rollout: Rollout) -> tuple[Array, Array]:
-        log_prob = policy.evaluate(params, rollout).log_prob(rollout.steps.action)
+        log_prob = evaluate_completions(policy, params, rollout).log_prob(rollout.steps.action)
         return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
 
     def summed_loss(params: Params, reference: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:

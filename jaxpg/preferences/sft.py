@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
-from jaxpg.models.generation import completion_rollout
+from jaxpg.models.generation import completion_rollout, evaluate_completions
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
 from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Tree
@@ -52,7 +52,7 @@ def sft(
         return completion_rollout(*jax.vmap(example)(keys), end=task.vocabulary.end)
 
     def loss(params: Params, _: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
-        distribution = policy.evaluate(params.policy, batch.rollout)
+        distribution = evaluate_completions(policy, params.policy, batch.rollout)
         log_prob, entropy = distribution.log_prob_and_entropy(batch.rollout.steps.action)
         total = -_weighted_sum(batch.weight, log_prob)
         return total, {"loss": total, "entropy": _weighted_sum(batch.weight, entropy)}

@@ -56,10 +56,7 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
         UserError: no episodes; they do not divide into groups, or those of a device do not (when `collect` is traced).
     """
     num_envs, group_size = check_whole("num_envs", num_envs), check_whole("group_size", group_size)
-    if num_envs % group_size:
-        raise UserError(
-            f"num_envs = {num_envs} cannot be cut into groups of group_size = {group_size}: make it a multiple of that."
-        )
+    check_groups(num_envs, group_size)
     return Collector(
         init=_no_state,
         collect=partial(_collect_episodes, num_envs=num_envs, group_size=group_size),
@@ -132,12 +129,18 @@ def _columns_per_device(num_envs: int, group_size: int) -> int:
     if num_envs % (shards := collectives.num_shards()):
         raise UserError(f"{num_envs} episodes do not divide over {shards} devices: make num_envs a multiple of them.")
     num_columns = num_envs // shards
-    if num_columns % group_size:
-        raise UserError(
-            f"{num_columns} episodes per device do not divide into groups of {group_size}: make the number of "
-            "environments a multiple of the group size on every device."
-        )
+    check_groups(num_columns, group_size, shards)
     return num_columns
+
+
+def check_groups(num_envs: int, group_size: int, shards: int = 1) -> None:
+    """Raise a UserError where `num_envs`, those of each of so many devices, are not whole groups."""
+    if num_envs % group_size:
+        where = f" on each of {shards} devices" if shards > 1 else ""
+        raise UserError(
+            f"num_envs = {num_envs}{where} cannot be cut into groups of group_size = {group_size}: make it a multiple "
+            "of that."
+        )
 
 
 def _run_episodes(
