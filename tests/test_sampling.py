@@ -17,6 +17,7 @@ from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, demonstrations, json_li
 from jaxpg.errors import UserError
 from jaxpg.experiments import sampling
 from jaxpg.experiments.build import build
+from jaxpg.experiments.completions import Sample, decode_completion
 from jaxpg.experiments.config import load_config, resolve_config
 from jaxpg.preferences import make_demonstrations, make_pairs
 from jaxpg.preferences.step_labels import make_step_labels
@@ -116,6 +117,27 @@ def test_truncated_completions_are_left_out_unless_all_are_asked_for(made, tmp_p
     assert {CHARACTERS.decode(np.asarray(row)) for row in completions} == {"", "aa"}
     with pytest.raises(UserError, match="--only ended"):
         demonstrations(whole, task)
+
+
+@pytest.mark.full
+def test_padding_that_was_written_is_shown(made, tmp_path, monkeypatch):
+    """In the file and on the terminal, as the verifier has read it: such a completion is not what it seems."""
+    letter = CHARACTERS.id("a")
+
+    def generate(policy, params, prompt, key, *, end, max_tokens, **settings):
+        return jnp.full(max_tokens, end).at[:3].set(jnp.array([letter, PAD, letter])).astype(jnp.int32)
+
+    monkeypatch.setattr(sampling, "generate", generate)
+    path = tmp_path / "data.jsonl"
+    sampling.sample_to_file(path, *made, (), jax.random.key(0), prompts=1, number=1, only="all")
+    assert json.loads(path.read_text().splitlines()[0])["completion"] == "a<pad>a"
+    assert decode_completion(CHARACTERS, np.array([letter, PAD, letter, END, PAD])) == "a<pad>a"
+    assert decode_completion(CHARACTERS, np.array([letter, PAD])) == "a<pad> ..."
+
+
+@pytest.mark.parametrize(("accuracy", "mark"), [(1.0, "✓"), (0.5, "✗"), (0.0, "✗")])
+def test_half_right_is_not_right(accuracy, mark):
+    assert f" {mark} " in Sample("ab=", "ba", 0.5, accuracy).line().plain
 
 
 @pytest.mark.full
