@@ -47,6 +47,15 @@ class Box(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return tuple(self.low.shape)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and all(map(np.array_equal, tuple(self), tuple(other)))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # that of tuples would ask arrays for one truth
+
+    def __hash__(self) -> int:
+        return hash(self.shape)
+
     def nearest(self, x: Array) -> Array:
         """The point within the bounds that is nearest to `x`, each entry clipped."""
         return x.clip(self.low, self.high)
@@ -312,6 +321,9 @@ class Env(NamedTuple):
     host: HostParts | None = None
     reward_terms: Mapping[str, RewardTerm] | None = None
     render: Callable[[Any], np.ndarray] | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.reset, self.step))  # the other fields may be dictionaries
 
     def initial_input(self, state: Tree, obs: Tree) -> Tree:
         """The input of `Policy.start`: the context, or the first observation in environments without one."""

@@ -10,9 +10,10 @@ import pytest
 from gymnax.environments import spaces
 from gymnax.environments.classic_control.cartpole import CartPole
 
-from jaxpg import envs
+from jaxpg import envs, ladder, networks
 from jaxpg.envs import gymnax_adapter, registry, text
 from jaxpg.errors import UserError
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Box, Discrete
 
 GYMNAX = [name for name in gymnax.registered_envs if name != "MNISTBandit-bsuite"]
@@ -362,6 +363,24 @@ def test_made_while_something_is_traced(name):
     assert jax.tree.all(jax.tree.map(np.array_equal, spaces[0], envs.make(name).observation_space))
 
 
-def test_an_environment_without_arrays_in_its_spaces_can_be_a_static_argument():
-    env = envs.make("sort")
-    assert jax.jit(lambda env, x: env.time_limit * x, static_argnums=0)(env, 2) == 2 * env.time_limit
+@pytest.mark.parametrize("name", ["sort", "Pendulum-v1"])
+def test_an_environment_can_be_a_static_argument(name):
+    env = envs.make(name)
+    longest = jax.jit(lambda env, x: env.time_limit * x, static_argnums=0)
+    assert longest(env, 2) == longest(env._replace(), 2) == 2 * env.time_limit
+    assert longest._cache_size() == 1
+    assert longest(env._replace(time_limit=7), 2) == 14
+
+
+def test_a_learner_can_be_a_static_argument():
+    env = envs.make("Pendulum-v1")
+    learner = policy_gradient(env, *networks.mlp(env), ladder.ppo(num_envs=2))
+    state = jax.jit(lambda learner, key: learner.init(key), static_argnums=0)(learner, jax.random.key(0))
+    assert state.steps == 0
+
+
+def test_boxes_are_equal_where_their_bounds_are():
+    box, same = (Box(low, np.ones(2)) for low in (np.zeros(2), -np.zeros(2)))
+    assert (box == same, box != same, hash(box) == hash(same)) == (True, False, True)
+    for other in (Box(np.zeros(2), np.array([1, 2])), Box(np.zeros(3), np.ones(3)), Discrete(2), (box.low, box.high)):
+        assert (box == other, box != other) == (False, True)
