@@ -229,7 +229,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
     """New parameters, optimizer state and environments."""
     policy, critic, algorithm = parts.policy, parts.critic, parts.algorithm
     policy_key, critic_key, runner_key = jax.random.split(key, 3)
-    params = in_one_loop(partial(_init_params, policy, critic, policy_key, critic_key))
+    params = in_one_loop(partial(_init_params, policy, critic), policy_key, critic_key)
     normalization = NormalizationState(
         obs=initial_moments(space_struct(parts.env.observation_space)) if normalize_observations else (),
         reward_sums=initial_moments() if scale_rewards else (),

@@ -82,6 +82,14 @@ def test_the_key_decides_everything(case):
     assert any(jax.tree.leaves(differ))
 
 
+@pytest.mark.parametrize("case", names(lambda case: case.seeds), indirect=True)
+def test_no_random_number_is_drawn_twice(case):
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with jax.debug_key_reuse(True):
+        state = jax.eval_shape(jax.jit(case.learner.init), key)
+        jax.eval_shape(jax.jit(case.learner.step), state, key)
+
+
 def test_a_second_step_is_not_traced_again(case):
     assert len(case.traces) == 1
 

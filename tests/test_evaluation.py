@@ -159,3 +159,14 @@ def test_a_config_sets_whether_evaluations_are_greedy():
 def test_zero_episodes_are_refused():
     with pytest.raises(UserError, match="at least 1, not 0"):
         evaluate(countdown(), COUNTER, jax.random.key(0), episodes=0, greedy=False)
+
+
+@pytest.mark.parametrize(("task", "algorithm"), [("cliff_walking", "sarsa"), ("sort", "grpo"), ("sort", "sft")])
+def test_a_run_draws_no_random_number_twice(task, algorithm):
+    """By jax's own account; test_contracts.py has the learners of the table."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with jax.debug_key_reuse(True):
+        experiment = build(configs.resolve_config(task, algorithm))
+        state = jax.eval_shape(jax.jit(experiment.learner.init), key)
+        jax.eval_shape(jax.jit(experiment.learner.step), state, key)
+        jax.eval_shape(jax.jit(experiment.evaluate), state, key)

@@ -46,8 +46,8 @@ def kernel(gain: float | None) -> Callable[..., Array]:
     return nn.initializers.lecun_normal() if gain is None else orthogonal(gain)
 
 
-def in_one_loop(init: Callable[[], Any]) -> Any:
-    """`init()`, with all its orthogonal weights made by one loop, for compile time alone.
+def in_one_loop(init: Callable[..., Any], *keys: Key) -> Any:
+    """`init(*keys)`, with all its orthogonal weights made by one loop, for compile time alone.
 
     It replaces a loop for every matrix, of which XLA compiles each: compiling PPO in a `jax.jit` of one's own takes
     0.86 of the time on a CPU (benchmarks/LOG.md, "initial weights in one loop"). `init` is called twice, first to see
@@ -55,23 +55,22 @@ def in_one_loop(init: Callable[[], Any]) -> Any:
     network's own, is made there. The weights are those of a loop each to rounding: one of jax's random numbers depends
     on its key and its index alone (with `jax_threefry_partitionable`, jax's default; else they are other draws).
     """
-    trace, keys, shapes = current_trace(), list[Key](), list[Shape]()
+    trace, asked_for = current_trace(), list[tuple[Key, Shape]]()
 
     def take_note(key: Key, shape: Shape) -> Array:
-        keys.append(key)
-        shapes.append(shape)
+        asked_for.append((key, shape))
         return jnp.zeros(shape)
 
     def here(make: Callable[[Key, Shape], Array]) -> Callable[[Key, Shape], Array]:
         return lambda key, shape: (make if current_trace() == trace else _alone)(key, shape)
 
     with _answered_by(here(take_note)):
-        result = init()
-    if not keys:
+        result = init(*map(jax.random.clone, keys))  # for `jax_debug_key_reuse`, which counts both calls
+    if not asked_for:
         return result
-    made = iter(_orthonormal(tuple(keys), tuple(shapes)))
+    made = iter(_orthonormal(*zip(*asked_for, strict=True)))
     with _answered_by(here(lambda key, shape: next(made))):
-        return init()
+        return init(*keys)
 
 
 @contextmanager
@@ -94,7 +93,8 @@ def _orthonormal(keys: tuple[Key, ...], shapes: tuple[Shape, ...]) -> list[Array
     rows, columns = (max(size[i] for size in sizes) for i in (0, 1))
     if len(keys) > 1 and rows * columns >= LARGE:
         return [_alone(key, shape) for key, shape in zip(keys, shapes, strict=True)]
-    numbers = jax.vmap(lambda key: jax.random.normal(key, (rows * columns,)))(jnp.stack(keys))
+    stacked_keys = jax.random.clone(jnp.stack(keys))  # `jax_debug_key_reuse` takes stacking for a use of them
+    numbers = jax.vmap(lambda key: jax.random.normal(key, (rows * columns,)))(stacked_keys)
 
     def filled_up(size: tuple[int, int], numbers: Array) -> Array:
         normal = numbers[: math.prod(size)].reshape(size)

@@ -101,6 +101,7 @@ def env_keys(key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[in
 def step_keys(key: Key, num_columns: int, num_steps: int, *, with_reset: bool) -> StepKeys:
     """The keys of all steps of the columns of this device."""
     keys = env_keys(key, num_columns, shape=(num_steps, 3 if with_reset else 2)).swapaxes(0, 1)
+    keys = jax.random.clone(keys)  # `jax_debug_key_reuse` takes a column of keys with moved axes for all of them
     return StepKeys(*(keys[..., purpose] for purpose in range(keys.shape[-1])))
 
 

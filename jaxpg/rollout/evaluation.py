@@ -107,7 +107,7 @@ def evaluation_metrics(
     """
 
     def means(**settings: Any) -> Metrics:
-        result = evaluate(env, actor, key, **settings)
+        result = evaluate(env, actor, jax.random.clone(key), **settings)  # twice with one key, which is meant
         return {"return": result.returns.mean(), "length": result.lengths.mean(), **result.metrics}
 
     metrics = means(episodes=episodes, greedy=greedy, group_size=group_size)
@@ -126,7 +126,7 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         key: the source of all randomness.
         greedy: take the mode of the policy instead of a sample (static).
     """
-    return _record(env, actor, _reset(env, actor, key), greedy)
+    return _record(env, actor, _reset(env, actor, *jax.random.split(key)), greedy)
 
 
 def record_episodes(
@@ -155,20 +155,17 @@ def _record(env: Env, actor: Actor, first: _Episode, greedy: bool) -> RecordedEp
 
 
 def _reset_all(env: Env, actor: Actor, key: Key, episodes: int, group_size: int) -> _Episode:
-    """The episodes of an evaluation at their start."""
-    keys = jax.random.split(key, episodes)
+    """The episodes of an evaluation at their start, which the episodes of a group have in common."""
+    keys = jax.vmap(jax.random.split)(jax.random.split(key, episodes))
+    reset_keys, steps_keys = keys[:, 0], keys[:, 1]
     first_of_group = jnp.arange(episodes) // group_size * group_size
-    return jax.vmap(partial(_reset, env, actor))(keys[first_of_group])._replace(key=jax.vmap(_steps_key)(keys))
+    return jax.vmap(partial(_reset, env, actor))(reset_keys[first_of_group], steps_keys)
 
 
-def _steps_key(key: Key) -> Key:
-    """The key of all steps of an episode, from the key of the episode."""
-    return jax.random.split(key)[1]
-
-
-def _reset(env: Env, actor: Actor, key: Key) -> _Episode:
-    state, obs = env.reset(jax.random.split(key)[0])
-    return _Episode(_steps_key(key), state, obs, actor.start(env.initial_input(state, obs)))
+def _reset(env: Env, actor: Actor, reset_key: Key, steps_key: Key) -> _Episode:
+    """An episode at its start; `steps_key` is that of all its steps."""
+    state, obs = env.reset(reset_key)
+    return _Episode(steps_key, state, obs, actor.start(env.initial_input(state, obs)))
 
 
 def _step(env: Env, actor: Actor, episode: _Episode, t: Array, greedy: bool) -> tuple[_Episode, Array, TimeStep]:

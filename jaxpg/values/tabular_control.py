@@ -195,9 +195,9 @@ def _is_one_hot(env: Env, space: Box) -> bool:
     if len(space.shape) != 1 or (space.low != 0).any() or (space.high != 1).any():
         return False
     with jax.ensure_compile_time_eval():  # a sweep builds a learner while it traces
-        key = jax.random.key(0)
-        state, first = env.reset(key)
-        _, timestep = env.step(key, state, jnp.int32(0))
+        reset_key, step_key = jax.random.split(jax.random.key(0))
+        state, first = env.reset(reset_key)
+        _, timestep = env.step(step_key, state, jnp.int32(0))
         return all(sorted(np.asarray(obs))[-2:] == [0, 1][-obs.size :] for obs in (first, timestep.obs))
 
 
@@ -271,7 +271,7 @@ def _inputs(algorithm: TabularControl, state: ControlState, key: Key) -> _Inputs
     table = jnp.zeros((num_steps, num_columns), jnp.int32)
     if algorithm.num_tables > 1:
         coin = partial(jax.random.randint, shape=(), minval=0, maxval=algorithm.num_tables)
-        table = jax.vmap(jax.vmap(coin))(env_keys(table_key, num_columns, shape=(num_steps,)).swapaxes(0, 1))
+        table = jax.vmap(jax.vmap(coin))(env_keys(table_key, num_columns, shape=(num_steps,))).swapaxes(0, 1)
     steps = state.steps + algorithm.num_envs * jnp.arange(num_steps)
     return _Inputs(
         noise=jax.vmap(jax.vmap(jax.random.uniform))(keys.action),
