@@ -297,6 +297,15 @@ def test_arrays_of_other_shapes_are_refused_where_they_would_be_broadcast(field)
         values.value_iteration(sparse._replace(rewards=jnp.ones((3, 3))), 0.9)
 
 
+@pytest.mark.parametrize("to", [lambda mdp: mdp, to_sparse])
+@pytest.mark.parametrize("total", [0.5, 2.0])
+def test_an_environment_of_rows_that_are_no_distributions_is_refused(to, total):
+    mdp = envs.random_mdp(jax.random.key(0), states=3, actions=3)
+    wrong = to(mdp._replace(P=mdp.P.at[1, 2].multiply(total)))
+    with pytest.raises(UserError, match=rf"state 1 and action 2: .* sum to {total:g}\."):
+        envs.as_env(wrong, 5, "mine")
+
+
 def test_a_policy_of_one_action_per_state_is_refused():
     mdp, actions = envs.random_mdp(jax.random.key(0), states=3, actions=3), jnp.array([0, 1, 2])
     for evaluate in (values.policy_evaluation, state_values):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.envs.tabular import AnyMDP, SparseMDP, num_states_and_actions
+from jaxpg.envs.tabular import AnyMDP, SparseMDP, check_probabilities, num_states_and_actions
 from jaxpg.errors import UserError
 from jaxpg.types import Array
 
@@ -20,14 +20,7 @@ def check_mdp(mdp: AnyMDP, gamma: float) -> None:
     """
     if not 0 <= gamma <= 1:
         raise UserError(f"The discount must be between 0 and 1, not {gamma}.")
-    p = np.asarray(mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P, np.float64)
-    wrong = (p < 0).any(-1) | ~(np.abs(p.sum(-1) - 1) < 1e-5)
-    if wrong.any():
-        s, a = (int(i) for i in np.argwhere(wrong)[0])
-        raise UserError(
-            f"P is not a distribution for state {s} and action {a}: the probabilities of its successors must be at "
-            f"least 0 and sum to 1, and they sum to {p[s, a].sum():g}."
-        )
+    check_probabilities(mdp)
     if not np.isfinite(np.asarray(mdp.rewards if isinstance(mdp, SparseMDP) else mdp.R)).all():
         raise UserError("The rewards of an MDP must be finite.")
     ends, reached = _can_end(mdp), reached_states(mdp)

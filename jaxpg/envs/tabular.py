@@ -68,13 +68,15 @@ def as_env(mdp: AnyMDP, time_limit: int, name: str) -> Env:
         name: of the environment.
 
     Raises:
-        UserError: a time limit below 1.
+        UserError: a time limit below 1, arrays that have other shapes, or rows of P that are no distributions.
     """
     if time_limit < 1:
         raise UserError(f"{name}: time_limit must be at least 1, not {time_limit!r}.")
     mdp = jax.tree.map(jnp.asarray, mdp)  # arrays of NumPy cannot be indexed by traced positions
     num_states, num_actions = num_states_and_actions(mdp)
     probabilities = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
+    if not isinstance(probabilities, jax.core.Tracer):
+        check_probabilities(mdp)
     outcome_cdf, start_cdf = _cdf(probabilities), _cdf(mdp.start)
 
     def observe(position: Array) -> Array:
@@ -119,6 +121,18 @@ def num_states_and_actions(mdp: AnyMDP) -> tuple[int, int]:
                 "are the same for every next state: jnp.broadcast_to(r[:, :, None], P.shape)."
             )
     return num_states, num_actions
+
+
+def check_probabilities(mdp: AnyMDP) -> None:
+    """Raise a UserError where p(. | s, a) is not a distribution. Not under `jit`."""
+    p = np.asarray(mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P, np.float64)
+    wrong = (p < 0).any(-1) | ~(np.abs(p.sum(-1) - 1) < 1e-5)
+    if wrong.any():
+        s, a = (int(i) for i in np.argwhere(wrong)[0])
+        raise UserError(
+            f"P is not a distribution for state {s} and action {a}: the probabilities of its successors must be at "
+            f"least 0 and sum to 1, and they sum to {p[s, a].sum():g}."
+        )
 
 
 def check_policy(mdp: AnyMDP, policy: Array) -> None:
