@@ -340,6 +340,7 @@ def nameless() -> PolicyGradient:
     ("arguments", "sentence"),
     [
         (("cartpol", "ppo"), "There is no task 'cartpol'. Did you mean 'cartpole'"),
+        (("ant", "ppo"), "There is no task 'ant'.*have a prefix, such as brax:ant"),
         (("cartpole", "pp"), "There is no algorithm 'pp'. Did you mean 'ppo'"),
         (("cartpole", 3), "The algorithm must be a name, a function or a record, not 3"),
         ((7, "ppo"), "The environment must be a name, a function or a record, not 7"),

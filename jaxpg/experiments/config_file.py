@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpg import envs
-from jaxpg.errors import UserError, excerpt, refuse_unknown
+from jaxpg.errors import UserError, excerpt, hint
 
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
 DEEPEST = 20
@@ -58,7 +58,10 @@ def find_task(task: str | Path) -> Path:
             raise UserError(f"There is no file {task}.")
         return Path(task)
     if task not in tasks():
-        refuse_unknown("task", str(task), tasks())
+        raise UserError(
+            f"There is no task {excerpt(task)}. {hint(str(task), tasks())} Environments of other libraries have a "
+            "prefix, such as brax:ant or gymnasium:Ant-v5: see jaxpg list environments."
+        )
     return TASKS / f"{task}.toml"
 
 
