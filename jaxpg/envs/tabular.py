@@ -144,6 +144,7 @@ def check_policy(mdp: AnyMDP, policy: Array) -> None:
         )
 
 
+@jax.jit
 def to_dense(mdp: SparseMDP) -> MDP:
     """The same process with all pairs of states, `[S, A, S]`.
 
