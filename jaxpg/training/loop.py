@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from jaxpg import files, parallel
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback, processes
+from jaxpg.parallel.machine import compiler_options
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.advance import (
@@ -123,7 +124,7 @@ def train(
     programs = compile_programs(learner, evaluate, shapes, mesh)
     check_memory(programs, shapes, mesh, config, evaluates=evaluate is not None)
     processes.refuse_different_arguments(files.toml_dumps(config))
-    keys = jax.vmap(seed_keys)(jnp.asarray(seeds))
+    keys = jax.jit(jax.vmap(seed_keys), compiler_options=compiler_options(runs_once=True))(jnp.asarray(seeds))
     with locked(run_dir), explain_exhaustion(config, len(seeds)):
         begin = partial(_init_or_restore, learner, keys.init, mesh, initial)
         hooks.on_checked()
