@@ -223,7 +223,8 @@ def make_batch(
         reference_log_prob = forward_pass(log_prob, reader, Params(reference, ()), rollout)
         if algorithm.reference_kl.in_reward:
             penalty = algorithm.reference_kl.in_reward(steps.log_prob, reference_log_prob)
-            rollout = rollout._replace(steps=steps._replace(reward=steps.reward + steps.mask * penalty))
+            penalty = jnp.where(steps.mask > 0, penalty, 0)  # it may be infinite at padding, whose action is none
+            rollout = rollout._replace(steps=steps._replace(reward=steps.reward + penalty))
     zeros = jnp.zeros_like(rollout.steps.reward)
     v_tm1, v_t = zeros, zeros
     if critic:

@@ -383,7 +383,8 @@ def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: Rollou
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
     if parts.algorithm.adaptation and parts.algorithm.reference_kl:
         log_ratio = k1(rollout.steps.log_prob, batch.reference_log_prob)
-        total, count = (rollout.steps.mask * log_ratio).sum(), rollout.steps.mask.max(0).sum()
+        mask = rollout.steps.mask
+        total, count = jnp.where(mask > 0, log_ratio, 0).sum(), mask.max(0).sum()
         metrics["episode_reference_kl"] = collectives.psum(total) / collectives.psum(count)
     if parts.critic:
         metrics["explained_variance"] = explained_variance(batch.old_value, batch.target, rollout.loss_mask)

@@ -171,6 +171,7 @@ REFUSED = [
     ("cartpole", "ppo", {"num_envs": 8.0}, "num_envs must be an integer, not 8.0"),
     ("cartpole", "ppo", {"chunk_rows": 0}, "chunk_rows must be at least 1, not 0"),
     ("cartpole", "ppo", {"reset_pool": -1}, "reset_pool must be at least 0, not -1"),
+    ("cartpole", "ppo", {"reset_pool": 2, "num_steps": "none"}, "num_steps is none: leave out 2"),
     ("cartpole", "ppo", {"gamma": 1.5}, "gamma must be at most 1, not 1.5"),
     ("cartpole", "ppo", {"num_minibatches": 3}, "num_minibatches = 3 does not divide the batch of 8 environments"),
     ("cartpole", "trpo", {"value_minibatches": 3}, "value_minibatches = 3 does not divide"),

@@ -140,6 +140,24 @@ def test_categorical_frequencies(dtype: type) -> None:
 
 
 @pytest.mark.usefixtures("categories")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("probs", [[0.989, 0.001, 0.01], [0.001] * 1000])
+def test_logits_in_half_precision_are_sampled_as_log_prob_says(probs: list[float], dtype: type) -> None:
+    p = Categorical(jnp.log(jnp.array(probs, jnp.float32)).astype(dtype))
+    assert p.noise(KEY).dtype == jnp.float32
+    u = jnp.linspace(0, 1, 100_000, endpoint=False, dtype=jnp.float32)
+    action = Categorical(jnp.broadcast_to(p.logits, (len(u), len(probs)))).at(u)
+    frequencies = np.bincount(action, minlength=len(probs)) / len(u)
+    wanted = jax.nn.softmax(p.logits.astype(jnp.float32))
+    np.testing.assert_allclose(frequencies, wanted, atol=1e-4)
+
+
+def test_a_mask_in_half_precision_may_forbid_everything() -> None:
+    p = Categorical(jnp.array([1.0, 2.0, 3.0], jnp.float16)).masked(jnp.zeros(3, bool))
+    np.testing.assert_allclose(jax.vmap(p.log_prob)(jnp.arange(3)), np.full(3, -np.log(3)), atol=1e-3)
+
+
+@pytest.mark.usefixtures("categories")
 def test_samples_of_a_batch_are_independent() -> None:
     action = np.asarray(Categorical(jnp.zeros((50_000, 2, 2))).sample(KEY))
     table = np.histogram2d(*action.T, bins=2)[0]

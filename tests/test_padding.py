@@ -15,7 +15,9 @@ import tiny
 from jax.extend.core import jaxprs_in_params
 
 from jaxpg import ladder, networks, update
+from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import advantages
+from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Params, Rollout, Transition
 from jaxpg.update import padding
 
@@ -148,6 +150,29 @@ def whiles(jaxpr: Any) -> Iterator[Any]:
             yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from whiles(inner)
+
+
+@pytest.mark.parametrize("settings", [{"kl": "reward_k1"}, {"kl": "loss_k3", "kl_coefficient": 0.1}])
+def test_a_penalty_is_finite_where_the_action_of_padding_is_impossible(settings):
+    """Padding holds action 0 and observations of zeros, where this policy gives action 0 the probability 0."""
+    policy, _ = networks.mlp(LONG_COUNTER, hidden=(4,))
+
+    def forbid(logits: jax.Array, obs: jax.Array) -> Categorical:
+        nothing = (obs == 0).all(-1)
+        return Categorical(logits.at[..., 0].set(jnp.where(nothing, -jnp.inf, logits[..., 0])))
+
+    def act(params: Any, memory: Any, obs: jax.Array) -> Any:
+        distribution, memory = policy.act(params, memory, obs)
+        return forbid(distribution.logits, obs), memory
+
+    def evaluate(params: Any, rollout: Rollout) -> Categorical:
+        return forbid(policy.evaluate(params, rollout).logits, rollout.steps.obs)
+
+    algorithm = ladder.rlhf(num_envs=8, reference_kl_target=1.0, **settings)
+    critic = networks.mlp(LONG_COUNTER, hidden=(4,))[1]
+    learner = policy_gradient(LONG_COUNTER, policy._replace(act=act, evaluate=evaluate), critic, algorithm)
+    state, metrics = jax.jit(learner.step)(learner.init(jax.random.key(0)), jax.random.key(1))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.params, metrics)))
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo"])

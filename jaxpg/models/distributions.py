@@ -17,7 +17,7 @@ Leading axes are batch axes; results have one number per event.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,17 +42,18 @@ class Categorical(NamedTuple):
 
     def noise(self, key: Key) -> Array:
         """One uniform number per event; the Gumbel-max trick would need n."""
-        return jax.random.uniform(key, self.logits.shape[:-1], self.logits.dtype)
+        return jax.random.uniform(key, self.logits.shape[:-1], _precise(self.logits.dtype))
 
     def at(self, noise: Array) -> Array:
         """The inverse of the cumulative distribution function at the noise.
 
         A category of probability 0 is never returned, whatever the rounding of the cumulative sum. Probabilities are
-        exact up to the resolution of the uniform number, 2⁻²³ in float32.
+        exact up to the resolution of the uniform number, 2⁻²³ in float32, which logits in half precision become.
         """
-        if few_categories.are_few(self.logits):
-            return few_categories.at(self.logits, noise)
-        weight = jnp.exp(self.logits - self.logits.max(-1, keepdims=True))
+        logits = self.logits.astype(_precise(self.logits.dtype))
+        if few_categories.are_few(logits):
+            return few_categories.at(logits, noise)
+        weight = jnp.exp(logits - logits.max(-1, keepdims=True))
         # In floating point the cumulative sum need not be monotone. The result is the first category of positive
         # probability above the threshold. There always is one: u <= 1 - 2⁻²³ keeps the product below the largest sum.
         cumulative = jnp.where(weight > 0, jnp.cumsum(weight, -1), 0)
@@ -106,10 +107,15 @@ class Categorical(NamedTuple):
         The other logits become a large negative number, whose probability is exactly 0 in floating point. Unlike -inf
         it has derivatives everywhere, which are 0.
         """
-        return Categorical(jnp.where(allowed, self.logits, MASKED))
+        return Categorical(jnp.where(allowed, self.logits, max(MASKED, float(jnp.finfo(self.logits.dtype).min))))
 
     def mode(self) -> Array:
         return lax.argmax(self.logits, self.logits.ndim - 1, jnp.int32)
+
+
+def _precise(dtype: Any) -> Any:
+    """float32 at least: the cumulative sum of 1,000 equal categories needs more than the 8 bits of bfloat16."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _pick(log_p: Array, action: Array) -> Array:
