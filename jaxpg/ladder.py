@@ -21,6 +21,7 @@ from typing import Unpack
 
 from jaxpg import rollout, update
 from jaxpg.algorithm import PolicyGradient
+from jaxpg.errors import UserError
 from jaxpg.ladder_settings import (
     PARENTS,
     A2CSettings,
@@ -113,7 +114,8 @@ def reinforce_baseline(
         psi_t = G_t - b
 
     Args:
-        baseline_kind: b is the mean return of this batch (batch), or an exponential average over past ones (running).
+        baseline_kind: b is the mean of G_t over the steps of this batch (batch), or an exponential average of the means
+            of past batches (running).
         baseline_rate: weight of the newest batch in the running average.
 
     Raises:
@@ -126,9 +128,11 @@ def reinforce_baseline(
 
 @child_of(reinforce_baseline)
 def actor_critic_mc(*, value_coefficient: Scalar = 0.5, **inherited: Unpack[ReinforceSettings]) -> PolicyGradient:
-    """Actor-critic, Monte Carlo (Sutton and Barto 2018, section 13.4): the baseline is a learned function of the state.
+    """Actor-critic, Monte Carlo: the baseline is a learned function of the state (Sutton and Barto 2018, section 13.4).
 
         psi_t = G_t - V(s_t),    V regressed on G_t
+
+    The source calls this REINFORCE with a baseline, and an actor-critic only what bootstraps, as actor_critic_td does.
 
     Args:
         value_coefficient: weight of the critic's loss relative to the policy's.
@@ -172,15 +176,20 @@ def a2c(
 
         psi_t = sum_l (gamma lambda)^l delta_{t+l},    delta_t = r_t + gamma V(s_{t+1}) - V(s_t)
 
-    lambda = 1 within the segment is the classic form.
+    lambda = 1 within the segment is the classic form. The source has RMSProp and an entropy coefficient of 0.01.
 
     Args:
         gae_lambda: from 0, one-step targets that rely on V, to 1, all rewards of the segment.
         reset_pool: draw this many start states per environment and segment in advance, instead of one at every step.
+
+    Raises:
+        UserError: a `reset_pool` with `num_steps` none, since whole episodes begin with a reset each.
     """
     parent = actor_critic_td(**inherited)
     num_envs = parent.collector.num_envs
     if num_steps is None:
+        if reset_pool:
+            raise UserError(f"reset_pool is for rollouts of num_steps, and num_steps is none: leave out {reset_pool}.")
         collector = rollout.episodic(num_envs=num_envs)
     else:
         collector = rollout.continuing(num_envs=num_envs, num_steps=num_steps, reset_pool=reset_pool)
@@ -250,7 +259,8 @@ def ppo(
         loss_t = -min( rho_t psi_t, clip(rho_t, 1 - clip, 1 + clip_high) psi_t ),
         rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
 
-    over several epochs of minibatches of the same batch.
+    over several epochs of minibatches of the same batch. `max_grad_norm` is 2, where CleanRL and Stable-Baselines3 have
+    0.5: there it limits each gradient step, here only the outliers (benchmarks/LOG.md, "the joint norm").
 
     Args:
         clip: the ratio is clipped to [1 - clip, 1 + clip].
@@ -294,12 +304,12 @@ def rlhf(
     kl_gain: Scalar = 0.1,
     **inherited: Unpack[EpisodicPPOSettings],
 ) -> PolicyGradient:
-    """PPO from human feedback (Ouyang et al. 2022, section 3.5, step 3): whole episodes, and a KL to a reference.
+    """PPO from human feedback (Ouyang et al. 2022, section 3.5): whole episodes, and a KL to a reference.
 
         reward_t = r_t - kl_coefficient log( pi(a_t | s_t) / ref(a_t | s_t) )
 
     The reward model scores an episode at its end; the KL is charged at every step. With `reference_kl_target` its
-    weight is adapted (Ziegler et al. 2019, section 2.2).
+    weight is adapted (Ziegler et al. 2019, section 2.2). `gae_lambda` is 1 here, and 0.95 in Ziegler et al. and TRL.
 
     Args:
         kl: where the KL to the reference enters: reward_k1, loss_k2, loss_k3 or loss_ratio_k3.
@@ -307,7 +317,8 @@ def rlhf(
         reference_rate: share of the way the reference moves to the policy per iteration; 0 keeps the initial policy.
         reference_kl_target: the weight is adapted towards a KL of this many nats per episode; none for a constant
             weight.
-        kl_gain: gain of that controller; the weight changes by a share of at most 0.2 kl_gain per iteration.
+        kl_gain: gain of that controller, without which it is not read; the weight changes by a share of at most
+            0.2 kl_gain per iteration.
 
     Raises:
         UserError: an unknown `kl`, or loss_k1, whose expected gradient is zero.
@@ -336,7 +347,9 @@ def grpo(
         psi_it = (R_i - mean(R)) / std(R)  over a group of episodes from one start state
 
     The loss averages over the steps of an episode, then over episodes, and adds a KL to a reference policy. R is the
-    sum of rewards: with a discount below 1, an early reward, and so a short answer, would count for more.
+    sum of rewards: with a discount below 1, an early reward, and so a short answer, would count for more. A batch is
+    used for PPO's 4 epochs of 4 minibatches. The source takes one step per batch, with groups of 64: epochs = 1,
+    num_minibatches = 1, group_size = 64.
 
     Args:
         group_size: episodes per group.

@@ -433,9 +433,9 @@ class Learner(NamedTuple):
     init(key) -> state: a NamedTuple of arrays. What belongs to single environments, leaves `[B, ...]`, is in its field
         `runner`, if it has one, and is split over devices; every other field is replicated.
     step(state, key) -> state, metrics: one iteration. Metrics are a flat dict of scalars. `steps` (int32) counts the
-        environment steps since `init`. `return` and `length` are means over the episodes that ended in this iteration,
-        which `episodes` counts; these and the other keys of MEAN_OVER (training/advance.py) are NaN where their count
-        is 0. All other metrics are finite as long as training is healthy.
+        environment steps since `init`, which end below 2^31. `return` and `length` are means over the episodes that
+        ended in this iteration, which `episodes` counts; these and the other keys of MEAN_OVER (training/advance.py)
+        are NaN where their count is 0. All other metrics are finite as long as training is healthy.
     actor(state) -> Actor
     with_policy(state, params) -> state with the policy's parameters replaced by `params`, for fine-tuning.
     experience: how it gathers experience, None for a learner without an environment. Training does not use it.

@@ -37,8 +37,7 @@ def adaptive_kl(placement: str, coefficient: Scalar, *, target: Scalar, gain: Sc
         e = clip( KL / target - 1, -0.2, 0.2 ),    β <- max( β (1 + gain e), 1e-6 )
 
     with KL the mean over episodes of sum_t log(π/ref). Source: Ziegler et al. 2019 ("Fine-Tuning Language Models from
-    Human Preferences"), section 2.2; the least β is
-    ours, for a weight that has become 0 would stay there.
+    Human Preferences"), section 2.2. The floor of 1e-6 is ours: β is multiplied, so 0 would be permanent.
 
     Args:
         placement: of the KL, see `kl.reference_kl`.

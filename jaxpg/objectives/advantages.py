@@ -92,7 +92,9 @@ def check_baseline_kind(baseline_kind: str) -> None:
 
 
 def critic_baseline(steps: Transition, v_tm1: Array, v_t: Array, baseline: Array, *, gamma: Scalar) -> Credit:
-    """Ψ_t = G_t - V(s_t); the critic regresses on G_t. Source: Sutton & Barto 2018, section 13.4."""
+    """Ψ_t = G_t - V(s_t); the critic regresses on G_t. Source: Sutton & Barto 2018, section 13.4,
+    "REINFORCE with Baseline".
+    """
     g = _returns(steps, v_t, gamma)
     return _credit(steps, g - v_tm1, g, baseline)
 
@@ -199,8 +201,8 @@ def leave_one_out(
 def standardize(advantage: Array, loss_mask: Array, *, ddof: int = 1, eps: Scalar = 1e-8) -> Array:
     """(A - mean)/(std + eps), moments over the steps of `loss_mask` on all devices; 0 on the steps outside it.
 
-    The variance divides by steps - ddof. Where A is the same at all steps, what is left is the rounding of its mean,
-    which this makes as large as any advantage.
+    The variance divides by steps - ddof. Where A is the same at all steps the result should be 0. It may be about 1 or
+    -1 instead, at all steps: the rounding error of the mean, divided by itself.
     Source: Huang et al. 2022 (The 37 Implementation Details of PPO), detail 7.
     """
     count, mean, squares = sample_moments(advantage, loss_mask)

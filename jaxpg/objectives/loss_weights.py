@@ -26,7 +26,8 @@ def per_step(mask: Array) -> Array:
 def per_episode(mask: Array, keep_empty: bool = False) -> Array:
     """1/(B |o_i|): the mean over the |o_i| unmasked steps of an episode, then over the B episodes.
 
-    Columns without an unmasked step are not counted in B, unless `keep_empty`.
+    Columns without an unmasked step are not counted in B, unless `keep_empty`, with which episodes that are left out
+    lower the weight of the others.
     Source: Shao et al. 2024 (GRPO), equation 3.
     """
     return _over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1), keep_empty)

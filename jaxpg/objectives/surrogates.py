@@ -5,9 +5,8 @@ The arrays are `[T, B]`, or `[1, R]` in a minibatch of R single steps, which hav
 A loss of the policy is `(log_prob, old_log_prob, advantage, **settings)`: `log_prob` is differentiated, `old_log_prob`
 is that of the policy that acted, and the advantage A is a constant. A loss of the critic is `(value, old_value, target,
 **settings)`: `value` is differentiated, `old_value` was estimated before the update, and the target is a constant.
-Settings may be traced. What a loss holds constant has no derivative: that of an update by gamma or lambda, as
-meta-gradients take it, is 0, since both act through A and the target alone. `PerEpisode` makes a loss of whole
-episodes out of one of steps.
+Settings may be traced. Advantages and targets are constants to the gradient, so meta-gradients with respect to gamma or
+lambda, which act through them alone, are 0. `PerEpisode` makes a loss of whole episodes out of one of steps.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def clipped_weight(
 ) -> Array:
     """-clip(ρ, 1 - clip_low, 1 + clip_high) A log π, the clipped ratio a constant weight: no step loses its gradient.
 
-    Source: MiniMax 2025 (MiniMax-M1), equation 4, CISPO.
+    Source: MiniMax 2025 (MiniMax-M1), equations 4 and 5, CISPO.
     """
     weight = jnp.clip(likelihood_ratio(log_prob, old_log_prob), 1 - clip_low, 1 + clip_high)
     return -lax.stop_gradient(weight * advantage) * log_prob

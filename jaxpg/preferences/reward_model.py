@@ -26,7 +26,7 @@ def reward_model(
     margin: float = 0.0,
     centring: float = 0.01,
 ) -> Learner:
-    """A reward model from preference pairs (Ouyang et al. 2022, section 3.5, step 2; Llama 2, section 3.2.2).
+    """A reward model from preference pairs (Ouyang et al. 2022, section 3.5; Llama 2, section 3.2.2).
 
         loss = mean over pairs of -log σ(r_chosen - r_rejected - margin) + centring (r_chosen + r_rejected)²
 

@@ -22,7 +22,7 @@ def sft(
     max_grad_norm: float | None = 1.0,
     micro_batches: int = 1,
 ) -> Learner:
-    """Supervised fine-tuning on a task's demonstrations (Ouyang et al. 2022, section 3.5, step 1).
+    """Supervised fine-tuning on a task's demonstrations (Ouyang et al. 2022, section 3.5).
 
         loss = -1/N Σ_t log π(y_t | x, y_<t)  over the N completion tokens of the batch
 

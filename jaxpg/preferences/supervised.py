@@ -79,7 +79,7 @@ def supervised(
     from_policy: Callable[[Params, Tree], Params] = lambda params, policy: Params(policy, ()),
     init_reference: Callable[[Params, Key], Tree] | None = None,
 ) -> Learner:
-    """The learner that minimises a loss on examples.
+    """The learner that minimises a loss on examples, by Adam with the eps of the ladder, 1e-5 (torch and TRL: 1e-8).
 
     Args:
         init_params: key -> initial parameters.

@@ -1,8 +1,8 @@
 """Running moments of observations and rewards, over all environments and all devices, and normalisation by them.
 
-They belong to the learner, since an environment sees only itself. Moments are updated once per rollout, after it: the
-policy then acts and learns on the same numbers within an iteration, and the probability ratio of the first update is
-exactly one.
+They belong to the learner, since an environment sees only itself. Moments are updated once per rollout, after it. The
+policy acts and learns on the same observations within an iteration, so the probability ratio of the first update is
+exactly one. Rewards are scaled by moments that the rollout is already part of.
 """
 
 from __future__ import annotations

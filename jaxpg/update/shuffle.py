@@ -3,7 +3,7 @@
 Replaces `jax.random.permutation`, which took a third of a whole PPO loop on a CPU (benchmarks/LOG.md). From SORT_BELOW
 elements on, a Feistel network with a random key: a bijection on the numbers of a fixed number of bits, at a few integer
 operations per element. For other ranges, results that fall outside go through it again (cycle-walking; Black and
-Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3), which keeps it a bijection. Fewer elements are
+Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 4), which keeps it a bijection. Fewer elements are
 sorted, each as a single word with random bits above its number: one sort of words in place of jax's sort of pairs.
 """
 

@@ -95,15 +95,15 @@ def dqn(
         epsilon_end: share of random actions after `epsilon_steps`.
         epsilon_steps: environment steps over which the share of random actions falls linearly.
         train_frequency: steps of each environment between gradient steps.
-        gradient_steps: batches, and gradient steps, after these.
-        repeats: of the two in one iteration, over which metrics are averaged; it changes nothing else.
+        gradient_steps: gradient steps, each on a batch of its own, after these.
+        repeats: rounds of the two in one iteration, over which metrics are averaged; it changes nothing else.
         buffer_size: environment steps that the replay buffer holds, over all environments.
         batch_size: steps per batch, over all devices.
         learning_starts: environment steps before the first gradient step.
         target_period: gradient steps between two updates of the target network.
         target_rate: share of the way the target network moves then; with period 1, the rate of Polyak averaging.
-        huber_threshold: errors count linearly from here on; none for squared errors. A small threshold makes estimates
-            medians of their targets, which diverges where returns are a hundred times as large (CartPole).
+        huber_threshold: errors count linearly from here on; none for squared errors. Where most errors are larger, Q
+            learns medians of the targets in place of means: on CartPole, with returns of a hundred, 1 diverges.
     """
     schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return DeepQ(
@@ -189,7 +189,7 @@ def qr_dqn(*, quantiles: int = 50, huber_threshold: Scalar = 1.0, **inherited: U
         loss = sum_i mean_j |tau_i - 1(u_ij < 0)| huber(u_ij) / huber_threshold,
         u_ij = r + gamma theta_j(s', a*) - theta_i(s, a)
 
-    Q is the mean of the quantiles. Unlike C51 it needs no bounds on returns.
+    Q is the mean of the quantiles. Unlike C51 it needs no bounds on returns. The source has 200 quantiles.
 
     Args:
         quantiles: numbers per action.
@@ -244,7 +244,8 @@ def pqn(
 
         G_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda G_{t+1}),    loss = (G_t - Q(s_t, a_t))^2 / 2
 
-    in epochs of minibatches of the rollout. The network needs layer normalisation: network.layer_norm = true.
+    in epochs of minibatches of the rollout. The network needs layer normalisation: network.layer_norm = true. The
+    source has RAdam in place of Adam.
 
     Args:
         num_steps: steps of each environment between two updates.

@@ -14,7 +14,7 @@ from jaxpg.types import Array, Scalar, Tree
 def by_target_network(q_online: Array, q_target: Array) -> Array:
     """The values by which the successor's action is chosen, `[R, A]`: those of the target network.
 
-    With them the target is r + gamma max_a Q_target(s', a): Mnih et al. 2015, equation 1.
+    With them the target is r + gamma max_a Q_target(s', a): Mnih et al. 2015, algorithm 1.
     """
     return q_target
 
@@ -23,7 +23,7 @@ def by_online_network(q_online: Array, q_target: Array) -> Array:
     """The values by which the successor's action is chosen, `[R, A]`: those of the network that learns.
 
     With them the target is r + gamma Q_target(s', argmax_a Q(s', a)): one network chooses and the other rates, so that
-    a value is not large because its own error is. Source: van Hasselt et al. 2016, equation 4.
+    a value is not large because its own error is. Source: van Hasselt et al. 2016 (Double DQN).
     """
     return q_online
 
@@ -58,7 +58,7 @@ def quantile_huber_loss(prediction: Array, target: Array, *, threshold: Scalar =
 
     `prediction` `[R, N]` are the quantiles at tau_i = (2i - 1) / 2N, and `target` `[R, M]` samples of the distribution.
     With N = M = 1 it is half the Huber loss over the threshold. Source: Dabney et al. 2018 (QR-DQN), equations 9 and
-    10, algorithm 1, over the threshold as in Dabney et al. 2018 (IQN), equation 3.
+    10, algorithm 1, over the threshold as in Dabney et al. 2018 (IQN).
     """
     quantiles = prediction.shape[-1]
     tau = (jnp.arange(quantiles, dtype=prediction.dtype) + 0.5)[None, :, None] / quantiles
