@@ -55,10 +55,12 @@ def seed_keys(seed: int | Array) -> SeedKeys:
 def init_seeds(learner: Learner, keys: Key) -> RunState:
     """The seeds before their first iteration; `keys` is `[S]`.
 
-    One after the other on every platform: `vmap` would take twice as long to compile, and this runs once.
+    One after the other on every platform: `vmap` would take twice as long to compile, and this runs once. No array is
+    weakly typed, since those of a checkpoint and those of several processes are not: the types decide what is compiled.
     """
     zeros = jnp.zeros(keys.shape, jnp.int32)
-    return RunState(lax.map(learner.init, keys), zeros, zeros)
+    state = RunState(lax.map(learner.init, keys), zeros, zeros)
+    return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if x.weak_type else x, state)
 
 
 def compile_init(learner: Learner, shardings: Tree = None) -> Callable[[Key], RunState]:
