@@ -533,21 +533,23 @@ def test_an_interrupt_ends_an_endless_program_that_has_nothing_to_save() -> None
     assert (process.returncode, message) == (130, "\njaxpg: interrupted\n")
 
 
-def test_a_run_whose_output_nobody_reads_any_more_is_saved(tmp_path: Path) -> None:
-    """As in `jaxpg train ... | head -1`."""
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT], ids=["apart", "together"])
+def test_a_run_whose_output_nobody_reads_any_more_is_saved(stderr: int, tmp_path: Path) -> None:
+    """As in `jaxpg train ... | head -1`, also where both streams end there: `2>&1 | head -1`."""
     command = ["train", "catch", "reinforce", "--out", str(tmp_path / "run"), "--set", "num_envs=4"]
     command = [sys.executable, "-m", "jaxpg", *command, "--steps", "500000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             assert process.stdout.readline().startswith("reinforce on catch")
             process.stdout.close()
-            message = process.stderr.read()
+            message = process.stderr.read() if process.stderr else None
             process.wait(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "nobody reads the output any more" in message
-    assert "interrupted and saved. Resume with: jaxpg resume" in message
+    if message is not None:
+        assert "nobody reads the output any more" in message
+        assert "interrupted and saved. Resume with: jaxpg resume" in message
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 

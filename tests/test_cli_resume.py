@@ -338,6 +338,27 @@ def test_signals(
     interruption.close()
 
 
+def test_signals_work_where_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", leave)
+    interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        interruption.on_signal(signal.SIGINT)
+        assert interruption.requested()
+        print("what follows goes nowhere", file=sys.stderr, flush=True)
+        with pytest.raises(Ended):
+            interruption.on_signal(signal.SIGTERM)
+    assert codes == [143]
+
+
 def test_a_chunk_that_takes_too_long_after_sigterm_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:  # before anything slow is imported Ctrl-C is to be held back
     from rich.console import Console
@@ -71,7 +71,8 @@ class Interruption:
         """End this process without waiting for the computation."""
         assert self.signal is not None
         if self._console.is_terminal:
-            self._console.show_cursor()
+            with contextlib.suppress(OSError):
+                self._console.show_cursor()
         _say(f"{why}; checkpoints are unchanged. Resume with: {self._resume_command}")
         _leave(self.signal)
 
@@ -87,7 +88,11 @@ def _leave(number: int) -> NoReturn:
 
 def silence_output() -> None:
     """Let what is printed from now on go nowhere: standard output is a pipe without a reader."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager
@@ -187,4 +192,8 @@ def _received(numbers: Sequence[int], on_signal: Callable[[int], None]) -> Itera
 
 
 def _say(text: str) -> None:
-    print(f"\njaxpg: {text}", file=sys.stderr, flush=True)
+    """Say it on standard error; where nobody reads that either, it and all that follows go nowhere."""
+    try:
+        print(f"\njaxpg: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
