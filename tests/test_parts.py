@@ -56,6 +56,12 @@ def stop_at(*, steps: int = 100) -> Callback:
     return Callback(on_row=look, should_stop=lambda: seen[0] >= steps)
 
 
+def stop_once(*, after: int = 2) -> Callback:
+    """True once, when it is asked for the second time."""
+    answers = iter(range(1, 1_000))
+    return Callback(should_stop=lambda: next(answers) == after)
+
+
 def stumbling() -> Callback:
     return Callback(on_row=lambda row: row["nothing"])
 
@@ -217,6 +223,15 @@ def test_what_a_callback_raises_is_told_with_its_place() -> None:
 def test_a_sweep_takes_no_callbacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--grid", "gamma=0.9,0.99", "--set", "callbacks.test_parts:stop_at={}", "--out", str(tmp_path / "x")]
     assert "A sweep takes no callbacks" in refused(capsys, "sweep", "catch", "a2c", *words)
+
+
+@pytest.mark.full
+def test_a_callback_that_is_true_once_has_ended_the_run(tmp_path: Path) -> None:
+    """It is not interrupted."""
+    sets = ["--set", f"callbacks.{OWN}stop_once={{}}", "--set", "num_envs=4", "--set", "evaluation_episodes=4"]
+    words = ["--steps", "100000", "--seeds", "1", "--quiet", "--out", str(tmp_path / "run")]
+    assert main(["train", "probe-value", "reinforce", *words, *sets]) == 0
+    assert run_directory.load_metrics(tmp_path / "run")["steps"][-1, 0] < 2_000
 
 
 @pytest.mark.full

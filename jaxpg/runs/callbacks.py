@@ -60,6 +60,7 @@ class Watched:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+        self.has_stopped = False  # whether one of them has ended the run; asked again, it may answer otherwise
 
     def on_row(self, row: Row) -> None:
         """Show a row to all of them."""
@@ -75,4 +76,5 @@ class Watched:
 
     def should_stop(self) -> bool:
         """Whether one of them ends the run."""
-        return any(callback.should_stop() for callback in self._callbacks)
+        self.has_stopped = any(callback.should_stop() for callback in self._callbacks)
+        return self.has_stopped

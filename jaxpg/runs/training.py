@@ -110,10 +110,10 @@ def prepare(
                     on_checked=partial(_note_sources, config, out),
                     on_row=on_row,
                     on_evaluation=on_evaluation,
-                    should_stop=lambda: hooks.should_stop() or watched.should_stop(),
+                    should_stop=lambda: watched.should_stop() or hooks.should_stop(),
                 ),
             )
-        (ended,) = processes.any_process([watched.should_stop()])
+        (ended,) = processes.any_process([watched.has_stopped])
         return Trained(state, ended or int(jax.device_get(state.steps).min()) >= config.total_steps)
 
     return train_with
