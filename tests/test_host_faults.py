@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_gym
+from refusals import refused
 from test_host import POLE, SMALL, WALK, run, settings, source_of
 
 from jaxpg import envs, networks
@@ -243,6 +244,11 @@ def test_check_says_once_what_the_host_raised(capsys: pytest.CaptureFixture[str]
     assert said.out.count("the motor is broken") == 1
     assert said.err == ""
     host_callback.clear_failures()
+
+
+def test_show_says_what_the_host_raised_while_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, *settings("environment_settings.fault=raise")]
+    assert "the motor is broken" in refused(capsys, "show", WALK, "ppo", "--time", *words)
 
 
 @pytest.mark.parametrize("older", range(3))

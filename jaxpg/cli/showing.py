@@ -13,11 +13,14 @@ from rich import box
 from rich.table import Table
 
 from jaxpg import parallel
+from jaxpg.cli import signals
 from jaxpg.cli.options import overrides_of
+from jaxpg.envs.host import close_what_begins
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.experiments.stages import build_planned
+from jaxpg.parallel import host_callback
 from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
@@ -42,7 +45,9 @@ def run_show(arguments: argparse.Namespace) -> int:
     for line in _sizes(config, experiment, state):
         console.print(line, soft_wrap=True)
     if arguments.time:
-        console.print(_time(config, experiment), soft_wrap=True)
+        with close_what_begins(), signals.ends_at_once():
+            line = _time(config, experiment)
+        console.print(line, soft_wrap=True)
     return 0
 
 
@@ -52,10 +57,13 @@ def _time(config: Config, experiment: Experiment) -> str:
     One seed on one device is measured; the seeds of a device are taken to take their time one after the other.
     """
     step, keys = jax.jit(experiment.learner.step), jax.random.split(jax.random.key(0), 3)
+    host_callback.clear_failures()
     began = time.monotonic()
     state, before = jax.block_until_ready(step(jax.jit(experiment.learner.init)(keys[0]), keys[1]))
+    host_callback.raise_failure()
     compiled = time.monotonic()
     _, after = jax.block_until_ready(step(state, keys[2]))
+    host_callback.raise_failure()
     seconds = time.monotonic() - compiled
     steps, seeds = int(after["steps"]) - int(before["steps"]), len(config.seeds)
     iterations, devices = math.ceil(config.total_steps / max(steps, 1)), len(devices_of(config))
