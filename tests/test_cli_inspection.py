@@ -156,6 +156,15 @@ def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) ->
     assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
 
 
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one rich shows its bar at the end alone."""
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Reporter(console, 100) as show:
+        show({"steps": np.array([50]), "iterations": np.ones(1), "seconds": 1.0, "chunk_seconds": 1.0})
+        assert "50 / 100 steps" in console.file.getvalue()
+
+
 def test_progress_of_a_sweep_says_how_long_all_of_it_takes() -> None:
     """After 300 of 1,000 steps at a second per hundred: 7 s of this wave, and 2.5 waves of 10 s."""
     console = Console(file=io.StringIO())

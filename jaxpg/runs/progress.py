@@ -15,11 +15,13 @@ from jaxpg.training.run_directory import stack_rows
 from jaxpg.training.stalls import READ, stalls
 
 LINES = 10
-"""Outside of a terminal a line is printed each time another of so many equal parts of a run is done."""
+"""Without a progress bar a line is printed each time another of so many equal parts of a run is done."""
 
 
 class Reporter:
     """Shows rows of metrics, in a terminal each row as a progress bar, otherwise some as lines; a context manager.
+
+    A dumb terminal (TERM=dumb), which cannot go back, gets lines.
 
     The steps are those of each seed, as in `total_steps`; the steps per second are those of all seeds in all.
 
@@ -41,19 +43,23 @@ class Reporter:
         self._task = self._bar.add_task("", total=total_steps, steps="", rest="compiling")
 
     def __enter__(self) -> Reporter:
-        if self._console.is_terminal:
+        if self._has_bar:
             self._bar.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
 
+    @property
+    def _has_bar(self) -> bool:
+        return self._console.is_terminal and not self._console.is_dumb_terminal
+
     def __call__(self, row: Row) -> None:
         steps = min(int(np.max(row["steps"])), self._total)  # of all seeds but those that diverged
         each = " each" if len(row["steps"]) > 1 else ""
         progress = f"{steps:,} / {self._total:,} steps{each}"
         rest = ", ".join([*self._pace(row), *self._returns(row)])
-        if self._console.is_terminal:
+        if self._has_bar:
             self._bar.update(self._task, completed=steps, steps=progress, rest=rest)
         elif (parts := LINES * steps // self._total) > self._parts_shown or row is self._first:
             self._parts_shown = parts
