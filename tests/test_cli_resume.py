@@ -359,6 +359,22 @@ def test_signals_work_where_nobody_reads_what_is_said(monkeypatch: pytest.Monkey
     assert codes == [143]
 
 
+def test_whatever_is_printed_while_training_may_find_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning, say: rich would end the process, and nothing would be saved."""
+    options = read_run_options(make_parser().parse_args(["resume", "there"]))
+    interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
+    console = runs.console_of(options, interruption)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(BrokenPipeError):  # nothing is trained
+            runs.console_of(options).print("a table")
+        console.print("a warning")
+        console.print("what follows goes nowhere")
+    assert interruption.signal == signal.SIGINT
+
+
 def test_a_chunk_that_takes_too_long_after_sigterm_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,8 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     config, out, options = stage.config, stage.directory, session.options
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = mesh_for(options.devices, config, len(config.seeds))
-    train = training.prepare(config, out, mesh, console_of(options), loggers=options.loggers)
+    console = console_of(options, interruption)
+    train = training.prepare(config, out, mesh, console, loggers=options.loggers)
     header = training.header(stage, mesh, out)
     on_host = envs.lives_on_host(config.environment)  # for one device
     if not on_host and (unused := devices.describe_unused(options.devices, mesh, config.batch_size)):
@@ -138,7 +139,7 @@ def training_hooks(
     options: RunOptions, interruption: Interruption, header: str | Text, total_steps: int, to_follow: float = 0.0
 ) -> Iterator[TrainingHooks]:
     """Show progress under a header, unless `quiet`, and let signals stop the training. `to_follow`: see Reporter."""
-    with training.progress(console_of(options), header, total_steps, to_follow) as show:
+    with training.progress(console_of(options, interruption), header, total_steps, to_follow) as show:
 
         def on_row(row: Row) -> None:
             interruption.has_trained |= bool(np.any(row["steps"]))
@@ -153,9 +154,13 @@ def training_hooks(
             interruption.has_trained = False
 
 
-def console_of(options: RunOptions) -> Console:
-    """Where progress is shown; of several processes only the main one shows any."""
-    return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True)
+def console_of(options: RunOptions, interruption: Interruption | None = None) -> Console:
+    """Where progress is shown; of several processes only the main one shows any.
+
+    Where nobody reads it any more, the training that can be interrupted is.
+    """
+    lost = {"on_lost": interruption.on_lost_output} if interruption else {}
+    return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True, **lost)
 
 
 def command_on(out: Path, tables: Mapping[str, Any], command: str, *options: str) -> list[str]:

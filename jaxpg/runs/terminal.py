@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,9 +15,27 @@ NARROWEST = 60
 """Columns that tables need; a terminal of fewer wraps their lines, where otherwise numbers would be cut."""
 
 
-def make_console(*, quiet: bool = False, soft_wrap: bool = False) -> Console:
-    """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`."""
-    console = Console(quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+class _Console(Console):
+    """A console that calls `on_lost` where nobody reads it any more; rich's own ends the process."""
+
+    def __init__(self, on_lost: Callable[[], None], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._on_lost = on_lost
+
+    def on_broken_pipe(self) -> None:
+        self._on_lost()
+
+
+def _raise() -> None:
+    raise BrokenPipeError
+
+
+def make_console(*, quiet: bool = False, soft_wrap: bool = False, on_lost: Callable[[], None] = _raise) -> Console:
+    """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`.
+
+    Where nobody reads it any more, as in `jaxpg ... | head`, it calls `on_lost`.
+    """
+    console = _Console(on_lost, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
     if console.width < NARROWEST:
         console.width = NARROWEST
     return console

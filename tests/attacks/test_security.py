@@ -332,7 +332,7 @@ def test_consoles_of_the_command_line_read_no_markup(capsys: pytest.CaptureFixtu
         assert all(text in printed for text in ("[/x][red] :smile:", "[/x] [red]", "[red]cell[/x]"))
         assert printed.count(":smile:") == 2
     rooms = [path for room in ("cli", "runs") for path in (ROOT / "jaxpg" / room).glob("*.py")]
-    makers = [path.name for path in rooms if re.search(r"\bConsole\(", path.read_text("utf-8"))]
+    makers = [path.name for path in rooms if re.search(r"Console\(", path.read_text("utf-8"))]
     assert makers == ["terminal.py"]
 
 
