@@ -187,7 +187,7 @@ def test_plot_of_a_comparison_shows_its_runs_and_none_of_its_stages(tmp_path: Pa
         algorithms=["ppo", "mine:spo", "dqn"],
         devices=None,
         mesh=None,
-        runs=[],
+        runs=[{"directory": "ppo", "config": {"task": "catch", "algorithm": "ppo", "total_steps": 1}}],
     )
     for name in ("ppo", "mine-spo", "sft"):
         write_run(tmp_path / "both" / name, {"task": "catch", "algorithm": name})

@@ -186,7 +186,19 @@ def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def damaged(text: str) -> dict[str, str]:
     fields = json.loads(text)
-    outside = {**fields["record"], "runs": [{**fields["record"]["runs"][0], "directory": "../sft"}]}
+    first = fields["record"]["runs"][0]
+    config = first["config"]
+    nothing = {"grid": {}, "memory": None, "groups": [], "waves": []}
+    others = {
+        "outside": {"runs": [{**first, "directory": "../sft"}]},
+        "no command": {"command": "nosuch"},
+        "no config": {"runs": [{"directory": "."}]},
+        "a list as config": {"runs": [{"directory": ".", "config": []}]},
+        "no algorithm": {"runs": [{"directory": ".", "config": {k: config[k] for k in config if k != "algorithm"}}]},
+        "no runs": {"runs": []},
+        "a sweep of nothing": {"command": "sweep", "sweep": nothing},
+        "a sweep that trains": {"sweep": nothing},
+    }
     return {
         "empty": "",
         "cut": text[: len(text) // 2],
@@ -197,11 +209,17 @@ def damaged(text: str) -> dict[str, str]:
         "no record": json.dumps({"checksum": 0}),
         "a number": json.dumps({"checksum": 0, "record": 3}),
         "nested": "[" * 100_000,
-        "outside": record.to_json(record.CommandRecord(**outside)),
+        **{name: record.to_json(record.CommandRecord(**fields["record"] | other)) for name, other in others.items()},
     }
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "garbage", "a list", "a digit", "a field less", "outside"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("empty", "cut", "garbage", "a list", "a digit", "a field less", "outside", "no command", "no config"),
+        *("a list as config", "no algorithm", "no runs", "a sweep of nothing", "a sweep that trains"),
+    ],
+)
 def test_a_damaged_record_is_refused(begun: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = begun / record.RECORD
     path.write_text(damaged(path.read_text())[damage])

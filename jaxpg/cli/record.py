@@ -16,9 +16,36 @@ from typing import Any
 
 from jaxpg import files
 from jaxpg.errors import UserError
+from jaxpg.training import run_files
 from jaxpg.training.run_directory import CONFIG
 
 RECORD = "plan.json"
+COMMANDS = ("train", "compare", "sweep")
+_TABLES = run_files.record(task=run_files.text, algorithm=run_files.text, total_steps=run_files.count)
+_GROUP = run_files.record(
+    config=_TABLES,
+    traced=run_files.list_of(run_files.text),
+    places=run_files.list_of(run_files.count),
+    points=run_files.list_of(run_files.table),
+)
+FIELDS = run_files.record(
+    command=run_files.text,
+    command_line=run_files.text,
+    task=run_files.text,
+    algorithms=run_files.list_of(run_files.text),
+    devices=run_files.optional(run_files.text),
+    mesh=run_files.optional(run_files.text),
+    runs=run_files.list_of(run_files.record(directory=run_files.text, config=_TABLES)),
+    sweep=run_files.optional(
+        run_files.record(
+            grid=run_files.table_of(run_files.list_of(lambda name, value: value)),
+            memory=run_files.optional(run_files.number),
+            groups=run_files.list_of(_GROUP),
+            waves=run_files.list_of(run_files.count),
+        )
+    ),
+)
+"""What a record has, of which kind; what else is in a config is checked where it is resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +69,7 @@ class Sweep:
 class CommandRecord:
     """What a command was asked for.
 
-    command: train, compare or sweep.
+    command: of COMMANDS.
     command_line: all of it, as text, for reports.
     task: the task or TOML file that was named.
     algorithms: the algorithms that were named.
@@ -89,10 +116,11 @@ def read(out: Path) -> CommandRecord | None:
         return None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))["record"]
+        FIELDS("the record", fields)
         sweep = fields.pop("sweep")
         record = CommandRecord(**fields, sweep=None if sweep is None else Sweep(**sweep))
         intact = to_json(record) == path.read_text(encoding="utf-8")
-        intact &= all(_is_within(run["directory"]) for run in record.runs)
+        intact &= _is_of_a_command(record) and all(_is_within(run["directory"]) for run in record.runs)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         intact = False
     if not intact:
@@ -106,6 +134,13 @@ def read(out: Path) -> CommandRecord | None:
             "train anew, choose another --out."
         )
     return record
+
+
+def _is_of_a_command(record: CommandRecord) -> bool:
+    """Whether there is such a command, and it has something to train."""
+    trained = record.sweep.groups if record.sweep else record.runs
+    is_sweep = record.sweep is not None
+    return record.command in COMMANDS and is_sweep == (record.command == "sweep") and all((record.algorithms, trained))
 
 
 def _is_within(directory: str) -> bool:
