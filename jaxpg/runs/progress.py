@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from jaxpg.report.comparison import format_duration
 from jaxpg.training.metrics_writer import Row
 from jaxpg.training.run_directory import stack_rows
 from jaxpg.training.stalls import READ, stalls
@@ -79,9 +80,9 @@ class Reporter:
         in_all = " in all" if len(row["steps"]) > 1 else ""
         pace = f"{done * len(row['steps']) / self._training_seconds:,.0f} steps/s{in_all}"
         if not self._to_follow:
-            return [pace, f"{_clock(left)} left"]
+            return [pace, f"{format_duration(left)} left"]
         whole = left + self._to_follow * self._total * seconds_per_step
-        return [pace, f"{_clock(left)} left of this wave, about {_clock(whole)} of all"]
+        return [pace, f"{format_duration(left)} left of this wave, about {format_duration(whole)} of all"]
 
     def _returns(self, row: Row) -> list[str]:
         """The latest mean over seeds of the returns in training and in evaluation."""
@@ -89,13 +90,6 @@ class Reporter:
             if name in row and np.isfinite(row[name]).any():
                 self._latest[word] = float(np.nanmean(row[name]))
         return [f"{word} {value:.4g}" for word, value in self._latest.items()]
-
-
-def _clock(seconds: float) -> str:
-    """Hours where there are any, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class StallWarnings:
