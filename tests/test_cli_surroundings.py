@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from refusals import refused
 
 from jaxpg import files
+from jaxpg.cli import devices
 from jaxpg.cli.main import main
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
@@ -204,6 +206,23 @@ def test_an_environment_of_ones_own(
         assert words in refused(capsys, "train", str(tmp_path / "other.toml"), "a2c")
     message = refused(capsys, *task[:-1], str(tmp_path / "x"), "--set", "environment_settings.row=1")
     assert "my_environments:catch has no setting 'row'. Did you mean 'rows'" in message
+
+
+def test_compiled_programs_are_kept_where_it_is_said_or_in_the_home_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("JAXPG_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert devices.cache_directory() == "/home/me/.cache/jaxpg"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert devices.cache_directory() is None
+    monkeypatch.setenv("JAXPG_CACHE", "/here")
+    assert devices.cache_directory() == "/here"
 
 
 @pytest.mark.parametrize("columns", ["0", "20"])
