@@ -31,6 +31,7 @@ from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
 from jaxpg.runs.export import policy_program
+from jaxpg.runs.fitting import _name_of
 from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
 from jaxpg.types import Env, Learner, Policy
@@ -318,6 +319,26 @@ def test_objects_of_a_program_are_trained_as_they_are() -> None:
     assert run.policy.act(np.zeros(2)) in (0, 1, 2)
     with pytest.raises(UserError, match="With out, commands have to find the environment by a name"):
         jaxpg.fit(env, "ppo", out="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "name"),
+    [
+        ("mine", None, None),
+        ("__main__", "/home/me/my script.py", None),
+        ("__main__", "/home/me/script.py", "script:corridor"),
+        ("__main__", None, None),
+        ("tiny", tiny.__file__, "tiny:corridor"),
+    ],
+)
+def test_what_cannot_be_imported_has_no_name(
+    module: str, file: str | None, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was run without being imported, and a script whose name is none in Python."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
+    code: dict[str, Any] = {"__name__": module}
+    exec("def corridor(): pass", code)
+    assert _name_of(code["corridor"]) == name
 
 
 def not_an_algorithm(*, num_envs: int = 4) -> int:

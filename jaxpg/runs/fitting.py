@@ -234,8 +234,10 @@ def _name_of(function: Callable[..., Any]) -> str | None:
     """The name "module:function" of a function at the top of a module's file, which can be imported; else None."""
     if not inspect.isfunction(function) or not function.__qualname__.isidentifier():
         return None
-    module = sys.modules[function.__module__]
-    if function.__module__ != "__main__":
-        return f"{function.__module__}:{function.__qualname__}"
+    module = sys.modules.get(function.__module__)
+    if module is None:  # code that was run without being imported
+        return None
     file = vars(module).get("__file__")
-    return f"{Path(file).stem}:{function.__qualname__}" if file else None
+    of_script = Path(file).stem if file else ""
+    name = f"{of_script if function.__module__ == '__main__' else function.__module__}:{function.__qualname__}"
+    return name if user_code.is_code_name(name) else None  # a script may be called `my script.py`
