@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import jaxpg
 from jaxpg.errors import UserError
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.config import resolve_config
-from jaxpg.runs.loggers import LOGGERS, Loggers, check_loggers
+from jaxpg.runs.loggers import LOGGERS, Logger, Loggers, check_loggers
 from jaxpg.training.metrics_writer import tag_of
 
 CONFIG = resolve_config("cartpole", "ppo", {"seeds": [3, 5]})
@@ -135,6 +136,33 @@ def test_tensorboard_has_seeds_settings_and_completions(tmp_path: Path) -> None:
     assert any(b"ppo.clip" in e.SerializeToString() for e in settings)
     (text,) = [v.tensor.string_val[0].decode() for e in settings for v in e.summary.value if "completions" in v.tag]
     assert text == "      1.00 ✓ 1+1=2\\x1b\n    # no heading"
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_every_logger_that_was_opened_is_closed(opens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the next one cannot be opened, or another cannot be closed."""
+    closed: list[str] = []
+
+    def fragile(name: str) -> Logger:
+        def close() -> None:
+            closed.append(name)
+            raise UserError(f"{name} cannot be closed")
+
+        return Logger(lambda row: None, lambda steps, samples: None, close)
+
+    def last(config: Any, out: Path) -> Logger:
+        if not opens:
+            raise UserError("no network")
+        return fragile("last")
+
+    loggers = {"first": lambda config, out: fragile("first"), "last": last}
+    monkeypatch.setattr("jaxpg.runs.loggers.LOGGERS", loggers)
+    log = Loggers(list(loggers), CONFIG, tmp_path)
+    with contextlib.nullcontext() if opens else pytest.raises(UserError, match="no network"):
+        log.on_row(ROW)
+    with pytest.raises(UserError, match="cannot be closed"):
+        log.close()
+    assert sorted(closed) == (["first", "last"] if opens else ["first"])
 
 
 @pytest.mark.parametrize("loggers", ["wandb", None, 3, ["tensorbord"]])

@@ -58,6 +58,7 @@ class Loggers:
     def __init__(self, names: Sequence[str], config: Config, out: Path) -> None:
         self._names, self._config, self._out = dict.fromkeys(names), config, out
         self._open: list[Logger] = []
+        self._closing = contextlib.ExitStack()
 
     def on_row(self, row: Row) -> None:
         """Log a row of metrics.
@@ -66,7 +67,10 @@ class Loggers:
             UserError: a logger cannot be opened, or cannot log.
         """
         if not self._open:
-            self._open = [LOGGERS[name](self._config, self._out) for name in self._names]
+            for name in self._names:
+                logger = LOGGERS[name](self._config, self._out)
+                self._closing.callback(logger.close)
+                self._open.append(logger)
         for logger in self._open:
             logger.on_row(row)
 
@@ -76,9 +80,8 @@ class Loggers:
             logger.on_completions(steps, samples)
 
     def close(self) -> None:
-        """Nothing more is logged."""
-        for logger in self._open:
-            logger.close()
+        """Nothing more is logged, whichever of them cannot be closed."""
+        self._closing.close()
 
 
 def _import_wandb() -> Any:
