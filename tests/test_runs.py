@@ -165,7 +165,9 @@ def test_a_recurrent_policy_remembers_until_it_is_reset() -> None:
     flights = [flown.act(x) for x in obs]
     for b in range(3):
         np.testing.assert_allclose([x[b] for x in flights], by_hand(obs[:, b]), rtol=1e-5)
-    flown.reset([False, True, False])
+    begins = np.asarray([False, True, False])
+    flown.reset(begins)
+    begins[:] = False
     np.testing.assert_allclose(flown.act(obs[0])[1], by_hand(obs[:1, 1])[0], rtol=1e-5)
     flown.reset()
     alone = [flown.act(x) for x in obs[:, 2]]

@@ -80,7 +80,7 @@ class TrainedPolicy:
         if begins is None:
             self._memory = None
             return
-        begins = np.asarray(begins, bool)
+        begins = np.array(begins, bool)  # a copy: the caller's may change before the next observation
         if self._memory is None or begins.shape != self._begins.shape:
             there = "no batch yet" if self._memory is None else f"a batch of {len(self._begins)}"
             raise UserError(
