@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxpg import envs, files, report
+from jaxpg import envs, files, ladder, report
 from jaxpg.cli import commands, devices, record, runs
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
@@ -240,6 +240,15 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "catch" in page
     assert re.findall(r"<tr><td>(\d+)</td>", page) == ["7", "8"]
     assert main([*arguments, "--resume"]) == 0  # complete runs are taken as they are
+
+
+def test_algorithms_are_listed_without_docstrings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As python -OO has none."""
+    monkeypatch.setattr(ladder.ppo, "__doc__", None)
+    assert main(["list", "algorithms"]) == 0
+    assert re.search(r"^ *ppo ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

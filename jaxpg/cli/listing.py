@@ -155,4 +155,4 @@ def _default(option: signatures.Option) -> str:
 
 
 def _first_line(function: Callable[..., object]) -> str:
-    return (function.__doc__ or "").strip().splitlines()[0]
+    return (function.__doc__ or "").strip().partition("\n")[0]  # python -OO has no docstrings
