@@ -99,6 +99,12 @@ def excerpt(value: Any, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def describe_os_error(error: OSError) -> str:
+    """A file that cannot be used, in a sentence."""
+    reason = error.strerror or str(error)
+    return f"{error.filename} cannot be read or written ({reason})." if error.filename else f"{reason}."
+
+
 def check_record(taker: str, given: object, kind: type, example: str) -> None:
     """Refuse what is no record of this kind, such as a name or a function in its place.
 

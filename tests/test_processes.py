@@ -6,6 +6,7 @@ One CPU device each, and few processes, for two cores.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -20,6 +21,8 @@ import pytest
 from tiny import LONG
 
 from jaxpg.cli.main import main
+from jaxpg.parallel import process_exit
+from jaxpg.parallel.processes import on_main_process
 from jaxpg.training import run_directory
 from jaxpg.training.lock import locked
 
@@ -182,6 +185,36 @@ def test_an_interrupt_of_one_stops_and_saves_all(tmp_path: Path) -> None:
     assert "finishing this chunk" in second[2]
     assert "interrupted" not in second[2]
     assert run_directory.load_metrics(tmp_path)["steps"][-1].min() == int(last_checkpoint(tmp_path).name) < 9000
+
+
+def leave(code: int) -> None:
+    """In place of `os._exit`."""
+    raise SystemExit(code)
+
+
+def test_a_file_that_the_first_cannot_use_ends_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It tells the others, which wait for it, and says why in a sentence, as a single process does."""
+    told: list[list[bool]] = []
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run/plan.json")
+
+    def tell(flags: list[bool]) -> list[bool]:
+        told.append(flags)
+        return flags
+
+    def command() -> int:
+        on_main_process(write)
+        return 0
+
+    monkeypatch.setattr("jaxpg.parallel.processes.any_process", tell)
+    monkeypatch.setattr("jax.distributed.shutdown", lambda: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    assert process_exit.exit_together(command) == 2
+    assert capsys.readouterr().err == "jaxpg: run/plan.json cannot be read or written (No space left on device).\n"
+    assert told == [[True]]
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxpg.cli import signals
 from jaxpg.cli.parser import make_parser
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, describe_os_error
 from jaxpg.printable import printable
 
 if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
@@ -46,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signals.silence_output()
         return 1
     except OSError as error:
-        reason = error.strerror or str(error)
-        message = f"{error.filename} cannot be read or written ({reason})" if error.filename else reason
-        print(f"jaxpg: {printable(message)}.", file=sys.stderr)
+        print(f"jaxpg: {printable(describe_os_error(error))}", file=sys.stderr)
         return 2
 
 

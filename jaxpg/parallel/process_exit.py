@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 import jax
 from rich.console import Console
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, describe_os_error
 from jaxpg.printable import printable
 
 HEARTBEAT_SECONDS = 10
@@ -57,6 +57,11 @@ def exit_together(command: Callable[[], int]) -> int:
         return _exit(2, str(error))
     except KeyboardInterrupt:
         return _exit(130, "interrupted")
+    except BrokenPipeError:  # nobody reads the output any more, which the command line answers
+        _wait_for_others(1)
+        raise
+    except OSError as error:
+        return _exit(2, describe_os_error(error))
     except Exception as error:
         if LOST.search(str(error)):
             _exit_lost()
@@ -119,13 +124,18 @@ def _exit_lost() -> None:
 
 
 def _exit(code: int, message: str) -> int:
-    """Print why this process ends, and wait for the others to end too, but not for longer than SHUTDOWN_SECONDS."""
+    """Print why this process ends, and wait for the others to end too."""
     _print_error(message)
+    _wait_for_others(code)
+    return code
+
+
+def _wait_for_others(code: int) -> None:
+    """Wait for the other processes to end too; exit with this code after SHUTDOWN_SECONDS."""
     timer = threading.Timer(SHUTDOWN_SECONDS, os._exit, [code])
     timer.start()
     jax.distributed.shutdown()
     timer.cancel()
-    return code
 
 
 def _print_error(message: str) -> None:

@@ -69,13 +69,13 @@ def on_main_process(action: Callable[[], object]) -> None:
     """Call `action` in process 0 alone, while the others wait.
 
     Raises:
-        UserError: in all processes, if `action` raised one.
+        UserError: in the other processes, if `action` raised one or an OSError, which process 0 raises.
     """
-    failure = None
+    failure: UserError | OSError | None = None
     if is_main_process():
         try:
             action()
-        except UserError as error:
+        except (UserError, OSError) as error:
             failure = error
     (failed,) = any_process([failure is not None])
     if failed:
