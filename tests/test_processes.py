@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from tiny import LONG
 
 from jaxpg.cli.main import main
+from jaxpg.errors import UserError
 from jaxpg.parallel import process_exit
 from jaxpg.parallel.processes import on_main_process
 from jaxpg.training import run_directory
@@ -215,6 +217,24 @@ def test_a_file_that_the_first_cannot_use_ends_all(
     assert process_exit.exit_together(command) == 2
     assert capsys.readouterr().err == "jaxpg: run/plan.json cannot be read or written (No space left on device).\n"
     assert told == [[True]]
+
+
+def test_a_lost_process_is_told_where_the_checkpoints_are_gone_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def message() -> str:
+        raise UserError("The folder of the checkpoints cannot be read.")
+
+    monkeypatch.setattr(process_exit, "_lost_exit", threading.Lock())
+    monkeypatch.setattr(process_exit, "_lost_message", message)
+    monkeypatch.setattr(os, "_exit", leave)
+
+    def command() -> int:
+        raise RuntimeError("Gloo all-reduce failed")
+
+    with pytest.raises(SystemExit, match="2"):
+        process_exit.exit_together(command)
+    assert capsys.readouterr().err == "jaxpg: another process of this run has exited.\n"
 
 
 @pytest.mark.full

@@ -115,11 +115,15 @@ def _delay_abort(_: int) -> None:
 
 def _exit_lost() -> None:
     """End this process because another one is gone, with the sentence of `set_lost_message`."""
+    try:
+        message = _lost_message()
+    except Exception:  # the directory of the run may be gone too
+        message = "another process of this run has exited."
     _lost_exit.acquire()  # never released: two threads may notice, and one sentence is enough
     if (console := Console()).is_terminal:
         console.show_cursor()  # which the progress bar has hidden
         console.print()
-    _print_error(_lost_message())
+    _print_error(message)
     os._exit(2)
 
 
