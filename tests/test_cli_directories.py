@@ -68,6 +68,13 @@ def test_a_config_of_ones_own_is_not_overwritten(
     assert {path.name for path in tmp_path.iterdir()} == {"config.toml", "mine.toml"}
 
 
+def test_a_link_to_itself_is_no_directory(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert "loop is not the directory of a run" in refused(capsys, "plot", str(tmp_path / "loop"))
+    options = read_run_options(make_parser().parse_args(["train", task, "ppo", "--out", str(tmp_path / "loop")]))
+    planning.plan_command(options, tmp_path / "loop")  # to write there is refused later
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [(command, name) for command, names in planning.RESULTS.items() for name in names],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -258,7 +259,7 @@ def run_plot(arguments: argparse.Namespace) -> int:
     from jaxpg import report
 
     found = [run for directory in arguments.runs for run in compared_runs(directory)]
-    runs = {run.resolve(): _plotted(run) for run in found}
+    runs = {Path(os.path.realpath(run)): _plotted(run) for run in found}  # `resolve` raises where links make a loop
     tasks = {run.task for run in runs.values()}
     names = {path: run.name if len(tasks) == 1 else f"{run.name}, {run.task}" for path, run in runs.items()}
     labels = run_labels(names)

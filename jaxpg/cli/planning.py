@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -275,7 +276,8 @@ def _refuse_begun(out: Path, options: RunOptions) -> None:
     run_directory.refuse_begun(out / FIRST_WAVE, "It is of a sweep without its plan.json: choose another --out.")
     record = read(out)
     if record is None:
-        if options.task is not None and Path(options.task).resolve() == (out / run_directory.CONFIG).resolve():
+        config = os.path.realpath(out / run_directory.CONFIG)  # `Path.resolve` raises where links make a loop
+        if options.task is not None and os.path.realpath(options.task) == config:
             raise UserError(
                 f"The run would write its settings over its task, {options.task}. Choose another directory with --out."
             )
