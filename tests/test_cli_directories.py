@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from refusals import refused
 
 from jaxpg.cli import commands, planning
 from jaxpg.cli.main import main
-from jaxpg.cli.options import read_run_options
+from jaxpg.cli.options import RunOptions, read_run_options
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
@@ -53,6 +54,26 @@ def test_a_checkpoint_is_written_where_its_directory_is(tmp_path: Path, name: st
     np.testing.assert_array_equal(read["weights"], arrays["weights"])
     folder.rename(tmp_path / "elsewhere")
     np.testing.assert_array_equal(array_files.read(tmp_path / "elsewhere" / "state")["weights"], arrays["weights"])
+
+
+def test_commands_of_one_second_have_directories_of_their_own(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one may not have written anything yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    began: list[str] = []
+
+    def begin(options: RunOptions, out: Path) -> NoReturn:
+        began.append(str(out))
+        if len(began) < 3:
+            main(["train", task, "ppo"])
+        raise UserError("enough")
+
+    monkeypatch.setattr("jaxpg.cli.runs.plan_command", begin)
+    assert main(["train", task, "ppo"]) == 2
+    assert began == ["runs/mine-ppo-now", "runs/mine-ppo-now-2", "runs/mine-ppo-now-3"]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("content", [TASK, 'database = "postgres"\n', "not TOML", "[ppo]\nalgorithm = 3\n"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -229,9 +231,11 @@ def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
 
 
 def _new_directory(options: RunOptions) -> Path:
-    """A directory in runs/ for a command without --out, named after its task."""
+    """A directory in runs/ for a command without --out, named after its task; one that is not there yet."""
     suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
-    return Path("runs") / f"{task_name(options)}-{file_name(suffix)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{task_name(options)}-{file_name(suffix)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    numbered = (Path("runs") / f"{name}-{i}" for i in itertools.count(2))  # another command of the same second
+    return next(path for path in itertools.chain([Path("runs") / name], numbered) if not os.path.lexists(path))
 
 
 def _provenance(session: Session) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
         UserError: as `plan_command`; the directory is in use, or the processes of this run got different arguments.
     """
     with contextlib.ExitStack() as stack:
-        if options.resume and out.exists():
+        if (options.resume and out.exists()) or options.out is None:  # at once, where others look for a free name
             stack.enter_context(locked(out))
         planned = plan_command(options, out)
         arguments = to_json(dataclasses.replace(planned, command_line=""))  # which has the number of the process
