@@ -1,4 +1,4 @@
-"""The commands that look at trained runs: eval, play, sample and plot."""
+"""The commands that look at trained runs: eval, play, sample, export and plot."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 on success, 2 after an error that a sentence explains, 130 if interrupted by Ctrl-C, 143 by SIGTERM.
+        0 on success, 1 if nobody reads the output any more, 2 after an error that a sentence explains, 130 if
+        interrupted by Ctrl-C, 143 by SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as an escape

@@ -214,7 +214,7 @@ def _add_run_commands(commands: Any) -> None:
 
 
 def _add_other_commands(commands: Any) -> None:
-    """The commands that need no run: plan, gridworld, check, list."""
+    """The commands that need no run: plan, gridworld, check, completion, list."""
     plan = commands.add_parser("plan", help="solve a known MDP: optimal values and policy")
     _add_plan_arguments(plan)
 

@@ -61,9 +61,9 @@ def prepare(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
 ) -> Callable[[TrainingHooks], Trained]:
-    """Build what a config describes, before anything is compiled or written; the function that then trains it.
+    """Build what a config describes, before training is compiled or writes anything; the function that then trains it.
 
-    Demonstrations and pairs that another run has to give are sampled and written first.
+    Only demonstrations and pairs that another run has to give are sampled and written first.
 
     Args:
         config: what to train.
