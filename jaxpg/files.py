@@ -37,7 +37,14 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 def without_following(path: str, flags: int) -> int:
     """The `opener` of `open` for a file that may not be a symbolic link; an OSError if it is one."""
+    _refuse_link(Path(path))
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise an OSError if this is a symbolic link: it was made by someone else."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not written through", str(path))
 
 
 def sync(path: Path) -> None:

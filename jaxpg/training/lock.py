@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxpg.errors import UserError
-from jaxpg.files import explain_os_error
+from jaxpg.files import explain_os_error, without_following
 from jaxpg.parallel import processes
 
 LOCK = "jaxpg.lock"
@@ -70,7 +70,7 @@ def _take(directory: Path) -> IO[str]:
     path = directory / LOCK
     while True:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(path.open("a+"))
+            file = stack.enter_context(open(path, "a+", opener=without_following))
             _lock(file, directory)
             if _is_at(file, path):  # else the holder before has deleted it in between
                 with contextlib.suppress(OSError):  # on a full disk the lock has no name
@@ -96,6 +96,6 @@ def _lock(file: IO[str], directory: Path) -> None:
 
 def _is_at(file: IO[str], path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:
         return False

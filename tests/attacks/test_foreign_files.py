@@ -15,7 +15,7 @@ import pytest
 from toy_learner import run
 
 from jaxpg.errors import UserError
-from jaxpg.training import checkpoint, run_directory
+from jaxpg.training import checkpoint, lock, run_directory
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
@@ -129,6 +129,16 @@ def test_a_foreign_file_by_a_name_that_a_run_writes(tmp_path: Path, name: str, r
     with pytest.raises(UserError, match=r"is a symbolic link|cannot be read \(Not a directory"):
         run(tmp_path, resume=resume)
     assert (tmp_path / "theirs").read_text() == "mine"
+
+
+def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
+    """It is not written through, and stays where it is."""
+    (tmp_path / "theirs").write_text("mine")
+    (tmp_path / lock.LOCK).symlink_to("theirs")
+    with pytest.raises(UserError, match=r"jaxpg\.lock is a symbolic link"), lock.locked(tmp_path):
+        pass
+    assert (tmp_path / "theirs").read_text() == "mine"
+    assert (tmp_path / lock.LOCK).is_symlink()
 
 
 def test_strangers_in_the_folders_of_a_run_are_left_alone(tmp_path: Path) -> None:
