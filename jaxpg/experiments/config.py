@@ -268,6 +268,7 @@ def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
     run_directory.check_is_run(run_dir)
     path = run_dir / run_directory.CONFIG
     stored = run_directory.load_config(run_dir)
+    config_file.refuse_deep(str(path), stored)
     if not isinstance(stored.get("algorithm"), str):
         raise UserError(
             f"{path} names no algorithm, as in a run that was trained from Python, so its policy cannot be built here. "
@@ -282,7 +283,7 @@ def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
     if not trust_code:
         user_code.refuse_code_of_run(run_dir, stored)
     try:
-        return resolve_config(path, stored["algorithm"])
+        return resolve_tables(stored, stored["algorithm"], source=path)  # the file may be another one by now
     except UserError as error:
         raise UserError(f"{path} cannot be used: {error}") from error
 

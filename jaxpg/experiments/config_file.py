@@ -81,13 +81,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        _check_depth(sections)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML, which is text in UTF-8: {error}.") from None
     except RecursionError:
-        raise UserError(f"{path} has tables or lists in more than {DEEPEST} others.") from None
+        raise _too_deep(str(path)) from None
     except ValueError as error:  # also an integer of more digits than Python converts
         raise UserError(f"{path} is not valid TOML: {error}.") from None
+    refuse_deep(str(path), sections)
     return sections
 
 
@@ -103,10 +103,7 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, such as learning_rate=3e-4, not {excerpt(assignment)}.")
         value = parse_value(text, otherwise=text.strip())
-        try:
-            _check_depth(nested({key: value}))
-        except RecursionError:
-            raise UserError(f"--set {excerpt(key)} has tables or lists in more than {DEEPEST} others.") from None
+        refuse_deep(f"--set {excerpt(key)}", nested({key: value}))
         overrides[key.strip()] = value
     return overrides
 
@@ -120,14 +117,18 @@ def parse_value(text: str, otherwise: Any) -> Any:
     return document["value"] if len(document) == 1 else otherwise  # a line break begins another setting
 
 
-def _check_depth(tree: Any) -> None:
-    """Raise a RecursionError if tables and lists are nested more than DEEPEST levels deep."""
+def refuse_deep(where: str, tree: Any) -> None:
+    """Raise a UserError if tables and lists are nested more than DEEPEST levels deep."""
     level = [tree]
     for _ in range(DEEPEST):
         tables = [x.values() if isinstance(x, Mapping) else x for x in level if isinstance(x, Mapping | list)]
         level = [inner for table in tables for inner in table]
     if level:
-        raise RecursionError
+        raise _too_deep(where)
+
+
+def _too_deep(where: str) -> UserError:
+    return UserError(f"{where} has tables or lists in more than {DEEPEST} others.")
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -210,6 +210,22 @@ def test_a_python_program_says_that_it_trusts_a_run(payload: Payload, tmp_path: 
     assert payload.executed() == "called"
 
 
+def test_a_config_is_read_once(payload: Payload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is built is what was found to name no code, also if another file has taken its place since."""
+    refuse_code, run = user_code.refuse_code_of_run, tmp_path / "run"
+    hostile = hostile_run(tmp_path / "hostile", payload)
+    run.mkdir()
+    (run / "config.toml").write_text('algorithm = "ppo"\nenvironment = "CartPole-v1"\n')
+
+    def check_then_swap(*arguments: Any) -> None:
+        refuse_code(*arguments)
+        (hostile / "config.toml").replace(run / "config.toml")
+
+    monkeypatch.setattr(user_code, "refuse_code_of_run", check_then_swap)
+    assert configs.load_config(run).environment == "CartPole-v1"
+    assert payload.executed() is None
+
+
 def test_code_is_imported_by_name_in_one_place() -> None:
     """Nothing else in jaxpg can execute what a file names; the package's own face imports its own modules."""
     dangerous = {"import_module", "__import__", "eval", "exec", "compile", "system", "Popen", "run_path", "pickle",
