@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from rich.table import Table
 
 from jaxpg.envs.mdps import Grid
-from jaxpg.report.drawing import STYLE, save
+from jaxpg.report.drawing import STYLE, literal, save
 
 ARROWS = {(0, -1): "←", (1, 0): "↓", (0, 1): "→", (-1, 0): "↑"}
 """The sign of a move, (down, right)."""
@@ -54,10 +54,10 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
         every = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (name, value_map) in zip(every, maps.items(), strict=False):
             _draw(axes, value_map, grid, norm)
-            axes.set_title(name, fontsize=10)
+            axes.set_title(literal(name), fontsize=10)
         for axes in every:
             axes.set_axis_off()
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(literal(title), fontsize=11)
     save(figure, path)
 
 

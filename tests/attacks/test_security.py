@@ -31,6 +31,7 @@ from jaxpg import envs, report, user_code
 from jaxpg.cli import devices, trust
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
+from jaxpg.envs.mdps import Grid
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.completions import Sample
@@ -362,7 +363,9 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     grid = {name: [other, name], other: [1, 2], "[x] $y$": [name]}
     heatmap.sweep_figure(grid, np.arange(8.0).reshape(4, 2), tmp_path / "map.svg", title=name)
     heatmap.sweep_figure({name: [other, name]}, np.ones((2, 2)), tmp_path / "line.svg", title=name)
-    for file, times in (("curve.svg", 2), ("panels.svg", 2), ("map.svg", 4), ("line.svg", 3)):
+    maps = {key: report.ValueMap(np.ones(4), np.ones((4, 4))) for key in (name, other)}
+    report.value_figure(maps, Grid(2, 2, {}), tmp_path / "values.svg", title=name)
+    for file, times in (("curve.svg", 2), ("panels.svg", 2), ("map.svg", 4), ("line.svg", 3), ("values.svg", 2)):
         drawn = " ".join(ElementTree.parse(tmp_path / file).getroot().itertext())
         assert drawn.count(r"[red]$x_{$\x1b[2J\u202e") >= times, file
         assert other in drawn
