@@ -46,6 +46,7 @@ def test_a_grid_is_lists_and_ranges() -> None:
         "f": [3],
         "g": ["none", 0.3],
     }
+    assert grid.parse_grid(["kind=m:f,m:g,m:h"]) == {"kind": ["m:f", "m:g", "m:h"]}
 
 
 def test_a_range_has_its_ends_and_as_many_values_as_asked_for() -> None:

@@ -69,7 +69,8 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
                 f"--grid cannot have {name}: a score is the reward that is trained on, so the scores of two lists of "
                 "rewards cannot be compared. Train each with jaxpg train and compare their evaluation_accuracy."
             )
-        values = _parse_range(name, text) if text.count(":") == 3 else _parse_list(text)
+        is_range = text.count(":") == 3 and "," not in text  # "module:function,..." is a list
+        values = _parse_range(name, text) if is_range else _parse_list(text)
         grid[name] = [x for i, x in enumerate(values) if x not in values[:i]]
     number = math.prod(len(values) for values in grid.values())
     if not 1 <= number <= MOST_POINTS:
