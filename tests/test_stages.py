@@ -9,11 +9,17 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpg.cli import stage_report
+from jaxpg.cli.planning import RESULTS
+from jaxpg.cli.record import RECORD
 from jaxpg.errors import UserError
 from jaxpg.experiments import stages
 from jaxpg.experiments.config import resolve_config
+from jaxpg.experiments.data_files import CHECKSUMS
+from jaxpg.experiments.sampling import SAMPLED_FILES
 from jaxpg.experiments.stages import Stage
-from jaxpg.training import checkpoint
+from jaxpg.experiments.warm_start import VOCABULARY
+from jaxpg.training import checkpoint, run_directory
+from jaxpg.training.lock import LOCK
 
 OUT = Path("out")
 
@@ -164,6 +170,19 @@ def test_stages_that_cannot_be_are_refused(chain: str, before: str, after: str, 
     Path(chain).write_text(CHAIN.replace(before, after))
     with pytest.raises(UserError, match=sentence):
         plan("r1", task=chain)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(run_directory.CONFIG, *run_directory.WRITTEN, LOCK, "export"),
+        *(VOCABULARY, CHECKSUMS, *SAMPLED_FILES.values(), RECORD, *RESULTS["compare"][:2], *RESULTS["sweep"]),
+    ],
+)
+def test_a_stage_has_no_name_of_what_is_written_beside_it(chain: str, name: str) -> None:
+    Path(chain).write_text(CHAIN.replace("[stages.r1]", f'[stages."{name}"]'))
+    with pytest.raises(UserError, match=rf"The stage {name}, in .* has the name of what a run writes"):
+        resolve_config(chain, "sft", {})
 
 
 @pytest.mark.full

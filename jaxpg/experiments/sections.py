@@ -12,6 +12,8 @@ from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, network_options, networks_of
 from jaxpg.experiments.signatures import REQUIRED, Option, check
 from jaxpg.printable import printable
+from jaxpg.training.lock import LOCK
+from jaxpg.training.run_directory import CONFIG, SWEEP, WRITTEN
 
 MAX_NAME = 100
 """Characters in the name of a task."""
@@ -20,6 +22,11 @@ NAMED_NUMBERS = ("total_steps", "time_limit")
 _LIKE = Option("like", REQUIRED, str, "the section whose settings a section inherits.")
 STAGES = "stages"
 """The table of a task's stages by name: sections of algorithms that the task trains more than once."""
+_WRITTEN_BESIDE = (
+    *(CONFIG, *WRITTEN, LOCK, "export", "vocabulary.json", "data.json", "demonstrations.jsonl", "pairs.npz"),
+    *("plan.json", "comparison.json", "comparison.html", SWEEP, "sweep.png", "best.toml"),
+)
+"""What commands write into the directory in which the directories of stages are."""
 
 
 def check_names(sections: Mapping[str, Any], top_level: dict[str, Option], path: Path) -> None:
@@ -72,6 +79,8 @@ def _check_stages(stages: Any, top_level: dict[str, Option], path: Path) -> None
         check_name(name)
         if name in ALGORITHMS:
             raise UserError(f"The stage {name}, in {path}, has the name of an algorithm: give it another one.")
+        if name in _WRITTEN_BESIDE:
+            raise UserError(f"The stage {name}, in {path}, has the name of what a run writes: give it another one.")
         algorithm = stage.get("algorithm")
         if not (isinstance(algorithm, str) and is_section(algorithm)):
             given = "none" if algorithm is None else excerpt(algorithm)
