@@ -117,6 +117,24 @@ def test_environments_that_begin_in_a_training_end_with_it() -> None:
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
+def test_where_one_cannot_be_made_those_before_it_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, closed = [], []
+    env, begin = envs.make(WALK), tiny_gym.Walk.__init__
+
+    def begin_two(self: Any, **settings: Any) -> None:
+        if len(made) == 2:
+            raise RuntimeError("no licence left")
+        begin(self, **settings)
+        made.append(self)
+
+    monkeypatch.setattr(tiny_gym.Walk, "__init__", begin_two)
+    monkeypatch.setattr(tiny_gym.Walk, "close", lambda self: closed.append(self))
+    jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(UserError, match="no licence left"):
+        host_callback.raise_failure()
+    assert closed == made[::-1]
+
+
 def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """All others are closed, and the fault is what is raised."""
     close_all()  # those of other tests

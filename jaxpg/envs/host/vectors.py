@@ -9,7 +9,7 @@ reset. So there is no step without an action in it, and the last observation of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,7 +75,9 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     As Gymnasium's `SyncVectorEnv` without resets of its own, and without its copies and its `infos`, which took more
     time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
     """
-    envs = [make_sub_env() for _ in range(n)]
+    with ExitStack() as begun:  # where one cannot be made, those before it are closed
+        envs = [begun.enter_context(closing(make_sub_env())) for _ in range(n)]
+        ending = begun.pop_all()  # where one raises, the others are closed all the same
     step_one = [env.env.step for env in envs]  # not `env.step`, which looks at what each returns by itself
     shape = envs[0].observation_space.shape
     obs: list[Any] = [None] * n
@@ -121,12 +123,7 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     def rest(where: np.ndarray, rests: bool) -> None:
         resting[where] = rests
 
-    def close() -> None:
-        with ExitStack() as stack:  # where one raises, the others are closed all the same
-            for env in envs:
-                stack.callback(env.close)
-
-    return Vector(begin, step, rest, close)
+    return Vector(begin, step, rest, ending.close)
 
 
 def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
