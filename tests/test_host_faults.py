@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,24 @@ def test_environments_that_begin_in_a_training_end_with_it() -> None:
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
+def test_an_environment_that_nobody_has_is_forgotten() -> None:
+    """Unless the host has begun it and has not ended it: then it is kept, to be ended with the process."""
+    close_all()  # those of other tests
+    sources = [source_of(WALK)._replace(make=partial(source_of(WALK).make)) for _ in range(3)]
+    kept = [weakref.ref(source.make) for source in sources]
+    _, ended, begun = (host_env(source) for source in sources)
+    with close_what_begins():
+        ended.reset(jax.random.key(0))
+    begun.reset(jax.random.key(0))
+    del sources, ended, begun, _
+    jax.clear_caches()
+    gc.collect()
+    assert [make() is None for make in kept] == [True, True, False]
+    close_all()
+
+
 def test_where_one_cannot_be_made_those_before_it_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_all()  # those of other tests
     made, closed = [], []
     env, begin = envs.make(WALK), tiny_gym.Walk.__init__
 

@@ -33,14 +33,14 @@ LONGEST_HISTORY = 4000
 _LOST = (EOFError, ConnectionError, BrokenPipeError)
 
 
-_every_groups: list[_Groups] = []
-"""Of all environments of this process, for what has to end them all."""
+_open_groups: set[_Groups] = set()
+"""Of all environments of this process that the host has begun, for what has to end them all."""
 
 
 @atexit.register
 def close_all() -> None:
     """End all environments on the host, and their processes."""
-    for groups in _every_groups:
+    for groups in [*_open_groups]:
         groups.close()
 
 
@@ -50,11 +50,11 @@ def close_what_begins() -> Iterator[None]:
 
     A state that needs one of them later makes it again, as any that the host has lost.
     """
-    before = {number for groups in _every_groups for number in groups.groups}
+    before = {number for groups in [*_open_groups] for number in groups.groups}
     try:
         yield
     finally:
-        for groups in _every_groups:
+        for groups in [*_open_groups]:
             groups.close(keep=before)
 
 
@@ -82,7 +82,6 @@ def host_env(source: Source) -> Env:
     step changes nothing; its reward is 0 and `last` is true.
     """
     groups = _Groups(source)
-    _every_groups.append(groups)
     shape, dtype = source.action_space.shape, np.float32 if isinstance(source.action_space, Box) else np.int32
     length = source.time_limit if source.repeatable and source.time_limit <= LONGEST_HISTORY else 0
     place_like = jax.ShapeDtypeStruct((3,), jnp.int32)
@@ -324,6 +323,8 @@ class _Groups:
             except Exception as error:  # the reason for closing it is what the user has to hear of
                 message = f"The environment {self.source.name} raised {describe_failure(error)} as it was closed."
                 warnings.warn(message, stacklevel=2)
+        if not self.groups:
+            _open_groups.discard(self)
 
     def _whole(self, place: np.ndarray) -> _Group | None:
         """The group that a whole batch of states with these places, `[..., 3]`, is, or None."""
@@ -356,6 +357,7 @@ class _Groups:
                 return group
         number = next(self._numbers) % 2**31
         self.groups[number] = _Group(self.source, self.source.make(size, int(seed) % 2**31), number, size)
+        _open_groups.add(self)
         return self.groups[number]
 
 
