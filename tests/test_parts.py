@@ -82,6 +82,10 @@ def wide_network(*, width: int = 3) -> Any:
     return None
 
 
+def weighted_network(env: Env, *, weights=np.ones(3)) -> Any:  # noqa: B008
+    return networks.mlp(env)
+
+
 def untraceable(*, num_envs: int = 4) -> PolicyGradient:
     def surrogate(log_prob: Any, old: Any, psi: Any) -> Any:
         return log_prob if bool(psi.sum() > 0) else old
@@ -169,6 +173,7 @@ OWN = "test_parts:"
         (OWN + "untraceable", {}, "raised TracerBoolConversionError.*test_parts.py, line"),
         ("ppo", {"network.kind": OWN + "nothing"}, "The network test_parts:nothing cannot be imported"),
         ("ppo", {"network.kind": OWN + "wide_network"}, "must take env as its first argument"),
+        ("ppo", {"network.kind": OWN + "weighted_network"}, r"weights has the default array\(\[1.*no config can state"),
         ("ppo", {"network.kind": OWN + "wrong_network"}, r"must return a pair \(Policy, Critic\), not a Policy"),
         ("ppo", {"network.kind": OWN + "small", "network.widht": 4}, "Did you mean 'width'"),
         ("ppo", {"network": {"kind": OWN + "small", "width": 0.5}}, "width must be an integer"),

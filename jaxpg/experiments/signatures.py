@@ -23,6 +23,7 @@ from jaxpg.types import Array
 
 REQUIRED: Any = inspect.Parameter.empty
 """The default of a setting that has none."""
+_PLAIN = (bool, int, float, str, list, tuple, dict)
 
 
 class Option(NamedTuple):
@@ -153,11 +154,20 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _kind_of(parameter: inspect.Parameter) -> Any:
-    """The type of a setting: its annotation, or that of its default where a function of the user's has none."""
+    """The type of a setting: its annotation, or that of its default where a function of the user's has none.
+
+    Raises:
+        UserError: there is no annotation, and the default is nothing that a config can state.
+    """
     if parameter.annotation is not inspect.Parameter.empty:
         return _without_array(parameter.annotation)
-    if parameter.default in (None, REQUIRED):
+    if parameter.default is None or parameter.default is REQUIRED:
         return Any
+    if type(parameter.default) not in _PLAIN:
+        raise UserError(
+            f"The setting {parameter.name} has the default {excerpt(parameter.default)}, which no config can state: "
+            "write a number, a string, true or false, a list, a table or None there."
+        )
     return Sequence[int] if isinstance(parameter.default, list | tuple) else type(parameter.default)
 
 
