@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,25 @@ from jaxpg.errors import UserError
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a process that is killed leaves the old file or the new one.
 
-    A symbolic link is neither followed nor replaced: it was made by someone else.
+    What is no regular file is neither written to nor replaced, nor is a symbolic link: it was made by someone else.
 
     Raises:
         OSError: it could not be written. The error names the file, which the system's own does not if the disk is full.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a symbolic link, which is not written through", str(path))
+    _refuse_link(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # of a directory the system says so
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
+    encoded = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")  # which nobody else has
     try:
-        with open(temporary, "wb", opener=without_following) as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        with open(temporary, "xb") as file:
+            file.write(encoded)
         os.replace(temporary, path)
     except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def without_following(path: str, flags: int) -> int:

@@ -15,6 +15,7 @@ import pytest
 from toy_learner import run
 
 from jaxpg.errors import UserError
+from jaxpg.files import replace_file
 from jaxpg.training import checkpoint, lock, run_directory
 
 
@@ -131,6 +132,23 @@ def test_a_foreign_file_by_a_name_that_a_run_writes(tmp_path: Path, name: str, r
     assert (tmp_path / "theirs").read_text() == "mine"
 
 
+def test_only_the_file_itself_is_replaced(tmp_path: Path) -> None:
+    """Whatever else is in its folder, however long its name is, and whatever cannot be written into it."""
+    (tmp_path / "a.json.tmp").write_text("mine")
+    replace_file(tmp_path / "a.json", "{}")
+    replace_file(tmp_path / ("b" * 254), "{}")
+    with pytest.raises(UnicodeEncodeError):
+        replace_file(tmp_path / "a.json", "\ud800")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe is not a regular file"):
+        replace_file(tmp_path / "pipe", "{}")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "pipe").unlink()
+    assert contents(tmp_path) == {
+        str(tmp_path / name): text for name, text in (("a.json.tmp", b"mine"), ("a.json", b"{}"), ("b" * 254, b"{}"))
+    }
+
+
 def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
     """It is not written through, and stays where it is."""
     (tmp_path / "theirs").write_text("mine")
@@ -160,6 +178,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from jaxpg.errors import UserError
+from jaxpg.files import replace_file
 from jaxpg.training import checkpoint
 
 disk = Path(sys.argv[1])
