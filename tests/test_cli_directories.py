@@ -182,8 +182,8 @@ def test_a_comparison_says_before_and_after_what_differs(
 def test_metrics_that_are_gone_are_no_run_that_ended_early(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ended before its first chunk"):
         run_directory.load_metrics(tmp_path)
-    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "1" / "manifest.json").write_text("{}")
+    (tmp_path / "checkpoints" / "000000000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "000000000001" / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="the file is gone or empty"):
         run_directory.load_metrics(tmp_path)
 

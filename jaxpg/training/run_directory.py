@@ -227,7 +227,8 @@ def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 def has_checkpoint(run_dir: Path) -> bool:
     """Whether a run goes on from a checkpoint; what it began with is not read again then, and may be gone."""
-    return any(run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
+    manifests = run_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}")
+    return any(checkpoint.NAME.fullmatch(path.parent.name) for path in manifests)
 
 
 def has_begun(run_dir: Path) -> bool:

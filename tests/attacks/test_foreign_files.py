@@ -159,6 +159,14 @@ def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
     assert (tmp_path / lock.LOCK).is_symlink()
 
 
+def test_a_checkpoint_by_another_name_is_none(tmp_path: Path, half: Path) -> None:
+    """Someone keeps a copy of one where a run will be."""
+    (saved,) = (half / "checkpoints").iterdir()
+    shutil.copytree(saved, tmp_path / "checkpoints" / "keep")
+    assert not run_directory.has_checkpoint(tmp_path)
+    assert run_directory.has_checkpoint(half)
+
+
 def test_strangers_in_the_folders_of_a_run_are_left_alone(tmp_path: Path) -> None:
     """A folder of others from the start, which no run writes to, and .DS_Store in every folder of a run."""
     (tmp_path / "notes").write_text("mine")
