@@ -45,7 +45,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold(directory: Path) -> Iterator[None]:
-    resolved = directory.resolve()
+    resolved = Path(os.path.realpath(directory))  # `resolve` raises no OSError for a link to itself
     if resolved in _held.directories:
         yield
         return

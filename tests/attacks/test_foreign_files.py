@@ -159,6 +159,12 @@ def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
     assert (tmp_path / lock.LOCK).is_symlink()
 
 
+def test_a_directory_that_is_a_link_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("run")
+    with pytest.raises(UserError, match="run is a link to nothing"), lock.locked(tmp_path / "run"):
+        pass
+
+
 def test_a_checkpoint_by_another_name_is_none(tmp_path: Path, half: Path) -> None:
     """Someone keeps a copy of one where a run will be."""
     (saved,) = (half / "checkpoints").iterdir()
