@@ -66,7 +66,10 @@ def explain_os_error(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if in_the_way := [x for x in (run_dir, *run_dir.parents) if os.path.lexists(x) and not x.is_dir()]:
+        folders = [run_dir, *run_dir.parents]
+        if isinstance(error, FileExistsError) and error.filename:  # a folder was to be made there
+            folders.insert(0, Path(error.filename))
+        if in_the_way := [x for x in folders if os.path.lexists(x) and not x.is_dir()]:
             what = "not a directory" if in_the_way[0].exists() else "a link to nothing"
             raise UserError(
                 f"The directory {run_dir} cannot be written to: {in_the_way[0]} is {what}. Remove it, or choose "

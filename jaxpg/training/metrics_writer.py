@@ -79,12 +79,13 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, *, keep: int, steps: int) -> None:
         self._run_dir, self._path = run_dir, run_dir / METRICS
-        with explain_os_error(run_dir):
-            self._file = open(self._path, "a+b", opener=without_following)  # noqa: SIM115
+        with explain_os_error(run_dir), contextlib.ExitStack() as opened:
+            self._file = opened.enter_context(open(self._path, "a+b", opener=without_following))
             self._file.seek(0)
             self._checksum = zlib.crc32(self._file.read(keep))
             self._file.truncate(keep)
             self._events = open_events(run_dir / TENSORBOARD, steps)
+            opened.pop_all()
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -165,6 +165,17 @@ def test_a_directory_that_is_a_link_to_itself(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_where_the_events_go(begun: Path) -> None:
+    """It is named, and the metrics are not left open."""
+    shutil.rmtree(begun / "tensorboard")
+    (begun / "tensorboard").write_text("mine")
+    with pytest.raises(UserError, match=r"tensorboard is not a directory\. Remove it"):
+        run(begun, resume=True)
+    opened = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    assert str((begun / "metrics.jsonl").resolve()) not in opened
+    assert (begun / "tensorboard").read_text() == "mine"
+
+
 def test_a_checkpoint_by_another_name_is_none(tmp_path: Path, half: Path) -> None:
     """Someone keeps a copy of one where a run will be."""
     (saved,) = (half / "checkpoints").iterdir()
