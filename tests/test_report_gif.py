@@ -174,6 +174,15 @@ def test_the_map_of_a_grid_with_a_wall_is_found_out():
     assert gain == {(0, 3): 1.0, (1, 3): -1.0}
 
 
+@pytest.mark.parametrize(("walled", "floor"), [([(0, c) for c in range(6)], range(6, 11)), ([(0, 0), (1, 1)], [6])])
+def test_a_map_without_vertical_moves_is_one_row(walled, floor):
+    """A corridor, and a start between walls."""
+    world = envs.grid_world(2, 6, goal=(1, 5), trap=(1, 4), walls=walled)
+    env = envs.as_env(world, 50, "grid_world")
+    walls, _ = _explore(env, env.reset(jax.random.key(0))[0])
+    assert np.argwhere(~walls).tolist() == [[0, column] for column in floor]
+
+
 def test_boards_show_what_the_agent_sees():
     """Breakout's three rows of bricks, also behind wrappers that change the observations."""
     env = envs.flatten(envs.frame_stack(envs.make("Breakout-MinAtar"), num=2))

@@ -153,7 +153,8 @@ def _world(
 def _explore(env: Env, state: Tree) -> tuple[np.ndarray, dict[tuple[int, int], float]]:
     """The floor plan of a grid world: walls `[rows, columns]`, and the rewards of its terminal cells.
 
-    Vertical neighbours are `columns` apart in the numbering of the cells; unreachable cells are walls.
+    Vertical neighbours are `columns` apart in the numbering of the cells; unreachable cells are walls. Where no move is
+    vertical, all cells up to the last one that can be reached are one row.
     """
 
     def attempt(cell: Array, action: Array, key: Array) -> tuple[Array, Array, Array]:
@@ -170,7 +171,8 @@ def _explore(env: Env, state: Tree) -> tuple[np.ndarray, dict[tuple[int, int], f
     reachable = {int(unwrap(state).position)}
     while new := {after for before, after in paths if before in reachable} - reachable:
         reachable |= new
-    columns = max(abs(after - before) for before, after in paths if before in reachable)
+    lengths = {abs(after - before) for before, after in paths if before in reachable}
+    columns = max(lengths - {1}, default=max(reachable) + 1)
     walls = ~np.isin(np.arange((max(reachable) // columns + 1) * columns), list(reachable)).reshape(-1, columns)
     rewards = {divmod(cell, columns): float(reward[moved & (reached == cell)].max()) for cell in terminal & reachable}
     return walls, rewards
