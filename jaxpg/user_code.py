@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
 import re
 import sysconfig
 import traceback
@@ -31,7 +32,8 @@ _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted",
 """Which names may be imported; None in a Python program that has not entered `trust`."""
 _given: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default=MappingProxyType({}))
 """What a Python program has handed over under a name, see `give`."""
-_NOT_THE_USERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
+_FOLDERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<")
 """How the names of source files begin that are jaxpg's own, or of Python and installed packages."""
 
 

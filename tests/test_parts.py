@@ -13,7 +13,7 @@ import pytest
 from refusals import refused
 
 import jaxpg
-from jaxpg import files, ladder, networks
+from jaxpg import files, ladder, networks, user_code
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
@@ -260,3 +260,11 @@ def test_the_commands_train_with_parts_by_name(tmp_path: Path, capsys: pytest.Ca
     np.testing.assert_allclose(metrics["learning_rate"][1], 1e-2, rtol=0.05)
     assert "--trust-code" in refused(capsys, "eval", str(run))
     assert jaxpg.load(run, trust_code=True).policy.act(np.zeros((10, 5))).shape == ()
+
+
+def test_a_file_beside_the_package_is_named_where_it_fails() -> None:
+    """Its name may begin as the folder of the package does."""
+    neighbour = f"{Path(user_code.__file__).parent}_mine.py"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("\n1 / 0", neighbour, "exec"))
+    assert user_code.describe_failure(raised.value).endswith("(jaxpg_mine.py, line 2)")
