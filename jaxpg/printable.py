@@ -3,7 +3,7 @@
 Prompts, completions, names, paths and settings may hold anything. A terminal obeys escape codes in them: they move the
 cursor, rewrite earlier lines or change the title of the window. Everything that jaxpg prints or draws and that it did
 not write itself passes through `printable` first. A table, a title or a line of the terminal gets the result as text
-without markup (`jaxpg.cli.terminal`), a figure without formulas (`report.drawing.literal`), a page with HTML's own
+without markup (`jaxpg.runs.terminal`), a figure without formulas (`report.drawing.literal`), a page with HTML's own
 escapes.
 """
 

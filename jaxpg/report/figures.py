@@ -89,6 +89,7 @@ def learning_curve(
 
     Raises:
         UserError: there is no curve, shapes do not match, or the suffix is none of FORMATS.
+        OSError: the file cannot be written, as in a folder that is not there.
     """
     save(curves_figure(curves, title=title, threshold=threshold, units=units), path)
 

@@ -36,7 +36,8 @@ class Checkpoint(NamedTuple):
     """A complete checkpoint on disk.
 
     path: its folder.
-    steps: environment steps per seed that its state has consumed.
+    steps: environment steps that each seed of its state has consumed; no more than `total_steps`, beyond which the last
+        iteration may have gone.
     score: evaluation return of its state, minus infinity if it was not evaluated or the return was not finite.
     about: JSON that was stored beside the arrays.
     """

@@ -7,8 +7,9 @@
     tensorboard/    the means over seeds, as events
     checkpoints/    see checkpoint.py
 
-and, for a text task, vocabulary.json (what its tokens stand for), data.json (checksums of its data files), samples/
-(completions) and report.html.
+`jaxpg train` adds plan.json (what it was asked for), report.html and learning_curve.png. For a text task there are
+vocabulary.json (what its tokens stand for), data.json (checksums of its data files), samples/ (completions),
+report.html from its first evaluation on, and demonstrations.jsonl or pairs.npz, where its data were sampled.
 
 Every figure and comparison is made from metrics.jsonl.
 """

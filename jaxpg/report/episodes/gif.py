@@ -53,6 +53,7 @@ def render_gif(env: Env, episode: RecordedEpisode, path: str | Path, *, fps: flo
     Raises:
         UserError: `render` fails, or returns something else than a picture. Where an environment on the host does, a
             warning is logged, and its observations are drawn.
+        OSError: the file cannot be written, as in a folder that is not there.
 
     Args:
         env: the environment of the episode; its name selects the scene, if its states are what that draws.
