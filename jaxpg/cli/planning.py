@@ -46,7 +46,7 @@ def plan_command(options: RunOptions, out: Path) -> CommandRecord:
     return _record(options, runs, out)
 
 
-def has_begun(record: CommandRecord, out: Path) -> bool:
+def any_has_begun(record: CommandRecord, out: Path) -> bool:
     """Whether one of the runs of a command has trained anything."""
     directories = [run["directory"] for run in record.runs] + ([FIRST_WAVE] if record.sweep else [])
     return any(run_directory.has_begun(out / directory) for directory in directories)
@@ -282,7 +282,7 @@ def _refuse_begun(out: Path, options: RunOptions) -> None:
                 f"The run would write its settings over its task, {options.task}. Choose another directory with --out."
             )
         run_directory.refuse_files(out, RESULTS[options.command], options.command)
-    elif has_begun(record, out):
+    elif any_has_begun(record, out):
         what = {"train": "run", "compare": "comparison", "sweep": "sweep"}[record.command]
         raise UserError(f"{out} holds a {what} already. Add --resume to continue it, or choose another --out.")
 

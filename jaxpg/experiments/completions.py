@@ -69,10 +69,10 @@ def sample_completion(
     state, _ = env.reset(reset_key)
     prompt = env.context(state)
     tokens = generate(policy, params, prompt, write_key, end=end, max_tokens=env.time_limit, **settings)
-    return prompt, *grade(env, state, tokens, end)
+    return prompt, *completion_outcome(env, state, tokens, end)
 
 
-def grade(env: Env, state: TextState, tokens: Array, end: int) -> tuple[Array, Outcome]:
+def completion_outcome(env: Env, state: TextState, tokens: Array, end: int) -> tuple[Array, Outcome]:
     """Generated tokens `[T]` with padding after their end, and the outcome of this completion."""
     assert env.outcome
     length = completion_length(tokens, end)

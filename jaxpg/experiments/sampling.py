@@ -19,7 +19,7 @@ from jaxpg import files, preferences
 from jaxpg.envs.text import completion_text
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import Experiment, kind_of, networks, text_task
-from jaxpg.experiments.completions import grade
+from jaxpg.experiments.completions import completion_outcome
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.pair_sampling import SIDE_BY_SIDE, sample_pairs
 from jaxpg.experiments.signatures import options
@@ -176,7 +176,7 @@ def _draw(
             return generate(policy, params, prompt, key, end=end, max_tokens=env.time_limit, **settings)
 
         tokens = jax.vmap(write)(jax.random.split(write_key, number))
-        return (state.problem, prompt), *jax.vmap(partial(grade, env, state, end=end))(tokens)
+        return (state.problem, prompt), *jax.vmap(partial(completion_outcome, env, state, end=end))(tokens)
 
     at_once = max(1, min(prompts, SIDE_BY_SIDE // number))
     program = Program(lambda params, keys: jax.vmap(partial(complete, params))(keys))

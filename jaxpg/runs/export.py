@@ -21,7 +21,7 @@ from jaxpg.runs.policy import act_all
 from jaxpg.runs.trained import Run
 from jaxpg.types import Array, Env, Learner, Tree, space_struct
 
-METRICS, POLICY, LOADER = "metrics.csv", "policy.jax", "load_policy.py"
+TABLE, POLICY, LOADER = "metrics.csv", "policy.jax", "load_policy.py"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -33,8 +33,8 @@ def export_metrics(run: Run, out: Path) -> Path:
     """
     with explain_os_error(out):
         out.mkdir(parents=True, exist_ok=True)
-        run.metrics.to_csv(out / METRICS)
-    return out / METRICS
+        run.metrics.to_csv(out / TABLE)
+    return out / TABLE
 
 
 def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:

@@ -52,7 +52,7 @@ def json_lines(
     prompt_field: str = "prompt",
     answer_field: str = "answer",
     completion_field: str = "completion",
-    match: str | matching.RewardFunction = "exact",
+    match: str | matching.MatchFunction = "exact",
     step_separator: str | None = None,
     prompt_length: int | None = None,
     skip_long_prompts: bool = False,

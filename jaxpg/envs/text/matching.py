@@ -42,8 +42,8 @@ from jaxpg.parallel import host_callback
 from jaxpg.types import Array
 from jaxpg.user_code import describe_failure, import_user_code
 
-RewardFunction = Callable[[str, str, str], float]
-"""A user's function: prompt, completion, answer -> accuracy."""
+MatchFunction = Callable[[str, str, str], float]
+"""A function of the user: prompt, completion, answer -> accuracy, for `match`."""
 Verify = Callable[[Array, Array, Array], Verdict]
 HostGrader = Callable[[int, str, bool], tuple[float, int]]
 """Index of a record, completion, whether it ended -> accuracy, and fingerprint of its answer, -1 for none."""
@@ -52,7 +52,7 @@ Expected = Array | tuple[Fraction, ...] | tuple[str, ...] | None
 
 
 def expected_answers(
-    match: str | RewardFunction, records: Sequence[Record], field: str, tokenizer: Tokenizer, max_tokens: int
+    match: str | MatchFunction, records: Sequence[Record], field: str, tokenizer: Tokenizer, max_tokens: int
 ) -> Expected:
     """What `verifier` compares completions with, from the field of the answer.
 
@@ -98,7 +98,7 @@ def _number_of(record: Record, field: str) -> Fraction:
 
 
 def verifier(
-    match: str | RewardFunction,
+    match: str | MatchFunction,
     expected: Expected,
     records: Sequence[Record],
     tokenizer: Tokenizer,
@@ -219,7 +219,7 @@ def _equality_grader(answers: Sequence[Fraction | str], read: Callable[[str], Fr
 
 
 def _user_grader(
-    function: RewardFunction, name: str, records: Sequence[Record], prompt_field: str, answer_field: str
+    function: MatchFunction, name: str, records: Sequence[Record], prompt_field: str, answer_field: str
 ) -> HostGrader:
     def failure(reason: str, record: Record, completion: str) -> UserError:
         return UserError(
@@ -240,7 +240,7 @@ def _user_grader(
     return grade
 
 
-def _check_arguments(function: RewardFunction, name: str) -> None:
+def _check_arguments(function: MatchFunction, name: str) -> None:
     """Raise a UserError if a reward function cannot be called with a prompt, a completion and an answer."""
     try:
         signature = inspect.signature(function)
@@ -260,7 +260,7 @@ def _text_fingerprint(text: str) -> int:
     return zlib.crc32(text.encode()) >> 1
 
 
-def _import_reward(name: str) -> RewardFunction:
+def _import_reward(name: str) -> MatchFunction:
     """The function "package.module:function"."""
     if ":" not in name:
         refuse_unknown("way to match", name, ["exact", "numeric", "package.module:function"])
