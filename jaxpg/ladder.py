@@ -260,7 +260,7 @@ def ppo(
         rho_t = pi(a_t | s_t) / pi_old(a_t | s_t)
 
     over several epochs of minibatches of the same batch. `max_grad_norm` is 2, where CleanRL and Stable-Baselines3 have
-    0.5: there it limits each gradient step, here only the outliers (benchmarks/LOG.md, "the joint norm").
+    0.5, by which 64 seeds of CartPole learn later (benchmarks/LOG.md, "PPO with a norm of 2").
 
     Args:
         clip: the ratio is clipped to [1 - clip, 1 + clip].
