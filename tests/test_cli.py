@@ -482,7 +482,7 @@ def test_interrupt_once_saves_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    presser = threading.Thread(target=press)
+    presser = threading.Thread(target=press, daemon=True)  # it waits for ever where nothing is trained
     presser.start()
     steps = ["--steps", "200000", *SHORT[2:]]
     assert main(["train", "catch", "a2c", "--seeds", "2", "--out", str(out), *steps]) == 130
@@ -511,7 +511,7 @@ def test_interrupt_twice_stops_at_once(trained: Path, tmp_path: Path) -> None:
     next(line for line in process.stderr if "finishing this chunk" in line)
     process.send_signal(signal.SIGINT)
     try:
-        message = process.communicate(timeout=10)[1]
+        message = process.communicate(timeout=60)[1]
     finally:
         process.kill()
     assert process.returncode == 130
@@ -536,7 +536,7 @@ def test_an_interrupt_ends_an_endless_program_that_has_nothing_to_save() -> None
             assert process.stdout.readline() == "begins\n"
             time.sleep(0.2)
             process.send_signal(signal.SIGINT)
-            message = process.communicate(timeout=10)[1]
+            message = process.communicate(timeout=60)[1]
         finally:
             process.kill()
     assert (process.returncode, message) == (130, "\njaxpg: interrupted\n")

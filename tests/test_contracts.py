@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +89,32 @@ def test_no_random_number_is_drawn_twice(case):
     with jax.debug_key_reuse(True):
         state = jax.eval_shape(jax.jit(case.learner.init), key)
         jax.eval_shape(jax.jit(case.learner.step), state, key)
+
+
+@pytest.mark.parametrize("name", names(lambda case: case.seeds))
+def test_a_learner_reads_every_field_of_its_algorithm(name, monkeypatch):
+    fields, read = set(), set()
+
+    def spied(make):
+        def with_spy(*arguments, **options):
+            *others, algorithm = arguments
+            fields.update(algorithm._fields)
+
+            class Spy(type(algorithm)):
+                def __getattribute__(self, field):
+                    read.add(field)
+                    return super().__getattribute__(field)
+
+            return make(*others, Spy(*algorithm), **options)
+
+        return with_spy
+
+    for module, maker in ((cases, "policy_gradient"), (values, "deep_q"), (values, "tabular_control")):
+        monkeypatch.setattr(module, maker, spied(getattr(module, maker)))
+    learner = cases.make(name)
+    jax.eval_shape(learner.step, jax.eval_shape(learner.init, KEYS[0]), KEYS[0])
+    assert fields
+    assert fields - read == ({"n_steps", "sampling"} if name == "pqn" else set())  # PQN has no replay buffer
 
 
 def test_a_second_step_is_not_traced_again(case):

@@ -19,7 +19,7 @@ from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import advantages
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Params, Rollout, Transition
-from jaxpg.update import padding
+from jaxpg.update import minibatches, padding
 
 LONG_COUNTER = tiny.counter(shortest=1, longest=9, time_limit=12)
 T, B = 10, 6
@@ -176,7 +176,16 @@ def test_a_penalty_is_finite_where_the_action_of_padding_is_impossible(settings)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
-def test_four_devices_that_skip_padding_are_one_that_does_not(machine_with, name):
-    run = cases.run(name)
+def test_four_devices_that_skip_padding_are_one_that_does_not(machine_with, monkeypatch, name):
+    run, skipped = cases.run(name), list[bool]()
+
+    def spy(*arguments: Any) -> bool:
+        skipped.append(padding.skips_padding(*arguments))
+        return skipped[-1]
+
     machine_with(chunk_padded=4)
-    cases.assert_same(run, *cases.by_vmap(run.learner, run.states[0]))
+    monkeypatch.setattr(minibatches, "skips_padding", spy)
+    learner = cases.make(name)  # a new one: jax keeps what it has traced of the other
+    cases.assert_same(run, *cases.by_vmap(learner, run.states[0]))
+    assert skipped
+    assert all(skipped)

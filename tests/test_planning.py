@@ -260,16 +260,16 @@ def test_what_has_values_is_not_refused():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "sentence"),
     [
-        lambda: envs.grid_world(4, 4, goal=(4, 0)),
-        lambda: envs.grid_world(4, 4, walls=[(0, 3)]),
-        lambda: envs.grid_world(4, 4, trap=(0, 3)),
-        lambda: envs.random_walk(4),
+        (lambda: envs.grid_world(4, 4, goal=(4, 0)), "outside of the 4 x 4 grid"),
+        (lambda: envs.grid_world(4, 4, walls=[(0, 3)]), "walls and goal are both in the cell"),
+        (lambda: envs.grid_world(4, 4, trap=(0, 3)), "trap and goal are both in the cell"),
+        (lambda: envs.random_walk(4), "length must be odd and positive"),
     ],
 )
-def test_worlds_that_make_no_sense_are_refused(make):
-    with pytest.raises(UserError):
+def test_worlds_that_make_no_sense_are_refused(make, sentence):
+    with pytest.raises(UserError, match=sentence):
         make()
 
 
@@ -289,5 +289,5 @@ def test_sweeps_end_where_only_rounding_is_left(gamma: float) -> None:
 
     On a grid of a million cells changes stay at 5 eps for ever.
     """
-    worth = jnp.full(4, -4.0)
+    worth = jnp.full(4, -4.0, jnp.float32)
     assert smallest_change(worth, gamma, 1e-9) > 6 * jnp.finfo(worth.dtype).eps * 4

@@ -47,6 +47,7 @@ def one_update(algorithm, env=ENV, iterations=1):
 
 def same(one, other):
     scale = np.abs(other).max()
+    assert np.isfinite(one).all()  # else they differ, whatever was changed
     assert scale > 1e-6  # nothing is proved by two steps of no length
     return np.abs(one - other).max() < 2e-5 * scale
 

@@ -153,11 +153,12 @@ def test_what_is_paid_is_what_the_reward_model_says(summary, paid, right):
 def test_an_algorithm_of_the_ladder_learns_from_a_reward_model():
     """One iteration: what it logs as the return is the score, and the true reward stands beside it."""
     task = summarise_toy(length=4, max_tokens=6)
-    env = rlhf_env(task, loves("b"), jnp.float32(0.0))
+    env = rlhf_env(task, loves("b"), jnp.float32(2.0))
     policy, critic = transformer(env, width=8, layers=1, heads=2)
     learner = policy_gradient(env, policy, critic, ladder.grpo(num_envs=8, group_size=4, kl="reward_k1"))
     state = tiny.jit(learner.init)(jax.random.key(0))
     _, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
-    assert metrics["return"] == 0
+    assert metrics["return"] != 0
+    np.testing.assert_allclose(metrics["return"], metrics["reward_score"], rtol=1e-5)
     assert -1 <= metrics["true_reward"] < 0.5
     assert np.isfinite(metrics["true_reward"])

@@ -262,17 +262,17 @@ def test_impossible_outcomes_are_never_drawn(dtype):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "sentence"),
     [
-        lambda: envs.grid_world(1, 5),
-        lambda: envs.grid_world(slip=-0.1),
-        lambda: envs.frozen_lake(6),
-        lambda: envs.random_mdp(jax.random.key(0), states=1),
-        lambda: envs.as_env(envs.frozen_lake(), 0, "lake"),
+        (lambda: envs.grid_world(1, 5), "rows, columns >= 2"),
+        (lambda: envs.grid_world(slip=-0.1), "slip in"),
+        (lambda: envs.frozen_lake(6), "size must be 4 or 8, not 6"),
+        (lambda: envs.random_mdp(jax.random.key(0), states=1), "at least 2 states"),
+        (lambda: envs.as_env(envs.frozen_lake(), 0, "lake"), "time_limit must be at least 1, not 0"),
     ],
 )
-def test_senseless_settings_are_refused(make):
-    with pytest.raises(UserError):
+def test_senseless_settings_are_refused(make, sentence):
+    with pytest.raises(UserError, match=sentence):
         make()
 
 

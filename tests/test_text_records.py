@@ -27,11 +27,7 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in
 SPOKEN = {"prompt": "3*5=", "answer": "15", "completion": "<think>5+5+5</think><answer>15</answer>"}
 
 
-@pytest.fixture(autouse=True)
-def no_failures():
-    host_callback.clear_failures()
-    yield
-    host_callback.clear_failures()
+pytestmark = pytest.mark.usefixtures("no_failures")
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class DeepQ(NamedTuple):
     as often as `learn` says, on steps of a replay buffer or on those of the rollout itself.
 
     gamma: discount.
-    n_steps: rewards in a target before it bootstraps (static).
+    n_steps: rewards in a target before it bootstraps (static), for steps of a replay buffer.
     epsilon: environment steps so far -> share of random actions.
     collector: how experience is gathered, a continuing rollout.
     head: number of actions -> the last layers of the network (q_networks.py).
