@@ -70,7 +70,7 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss of episodes on segments": (lambda: fit("cartpole", f"{HERE}:whole"), "whole episodes"),
     "an algorithm class": (lambda: fit("cartpole", dict), "algorithm"),
     "a text algorithm on control": (lambda: fit("cartpole", "sft"), "text task"),
-    "a table without a grid": (lambda: fit("cartpole", "sarsa"), "."),
+    "a table without a grid": (lambda: fit("cartpole", "sarsa"), "one-hot vectors"),
     "no such network": (lambda: cartpole(network="mpl"), "Did you mean 'mlp'"),
     "a network that is a number": (lambda: cartpole(network=3), "network"),
     "a network table without a kind that fits": (lambda: cartpole(network={"kind": "cnn"}), "cnn|images|observations"),
@@ -132,7 +132,7 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     "rewards in control": (lambda: cartpole(rewards={"accuracy": 1.0}), "reward"),
     "an out that is a number": (lambda: cartpole(out=3), "out"),
     "a record with out": (lambda: fit(tiny.counter(), "ppo", out="x"), "With out"),
-    "a lambda with out": (lambda: fit(lambda: tiny.counter(), "ppo", out="x"), "."),
+    "a lambda with out": (lambda: fit(lambda: tiny.counter(), "ppo", out="x"), "cannot be imported"),
 }
 
 
