@@ -337,7 +337,8 @@ class Policy(NamedTuple):
     start(params, initial_input) -> memory: the memory at the start of an episode, `()` for policies without one; see
         `Env.initial_input`.
     act(params, memory, obs) -> distribution, memory; `models.distributions` has the methods of a distribution.
-    evaluate(params, rollout) -> distribution over `[T, B]`, equal to that of `act` at every step.
+    evaluate(params, rollout) -> distribution over `[T, B]`, equal to that of `act` at every step; a language model's
+        has log-probabilities, entropy and KL alone, and neither samples nor logits.
     needs_trajectories: `evaluate` needs whole columns in order of time, so a minibatch is a set of columns, not of
         steps.
     evaluates_from_context: `evaluate` computes the memory from the rollout's context, so `Episodes.memory` is not
@@ -348,7 +349,8 @@ class Policy(NamedTuple):
     acting_params(params) -> what `start` and `act` are given instead, for as long as the parameters stay the same: a
         copy in the arithmetic of acting, with which they give the same distributions. None: the parameters themselves.
     acts_rounded: `act` computes in half precision, in another order than `evaluate`, so that the log-probabilities of
-        both differ by up to some hundredths; what needs them closer reads those of `evaluate`.
+        both differ, by some hundredths, and by tenths where logits are in the tens; what needs them closer reads those
+        of `evaluate`.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
         loss is random, as in RPO or with dropout. They are drawn anew for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.

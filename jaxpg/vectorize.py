@@ -221,7 +221,10 @@ def sums(terms: dict[str, Array]) -> dict[str, Array]:
 
 
 def count_chunks(num_rows: int, chunk_rows: int | None) -> int:
-    """The smallest number of equal chunks of at most `chunk_rows` rows; 1 without a limit."""
+    """The smallest number of equal chunks of at most `chunk_rows` rows; 1 without a limit.
+
+    Of a number of rows with few divisors the chunks are small, and slow: 521 rows in chunks of 512 at most are 521.
+    """
     if chunk_rows is None or num_rows <= chunk_rows:
         return 1
     return next(n for n in range(-(-num_rows // chunk_rows), num_rows + 1) if num_rows % n == 0)

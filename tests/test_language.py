@@ -397,6 +397,7 @@ def test_a_first_step_of_gspo_is_inside_of_its_clip_range(dtype, by_evaluate):
         ({"temperature": 0.0}, "temperature must be at least"),
         ({"temperature": float("nan")}, "temperature must be finite"),
         ({"top_k": -3}, "top_k must be at least 0"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
         ({"top_p": 2.0}, "top_p must be at most 1"),
         ({"greedy": True, "top_k": 2}, "greedy always takes the most likely token"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
@@ -408,6 +409,28 @@ def test_nothing_is_generated_with_impossible_settings(model, settings, sentence
     settings = {"end": END, "max_tokens": T} | settings
     with pytest.raises(UserError, match=sentence):
         generation.generate(model.policy, model.params, prompt, jax.random.key(0), **settings)
+
+
+def test_completions_are_written_with_the_parameters_of_acting(model):
+    """And the memory of `evaluate_completions` begins with them, where a policy has one."""
+    given = []
+
+    def start(params, prompt):
+        given.append(params)
+        return model.policy.start(params["copy"], prompt)
+
+    policy = model.policy._replace(
+        start=start,
+        act=lambda params, cache, token: model.policy.act(params["copy"], cache, token),
+        acting_params=lambda params: {"copy": params},
+        evaluates_from_context=False,
+    )
+    prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
+    key, settings = jax.random.key(0), {"end": END, "max_tokens": T}
+    written = generation.generate(policy, model.params, prompt, key, **settings)
+    np.testing.assert_array_equal(written, generation.generate(model.policy, model.params, prompt, key, **settings))
+    generation.evaluate_completions(policy, model.params, model.part)
+    assert len(given) == 2
 
 
 def test_settings_of_sampling_may_be_traced(model):
@@ -515,6 +538,12 @@ def test_a_trust_region_holds_for_a_transformer():
         ({"width": 18}, "heads must divide the width"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads must divide heads"),
         ({"dtype": "float16"}, "no dtype 'float16'. Did you mean 'bfloat16'"),
+        ({"layers": 0}, "layers must be at least 1, not 0"),
+        ({"heads": 0}, "heads must be at least 1, not 0"),
+        ({"expansion": -1.0}, "expansion must be"),
+        ({"logit_chunks": 0}, "logit_chunks must be at least 1, not 0"),
+        ({"temperature": 0.0}, "temperature must be"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings, sentence):

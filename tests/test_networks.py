@@ -364,6 +364,10 @@ def test_activations_differ(activation):
         (lambda: networks.mlp(COUNTER, activation=None), "no activation None. There are: gelu, relu, silu, tanh"),
         (lambda: networks.recurrent(COUNTER, cell="lstm"), "no recurrent cell 'lstm'. There are: gru, min_gru"),
         (lambda: networks.cnn(COUNTER), r"counter have shape \(2,\)\. Use an mlp"),
+        (lambda: networks.cnn(IMAGES, kernels=(9,)), "6 x 5 are left for the kernel of 9 of convolution 1"),
+        (lambda: networks.cnn(IMAGES, channels=[8] * 3), "2 x 1 are left for the kernel of 3 of convolution 3"),
+        (lambda: values.cnn(IMAGES, channels=[8] * 3), "2 x 1 are left for the kernel of 3 of convolution 3"),
+        (lambda: networks.recurrent(COUNTER, width=0), "width must be at least 1, not 0"),
     ],
 )
 def test_invalid_settings_are_refused(build, message):

@@ -167,7 +167,7 @@ def test_a_wave_that_goes_on_does_not_read_what_it_began_with(tmp_path: Path, mo
 
     train_wave()
     assert read == ["gone"]
-    checkpoint = tmp_path / run_directory.CHECKPOINTS / "1" / run_directory.MANIFEST
+    checkpoint = tmp_path / run_directory.CHECKPOINTS / f"{1:012d}" / run_directory.MANIFEST
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_text("{}")
     train_wave()

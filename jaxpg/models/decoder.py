@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.domains import check_number, check_whole, domain_of
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import RMSNorm, apply, dot_rows
 from jaxpg.parallel import collectives
@@ -32,7 +33,7 @@ class DecoderConfig(NamedTuple):
     width: of the features between layers.
     layers: blocks of attention and SwiGLU.
     heads, kv_heads: queries, and keys and values, per token and layer.
-    expansion: width of the SwiGLU layer, as a multiple of `width`.
+    expansion: width of the SwiGLU layer, as a multiple of `width`; it is rounded up to a multiple of 8.
     dtype: of the arithmetic, a name in DTYPES.
     remat: store only the inputs of the blocks for the gradient, and recompute the rest.
     """
@@ -46,7 +47,10 @@ class DecoderConfig(NamedTuple):
     remat: bool
 
     def check(self) -> None:
-        """Raise a UserError if the sizes do not divide or the dtype is unknown."""
+        """Raise a UserError if the sizes are none or do not divide, or the dtype is unknown."""
+        for name in ("width", "layers", "heads", "kv_heads"):
+            check_whole(name, getattr(self, name))
+        check_number("expansion", self.expansion, domain_of("expansion"))
         if self.width % self.heads or self.heads % self.kv_heads or (self.width // self.heads) % 2:
             raise UserError(
                 "heads must divide the width into even parts and kv_heads must divide heads; "
@@ -287,7 +291,7 @@ class Decoder(nn.Module):
         return self.norm(x)[0], KVCache(tuple(keys), tuple(values), real, cache.slot + 1)
 
     def read_out(self, features: Array) -> Array:
-        """`[..., width] -> [..., outputs]` in float32: logits, or a value."""
+        """`[..., width] -> [..., outputs]`, logits or a value, as float32; the product is in the config's dtype."""
         head = self.embedding.attend if self.tied else self.head
         return head(features).astype(jnp.float32)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.domains import check_number, check_whole, domain_of
 from jaxpg.errors import UserError, check_record
 from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KeysValues, KVCache
 from jaxpg.models.distributions import Categorical
@@ -128,18 +129,22 @@ def transformer(
         layers: blocks of attention and SwiGLU.
         heads: queries per token and layer; must divide the width.
         kv_heads: keys and values per token and layer, each shared by heads / kv_heads queries.
-        expansion: width of the SwiGLU layer, as a multiple of the width.
+        expansion: width of the SwiGLU layer, as a multiple of the width; it is rounded up to a multiple of 8.
         tied: the embedding is also the output layer.
-        dtype: of the arithmetic, float32 or bfloat16; parameters, softmax and log-probabilities stay float32.
+        dtype: of the arithmetic, float32 or bfloat16; parameters, softmax and log-probabilities stay float32. Logits,
+            and the values of a critic of its own, are products in this arithmetic: in bfloat16 they have 8 bits.
         remat: store only the inputs of the blocks for the gradient, and recompute the rest.
         logit_chunks: compute the logits of a batch in at most this many chunks, one at a time.
         temperature: of the policy, in acting and in learning alike.
         shared: the critic uses the policy's features and adds only a head.
 
     Raises:
-        UserError: sizes do not divide, the dtype is unknown, or the environment has no prompts or its actions are not
-            tokens.
+        UserError: numbers outside of their domains, sizes that do not divide, an unknown dtype, or an environment that
+            has no prompts or whose actions are not tokens.
     """
+    check_whole("logit_chunks", logit_chunks)
+    if not isinstance(temperature, jax.core.Tracer):
+        check_number("temperature", temperature, domain_of("temperature"))
     config = DecoderConfig(width, layers, heads, kv_heads, expansion, dtype, remat)
     model = _decoder(env, config, tied=tied)
 

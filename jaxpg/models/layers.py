@@ -206,13 +206,18 @@ class CNNTorso(nn.Module):
     def __call__(self, obs: Tree) -> Array:
         arrays = jax.tree.leaves(obs)
         image = self.arrays.index(IMAGE)
-        x, layers = arrays[image], len(self.channels)
-        sizes = (each * layers if len(each) == 1 else each for each in map(tuple, (self.kernels, self.strides)))
-        for channels, size, stride in zip(self.channels, *sizes, strict=True):
+        x = arrays[image]
+        for channels, size, stride in self.convolutions():
             x = dense(channels, self.gain)(patches(x, size, stride))
             x = ACTIVATIONS[self.activation](LayerNorm()(x) if self.layer_norm else x)
         arrays[image] = x
         return MLPTorso(self.arrays, self.hidden, self.activation, self.gain, self.layer_norm)(arrays)
+
+    def convolutions(self) -> list[tuple[int, int, int]]:
+        """Output channels, size and stride of each convolution."""
+        layers = len(self.channels)
+        sizes = (each * layers if len(each) == 1 else each for each in map(tuple, (self.kernels, self.strides)))
+        return list(zip(self.channels, *sizes, strict=True))
 
 
 def patches(x: Array, size: int = 3, stride: int = 1) -> Array:

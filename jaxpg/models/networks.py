@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpg.domains import check_whole
 from jaxpg.errors import UserError, check_record, excerpt, refuse_unknown
 from jaxpg.models.cells import GRU, MinGRU
 from jaxpg.models.layers import (
@@ -118,8 +119,8 @@ def cnn(
         strides: steps between its places, or one number for all.
 
     Raises:
-        UserError: the observations are not images, an unknown activation, `squash` with unbounded actions, or
-            `kernels` and `strides` that are not as many as `channels`.
+        UserError: the observations are not images, an unknown activation, `squash` with unbounded actions, `kernels`
+            and `strides` that are not as many as `channels`, or a kernel that is larger than what is left of the image.
     """
     gains = _gains(orthogonal)
     torso = cnn_torso(env, channels, hidden, activation, gains, layer_norm, kernels, strides)
@@ -159,11 +160,12 @@ def recurrent(
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
-        UserError: an unknown cell or activation, or `squash` with unbounded actions.
+        UserError: an unknown cell or activation, a width that is no whole number, or `squash` with unbounded actions.
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:
         refuse_unknown("recurrent cell", cell, cells)
+    check_whole("width", width)
     gains = _gains(orthogonal)
     encoder = mlp_torso(env, hidden, activation, gains, layer_norm)
     policy_head = _policy_head(env, squash, initial_log_std, state_std, gains)
@@ -209,12 +211,11 @@ def cnn_torso(
 ) -> CNNTorso:
     """The torso of `cnn`; see there."""
     check_record("A network", env, Env, 'envs.make("Breakout-MinAtar")')
-    arrays = _arrays(env)
+    arrays, shapes = _arrays(env), [space.shape for _, space in space_leaves(env.observation_space)]
     if arrays.count(IMAGE) != 1:
-        shapes = ", ".join(str(space.shape) for _, space in space_leaves(env.observation_space))
         raise UserError(
             f"A cnn reads observations of shape [height, width, channels], or one such array among others, but those "
-            f"of {env.name} have shape {shapes}. Use an mlp."
+            f"of {env.name} have shape {', '.join(map(str, shapes))}. Use an mlp."
         )
     _check_activation(activation)
     _check_sizes(channels=channels, hidden=hidden, kernels=kernels, strides=strides)
@@ -223,8 +224,23 @@ def cnn_torso(
             raise UserError(
                 f"{name} has a number for each of the {len(channels)} channels, or one for all, not {excerpt(sizes)}."
             )
-    layers = tuple(channels), tuple(hidden)
-    return CNNTorso(arrays, *layers, activation, gains.hidden, layer_norm, tuple(kernels), tuple(strides))
+    torso = CNNTorso(
+        *(arrays, tuple(channels), tuple(hidden), activation, gains.hidden, layer_norm), tuple(kernels), tuple(strides)
+    )
+    _check_kernels(env, shapes[arrays.index(IMAGE)], torso)
+    return torso
+
+
+def _check_kernels(env: Env, image: tuple[int, ...], torso: CNNTorso) -> None:
+    """Refuse a kernel that is larger than what it reads: nothing of the image would reach the dense layers."""
+    height, width, _ = image
+    for i, (_, size, stride) in enumerate(torso.convolutions(), start=1):
+        if size > min(height, width):
+            raise UserError(
+                f"The images of {env.name} are {image[0]} x {image[1]}, of which {height} x {width} are left for the "
+                f"kernel of {size} of convolution {i}. Use fewer channels, smaller kernels or smaller strides."
+            )
+        height, width = ((x - size) // stride + 1 for x in (height, width))
 
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:

@@ -50,7 +50,7 @@ def cnn(
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
-        UserError: the observations are not images, or an unknown activation.
+        UserError: the observations are not images, or smaller than the kernels take; an unknown activation.
     """
     return cnn_torso(env, channels, hidden, activation, FLAX_GAINS, layer_norm)
 

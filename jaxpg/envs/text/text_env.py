@@ -75,7 +75,7 @@ def text_env(
         problem = task.draw(key)
         prompt = task.prompt(problem)
         state = TextState(problem, jnp.full(task.max_tokens, PAD, jnp.int32), jnp.zeros((), jnp.int32))
-        return state, prompt.tokens[prompt.mask.sum() - 1]
+        return state, prompt.tokens[prompt.last()]
 
     def step(key: Key, state: TextState, action: Array) -> tuple[TextState, TimeStep]:
         token = action.astype(jnp.int32)
