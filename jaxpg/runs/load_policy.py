@@ -21,9 +21,7 @@ def load(path: str | Path) -> Any:
 
     def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int | None = None) -> Any:
         if any(jax.tree.leaves(jax.tree.map(lambda y, x: y.ndim > 3 and jnp.asarray(x).dtype == "uint8", wanted, obs))):
-            raise ValueError(
-                "Give images as float32, in the range of training: environments of Gymnasium divide these bytes by 255."
-            )
+            raise ValueError("Give images as float32, in the range of training: of Gymnasium's, bytes divided by 255.")
         obs = jax.tree.map(lambda y, x: jnp.asarray(x).astype(y.dtype), wanted, obs)
         begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(jax.tree.leaves(obs)[0]))
         memory = memory or [jnp.zeros(begins.shape + x.shape[1:], x.dtype) for x in memories]
