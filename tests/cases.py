@@ -142,7 +142,9 @@ CASES = {
     "trpo, squashed": Case(
         "trpo", SEGMENT | TRUST, env=target, network=partial(mlp, squash=True), adam=True, devices=False, quick=False
     ),
-    "ppo": Case("ppo", SEGMENT | WHOLE_BATCH | {"learning_rate": 0.2, "entropy_coefficient": 0.1}),
+    "ppo": Case(
+        "ppo", SEGMENT | WHOLE_BATCH | {"learning_rate": 0.2, "entropy_coefficient": 0.1, "value_coefficient": 0.02}
+    ),
     "ppo, adam": Case(
         "ppo",
         SEGMENT | MINIBATCHES | {"anneal_steps": 1000, "target_kl": 0.1},

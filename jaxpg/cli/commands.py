@@ -29,6 +29,7 @@ from jaxpg.experiments.completions import SAMPLES, completions_by_heading
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
+from jaxpg.experiments.sections import MAX_NAME
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import counted, printable
@@ -233,7 +234,8 @@ def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
 def _new_directory(options: RunOptions) -> Path:
     """A directory in runs/ for a command without --out, named after its task; one that is not there yet."""
     suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
-    name = f"{task_name(options)}-{file_name(suffix)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    suffix = file_name(suffix)[:MAX_NAME]  # of an algorithm that nobody has looked for yet
+    name = f"{task_name(options)}-{suffix}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (Path("runs") / f"{name}-{i}" for i in itertools.count(2))  # another command of the same second
     return next(path for path in itertools.chain([Path("runs") / name], numbered) if not os.path.lexists(path))
 
