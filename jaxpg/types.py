@@ -368,6 +368,10 @@ class Policy(NamedTuple):
     acts_rounded: bool = False
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
+    def for_acting(self, params: Tree) -> Tree:
+        """The parameters as `start` and `act` read them: `acting_params`, where the policy has them."""
+        return self.acting_params(params) if self.acting_params else params
+
 
 class Params(NamedTuple):
     """All trained parameters: those of the policy and those of the critic, `()` without a critic."""

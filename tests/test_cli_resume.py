@@ -319,6 +319,18 @@ class Ended(BaseException):
     pass
 
 
+def exit_codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The codes with which the process would have ended; `Ended` is raised in place of each."""
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return codes
+
+
 @pytest.mark.parametrize(
     ("signals", "has_trained", "code"),
     [
@@ -337,13 +349,7 @@ def test_signals(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first one is a request, and a second one, or SIGTERM while a program compiles, the end."""
-    codes: list[int] = []
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise Ended
-
-    monkeypatch.setattr(os, "_exit", leave)
+    codes = exit_codes(monkeypatch)
     interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
     interruption.has_trained = has_trained
     try:
@@ -359,13 +365,7 @@ def test_signals(
 def test_signals_work_where_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    codes: list[int] = []
-
-    def leave(code: int) -> None:
-        codes.append(code)
-        raise Ended
-
-    monkeypatch.setattr(os, "_exit", leave)
+    codes = exit_codes(monkeypatch)
     interruption = stopping.Interruption(Console(quiet=True), "jaxpg resume there")
     with os.fdopen(writer, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)

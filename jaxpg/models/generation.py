@@ -53,13 +53,9 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
 def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout) -> Any:
     """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`: nobody has collected it, so every memory begins."""
     if not policy.evaluates_from_context:
-        memory = jax.vmap(partial(policy.start, _for_acting(policy, params)))(rollout.episodes.context)
+        memory = jax.vmap(partial(policy.start, policy.for_acting(params)))(rollout.episodes.context)
         rollout = rollout._replace(episodes=rollout.episodes._replace(memory=memory))
     return policy.evaluate(params, rollout)
-
-
-def _for_acting(policy: Policy, params: Tree) -> Tree:
-    return policy.acting_params(params) if policy.acting_params else params
 
 
 def check_sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, greedy: bool = False) -> None:
@@ -111,7 +107,7 @@ def generate(
     """
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "greedy": greedy}
     check_sampling(**{name: x for name, x in settings.items() if not isinstance(x, jax.core.Tracer)})
-    params = _for_acting(policy, params)
+    params = policy.for_acting(params)
     cache = policy.start(params, prompt)
     room = cache.real.shape[-1] - prompt.tokens.shape[-1] if isinstance(cache, KVCache) else INT32_MAX
     if check_whole("max_tokens", max_tokens) > room:

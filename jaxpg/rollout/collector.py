@@ -129,7 +129,7 @@ def acting_params(policy: Policy, params: Tree) -> Tree:
     On SHARD every device gets all of them, since XLA would otherwise gather each layer's at every step: of a language
     model, all weights at every token (benchmarks/multichip.py).
     """
-    return collectives.gathered(policy.acting_params(params) if policy.acting_params else params)
+    return collectives.gathered(policy.for_acting(params))
 
 
 def make_actor(policy: Policy, params: Tree) -> Actor:

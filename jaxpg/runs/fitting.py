@@ -237,7 +237,6 @@ def _name_of(function: Callable[..., Any]) -> str | None:
     module = sys.modules.get(function.__module__)
     if module is None:  # code that was run without being imported
         return None
-    file = vars(module).get("__file__")
-    of_script = Path(file).stem if file else ""
-    name = f"{of_script if function.__module__ == '__main__' else function.__module__}:{function.__qualname__}"
+    script = Path(vars(module).get("__file__") or "").stem
+    name = f"{script if function.__module__ == '__main__' else function.__module__}:{function.__qualname__}"
     return name if user_code.is_code_name(name) else None  # a script may be called `my script.py`
