@@ -13,7 +13,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
 from jaxpg.rollout import make_actor
-from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episode
+from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episode, record_episodes
 from jaxpg.types import Actor, Box, Discrete, Env, TimeStep
 
 LONGEST = 6
@@ -55,6 +55,15 @@ def test_returns_and_lengths_are_those_of_whole_episodes():
     assert result.returns.shape == result.lengths.shape == (64,)
     assert set(result.lengths.tolist()) == set(range(1, LONGEST + 1))
     np.testing.assert_array_equal(result.returns, result.lengths * (result.lengths + 1) / 2)
+
+
+def test_the_episodes_of_a_group_begin_alike_and_differ_in_their_samples():
+    guess = Actor(lambda obs: (), lambda memory, obs, key, greedy: (jax.random.randint(key, (), 0, LONGEST), memory))
+    recorded = record_episodes(countdown(), guess, jax.random.key(0), episodes=32, greedy=False, group_size=4)
+    lengths, actions = (np.asarray(x).reshape(8, 4, -1) for x in (recorded.length, recorded.actions))
+    assert (lengths == lengths[:, :1]).all()
+    assert len(np.unique(lengths)) > 1
+    assert (actions[:, 1:] != actions[:, :1]).any(-1).all()
 
 
 def test_an_episode_that_does_not_end_is_cut_at_the_time_limit():
