@@ -6,6 +6,7 @@ they are compiled for training, with products of matrices in full float32: toler
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import os
@@ -305,6 +306,17 @@ What goes here costs seconds and has a sibling in the quick lane that notices th
 """
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=_part, metavar="N/M", help="the N-th of M parts of the full lane, whole files each")
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 1/3, 2/3 and 3/3 are the three thirds")
+    return int(number), int(parts)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled programs in pytest's own cache; `pytest --cache-clear` forgets them.
 
@@ -344,6 +356,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("conftest.FULL names tests that do not exist: " + ", ".join(lost))
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_file(item), len(places)))
+    if part := config.getoption("part"):
+        _keep_part(config, items, *part)
+
+
+def _keep_part(config: pytest.Config, items: list[pytest.Item], number: int, parts: int) -> None:
+    """Every file of the full lane is in one of its parts, and the longest files are in different ones."""
+    files = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("full")))
+    kept = set(files[number - 1 :: parts])
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
+    items[:] = [item for item in items if item.path in kept]
 
 
 def _file(item: pytest.Item) -> str:

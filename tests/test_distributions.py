@@ -141,11 +141,11 @@ def test_categorical_frequencies(dtype: type) -> None:
 
 @pytest.mark.usefixtures("categories")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("probs", [[0.989, 0.001, 0.01], [0.001] * 1000])
+@pytest.mark.parametrize("probs", [[0.989, 0.001, 0.01], [1 / 300] * 300])
 def test_logits_in_half_precision_are_sampled_as_log_prob_says(probs: list[float], dtype: type) -> None:
     p = Categorical(jnp.log(jnp.array(probs, jnp.float32)).astype(dtype))
     assert p.noise(KEY).dtype == jnp.float32
-    u = jnp.linspace(0, 1, 100_000, endpoint=False, dtype=jnp.float32)
+    u = jnp.linspace(0, 1, 30_000, endpoint=False, dtype=jnp.float32)
     action = Categorical(jnp.broadcast_to(p.logits, (len(u), len(probs)))).at(u)
     frequencies = np.bincount(action, minlength=len(probs)) / len(u)
     wanted = jax.nn.softmax(p.logits.astype(jnp.float32))
