@@ -15,13 +15,13 @@ import os
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from result_files import write
 from rich.console import Console
 from rich.table import Table
 from workloads import timed
@@ -84,9 +84,8 @@ def main() -> None:
         cells = {row["at_once"]: f"{row['ratio']:.2f} ({row['temporary_bytes'] / 1e6:,.0f})" for row in rows}
         table.add_row(f"{tokens:,} x {texts}", cells.pop(tokens), *(cells.get(size, "") for size in SIZES))
         results += rows
+        write(RESULTS, {"machine": about, "rounds": arguments.rounds, "results": results})
     Console(width=100).print(table)
-    result = {"machine": about, "rounds": arguments.rounds, "results": results}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from command_lines import chosen, pattern
 from rich.console import Console
 from rich.table import Table
 from turns import Row, Worker, interleave
@@ -80,19 +81,16 @@ def main() -> None:
     """Measure all cases and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("before", type=Path, help="another checkout")
-    parser.add_argument("--only", default="", help="only the cases whose title contains this")
+    parser.add_argument("--only", type=pattern, default="", help="only the cases whose title this pattern fits")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compiles", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the seconds of every round as JSON")
     arguments = parser.parse_args()
-    titles = {f"{case[3].workload} {case[0]} {case[1]}": case for case in CASES}
-    chosen = {title: case for title, case in titles.items() if arguments.only in title}
-    if not chosen:
-        raise SystemExit(f"No case's title contains {arguments.only!r}. There are: {', '.join(titles)}.")
+    cases = chosen({f"{case[3].workload} {case[0]} {case[1]}": case for case in CASES}, arguments.only)
     names = ("run_cpu", "run_wall", "compile_cpu", "compile_wall")
     table = Table("case", *(name.replace("_", ", ") for name in names), title="after / before, medians within rounds")
     results = []
-    for title, case in chosen.items():
+    for title, case in cases.items():
         result = measure(arguments.before.resolve(), case, arguments.rounds, arguments.compiles)
         results.append(result)
         table.add_row(title, *(f"{result['ratios'][name]:.3f}" for name in names))

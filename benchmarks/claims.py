@@ -22,7 +22,6 @@ counts as much as what it is an average of.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -43,6 +42,7 @@ from claim_tools import (
     written_lines,
 )
 from claims_r1 import distillation, rewards, rounds, starts
+from result_files import read, write
 
 from jaxpg.experiments import completions
 from jaxpg.report.palette import COLORS
@@ -289,12 +289,12 @@ CLAIMS: dict[str, Callable[[int], Finding]] = {
 def main() -> None:
     """Train what is missing, draw, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("claims", nargs="*", default=list(CLAIMS), help="which (default all)")
+    parser.add_argument("claims", nargs="*", choices=CLAIMS, metavar="CLAIM", help="which (default all)")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     known = RESULTS / "claims.json"
-    sections: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
-    for name in args.claims:
+    sections: dict[str, str] = read(known)
+    for name in args.claims or CLAIMS:
         finding = CLAIMS[name](args.seeds)
         picture = RESULTS / f"claim_{name}.png"
         finding.figure.savefig(picture, dpi=150)
@@ -303,7 +303,7 @@ def main() -> None:
         body = "\n".join(finding.lines)
         parts = f"## {name}", f"{about} {args.seeds} seeds. {origin(finding.runs)}", f"![{name}]({picture.name})", body
         sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])
-        known.write_text(json.dumps(sections, indent=1) + "\n")
+        write(known, sections)
     page = (
         "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their "
         "range; tables give interquartile means and 95% intervals.\n\n"

@@ -15,14 +15,14 @@ import os
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")
 
 import argparse
-import json
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from command_lines import chosen, pattern
+from result_files import put
 from rich.console import Console
 from rich.table import Table
 
@@ -94,23 +94,19 @@ def summary(found: np.ndarray) -> dict[str, list[list[float]]]:
 
 
 def main() -> None:
-    """Train, print a line per case and part as soon as it is there, and write them all."""
+    """Train, print a line per case and part as soon as it is there, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="only the cases whose name matches this regular expression")
-    arguments = parser.parse_args()
-    results, console = {}, Console(width=160)
+    parser.add_argument("--only", type=pattern, default="", help="only the cases whose name this pattern fits")
+    cases = chosen({case.name: case for case in CASES}, parser.parse_args().only)
+    console = Console(width=160)
+    about = {"machine": describe_machine(), "norms": NORMS, "seeds": SEEDS}
     table = Table("PPO", "steps", "", *(f"{norm:g}" for norm in NORMS[:-1]), "none")
-    for case in CASES:
-        if not re.search(arguments.only, case.name):
-            continue
-        results[case.name] = summary(returns(case))
-        for part, estimates in results[case.name].items():
-            table.add_row(
-                case.name, f"{case.steps:,}", part, *(f"{mean:.4g} ± {error:.2g}" for mean, error in estimates)
-            )
+    for name, case in cases.items():
+        found = summary(returns(case))
+        put(RESULTS, "results", name, found, about)
+        for part, estimates in found.items():
+            table.add_row(name, f"{case.steps:,}", part, *(f"{mean:.4g} ± {error:.2g}" for mean, error in estimates))
         console.print(table)
-    found = {"machine": describe_machine(), "norms": NORMS, "seeds": SEEDS, "results": results}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ so an update should take at least 9 (c latency + ...) for nine tenths of n times
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -32,6 +31,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import numpy as np
+from result_files import write
 from rich.console import Console
 from rich.table import Table
 
@@ -234,12 +234,13 @@ def main() -> None:
             "least": bound._asdict(),
             "seconds of an update for nine tenths": needed,
         }
+        write(args.out, result)
     console.print(same, sent_table)
     if args.seeds:
         result["ppo with adam on catch"] = found = learns((1, most), args.seeds)
+        write(args.out, result)
         for number, returns in found.items():
             console.print(f"PPO with Adam on Catch, {number} devices: {np.mean(returns):.3f}, seeds {returns}")
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ recorded. A step is one of an environment, a reset none. PPO has the settings of
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ import gymnasium
 import jax
 import peers
 import workloads
+from result_files import put_row
 from work import Program, Workload
 
 from jaxpg.parallel import host_callback
@@ -68,14 +68,14 @@ def compare(ours: Workload, theirs: Workload, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write, row by row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--environments", nargs="+", default=list(STEPS))
+    parser.add_argument("--environments", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--num-envs", nargs="+", type=int, default=[8, 64])
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
-    results = []
+    about = {"machine": describe_machine(), "rounds": arguments.rounds}
     for name in arguments.environments:
         for num_envs in arguments.num_envs:
             door, steps = f"gymnasium:{name}", STEPS[name]
@@ -85,12 +85,11 @@ def main() -> None:
             ):
                 settings = {"num_envs": num_envs, "steps": steps}
                 row = compare(ours(door, agents=1, devices=1, **settings), theirs(name, **settings), arguments.rounds)
-                results.append({"what": what, "environment": name, "num_envs": num_envs, **row})
+                case = {"what": what, "environment": name, "num_envs": num_envs}
+                put_row(RESULTS / "host.json", "results", tuple(case), {**case, **row}, about)
                 print(
                     f"{name}, {num_envs}: {what} {row['ratio']:.2f} ({row['ours']:,.0f} / {row['theirs']:,.0f} per s)"
                 )
-    text = json.dumps({"machine": describe_machine(), "rounds": arguments.rounds, "results": results}, indent=1)
-    (RESULTS / "host.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import language_turns
 import numpy as np
 from language_peers import Work
+from result_files import put
 from rich.console import Console
 from rich.table import Table
 from work import update_bytes
@@ -407,12 +408,19 @@ def print_tables(results: dict[str, dict[str, Any]], console: Console) -> None:
         console.print(f"{size}: memory {limits.bandwidth / 1e9:.1f} GB/s, matmul {limits.flops / 1e9:.0f} GFLOP/s")
 
 
+def whole_groups(text: str) -> int:
+    """A number of completions, as the type of an option."""
+    if not text.isdecimal() or int(text) == 0 or int(text) % GROUP:
+        raise argparse.ArgumentTypeError(f"{text} completions are not groups of {GROUP}: give a multiple of {GROUP}")
+    return int(text)
+
+
 def main() -> None:
     """Measure, print, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="default 0.1M 1M 10M, with --peers 1M 10M")
     parser.add_argument(
-        "--columns", type=int, default=64, help="completions side by side, a multiple of 8 (default 64)"
+        "--columns", type=whole_groups, default=64, help="completions side by side, a multiple of 8 (default 64)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="calls of which the median is taken (default 9)")
     parser.add_argument("--peers", action="store_true", help="one step of GRPO beside TRL and Tunix, and nothing else")
@@ -428,10 +436,13 @@ def main() -> None:
         works = {size: work_of(size, args.columns) for size in args.sizes or ["1M", "10M"]}
         out = args.out or HERE / "results" / "language_peers.json"
         return language_turns.measure(works, pythons, args.rounds, out, console)
-    results = {size: measure(size, args.columns, args.rounds) for size in args.sizes or ["0.1M", "1M", "10M"]}
+    out = args.out or HERE / "results" / "language_speed.json"
+    about = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS}
+    results = {}
+    for size in args.sizes or ["0.1M", "1M", "10M"]:
+        results[size] = measure(size, args.columns, args.rounds)
+        put(out, "sizes", size, results[size], about)
     print_tables(results, console)
-    written = {"machine": describe_machine(), "prompt": PROMPT, "tokens": TOKENS, "sizes": results}
-    language_turns.write(args.out or HERE / "results" / "language_speed.json", written)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import command_lines
+import result_files
 from language_peers import Work
 from rich.console import Console
 from rich.table import Table
@@ -46,11 +47,7 @@ def peer_pythons(parser: argparse.ArgumentParser, args: argparse.Namespace) -> d
         option, package = options[peer]
         if not args.peers:
             parser.error(f"{option} needs --peers")
-        if shutil.which(python) is None:
-            parser.error(f"{option}: there is no {python}")
-        asked = [python, "-c", f"import importlib.metadata; importlib.metadata.version({package!r})"]
-        if subprocess.run(asked, capture_output=True, check=False).returncode:
-            parser.error(f"{option}: {python} has no {package}")
+        command_lines.require_package(parser, option, python, package)
     return given
 
 
@@ -141,17 +138,11 @@ def table(title: str, findings: Mapping[str, Finding]) -> Table:
 
 def measure(works: Mapping[str, Work], pythons: Mapping[str, str], rounds: int, out: Path, console: Console) -> None:
     """Findings and shares by size, printed and written as they come; sizes that are not measured stay in the file."""
-    results = json.loads(out.read_text()) if out.exists() else {}
+    results = result_files.read(out)
     for size, work in works.items():
         findings = compare(work, pythons, rounds)
         console.print(table(f"one GRPO step, {size} weights, {work.columns} completions", findings))
         programs = {name: finding._asdict() for name, finding in findings.items()}
         found = {"work": work._asdict(), "programs": programs, "share": share(findings)}
         results[size] = {"machine": describe_machine(), **found}
-        write(out, results)
-
-
-def write(path: Path, results: Mapping[str, Any]) -> None:
-    """The JSON of a measurement."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+        result_files.write(out, results)

@@ -9,7 +9,7 @@ interrupted goes on where it stood. Last come the negative controls: runs with o
 record, which must fall behind the same run without it, else this table would not notice such a mistake; `--controls`
 trains them alone.
 results/learning.md is the table, and results/cartpole_ladder.png shows how the algorithms came to their scores on
-CartPole.
+CartPole; both lie beside the file of `--results`, where that is another one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import jax
 import numpy as np
 from mistakes import early_episode_ends, groups_shuffled, time_outs_as_terminations, without_clip
 from numpy.typing import ArrayLike
+from result_files import read, write
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
 from jaxpg import files, ladder, parallel, report
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.policy_gradient import policy_gradient
@@ -237,18 +237,6 @@ def measure(cell: Cell, console: Console, *, fresh: bool) -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The results so far, by the name of the cell."""
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def write(path: Path, results: Mapping[str, Any]) -> None:
-    """Replace the file at once, so that an interruption leaves the old one."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(to_jsonable(results), indent=1, allow_nan=False) + "\n")
-    os.replace(temporary, path)
-
-
 COLUMNS = ("task", "algorithm", "steps", "seeds", "mean [95%]", "IQM [95%]", "target", "reached", "published")
 
 
@@ -276,10 +264,12 @@ def is_reached(cell: Cell, result: Mapping[str, Any]) -> bool:
     return sum(seed >= score for seed in result["final"]) >= number_of_seeds
 
 
-def format_estimate(estimate: Mapping[str, float]) -> str:
-    """A value with its interval."""
-    value, low, high = (format_number(estimate[name]) for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+def format_estimate(estimate: Mapping[str, Any]) -> str:
+    """A value with its interval, which `report.bootstrap` does not give of fewer than five seeds."""
+    value, low, high = (estimate[name] for name in ("value", "low", "high"))
+    if low is None or high is None:
+        return format_number(value)
+    return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
 
 
 CONTROL_COLUMNS = ("task", "algorithm", "mistake", "without it, mean [95%]", "with it, mean [95%]", "noticed", "p")
@@ -317,8 +307,8 @@ def markdown(columns: Row, lines: list[Row]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, ("---",) * len(columns), *lines))
 
 
-def publish(results: Mapping[str, Any], console: Console) -> None:
-    """Print the tables, and write them beside the results."""
+def publish(results: Mapping[str, Any], path: Path, console: Console) -> None:
+    """Print the tables of the results in a file, and write them beside it."""
     tables: list[tuple[Row, list[Row]]] = [(COLUMNS, rows(results)), (CONTROL_COLUMNS, control_rows(results))]
     for columns, lines in tables:
         table = Table(*columns)
@@ -333,32 +323,28 @@ def publish(results: Mapping[str, Any], console: Console) -> None:
         f"are greedy and of one run each.\n\n{learned}\n"
         f"Negative controls, the same run with one deliberate mistake:\n\n{noticed}"
     )
-    (RESULTS / "learning.md").write_text(text)
+    path.with_suffix(".md").write_text(text)
 
 
-def draw_ladder() -> None:
-    """The learning curves of all rungs on CartPole, if their runs are at hand."""
+def draw_ladder(folder: Path) -> None:
+    """The learning curves of all rungs on CartPole, if their runs are at hand, as a picture in a folder."""
     runs = {cell.algorithm: run_folder(cell) for cell in ladder_on_cartpole()}
     if not all((run / run_directory.METRICS).exists() for run in runs.values()):
         return
     metrics = {name: run_directory.load_metrics(run) for name, run in runs.items()}
     curves = {name: (m["steps"], m["return"]) for name, m in metrics.items()}
-    report.learning_curve(curves, RESULTS / "cartpole_ladder.png", title="CartPole-v1, the ladder", threshold=475.0)
+    report.learning_curve(curves, folder / "cartpole_ladder.png", title="CartPole-v1, the ladder", threshold=475.0)
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells that the arguments ask for and that a config exists for.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The cells that the arguments ask for; without any the program ends with a sentence."""
     cells = [] if arguments.controls else list(CELLS)
     cells += [cell for pair in controls() for cell in pair if cell not in cells]
     cells = [cell for cell in cells if not arguments.tasks or cell.task in arguments.tasks]
     cells = [cell for cell in cells if not arguments.algorithms or cell.algorithm in arguments.algorithms]
     if not cells:
         tasks = ", ".join(dict.fromkeys(cell.task for cell in CELLS))
-        raise UserError(f"No cell of the table fits. The tasks are {tasks}; see CELLS for their algorithms.")
+        raise SystemExit(f"No cell of the table fits. The tasks are {tasks}; see CELLS for their algorithms.")
     return [cell._replace(seeds=arguments.seeds or cell.seeds) for cell in cells]
 
 
@@ -372,8 +358,9 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="train also what has a result")
     parser.add_argument("--results", type=Path, default=RESULTS / "learning.json", help="where results are kept")
     arguments = parser.parse_args()
+    cells = chosen(arguments)
     console, results = Console(highlight=False), read(arguments.results)
-    for cell in chosen(arguments):
+    for cell in cells:
         known = results.get(cell.name, {}).get("fingerprint")
         if known == fingerprint(cell, resolve(cell)) and not arguments.fresh:
             continue
@@ -383,8 +370,8 @@ def main() -> None:
         console.print(
             f"{cell.name}: {format_estimate(results[cell.name]['mean'])}, {results[cell.name]['seconds']:.0f} s"
         )
-    publish(results, console)
-    draw_ladder()
+    publish(results, arguments.results, console)
+    draw_ladder(arguments.results.parent)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from result_files import read, write
+
 import jaxpg  # before anything of jax: `fit` makes a device of every core
 
 PAGES = Path(__file__).parent.parent / "docs" / "line"
@@ -199,10 +201,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.only:
         measured = measure(name, LINE[name], arguments.seeds)
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[name] = measured
-        in_order = {key: results[key] for key in LINE if key in results}
-        RESULTS.write_text(json.dumps(in_order, indent=1) + "\n")
+        results = {**read(RESULTS), name: measured}
+        write(RESULTS, {key: results[key] for key in LINE if key in results})
 
 
 if __name__ == "__main__":

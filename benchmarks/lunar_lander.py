@@ -19,7 +19,6 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "1")  # each run has one core; seve
 
 import argparse
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,11 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from command_lines import pattern
 from jax.flatten_util import ravel_pytree
-from learning import RUNS, Cell, fingerprint, learner_of, markdown, measure, read, resolve, run_folder, write
+from learning import RUNS, Cell, fingerprint, learner_of, markdown, measure, resolve, run_folder
 from mistakes import normalized_targets
+from result_files import read, write
 from rich.console import Console
 from scipy import stats
 
@@ -423,17 +424,17 @@ def main() -> None:
     """Train what is missing and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
-    parser.add_argument("--only", default="", help="only the runs whose name matches this regular expression")
+    parser.add_argument("--only", type=pattern, default="", help="only the runs whose name this pattern fits")
     parser.add_argument("--report", action="store_true", help="train nothing; make tables and figures")
     arguments = parser.parse_args()
     console = Console(highlight=False)
     tasks = [SPACES[space] for space in arguments.spaces]
-    cells = [cell for cell in [*line(), *claims()] if cell.task in tasks and re.search(arguments.only, cell.name)]
+    cells = [cell for cell in [*line(), *claims()] if cell.task in tasks and arguments.only.search(cell.name)]
     if arguments.report:
         publish(console)
     else:
         train(cells, console)
-        if "discrete" in arguments.spaces and re.search(arguments.only, NOISE):
+        if "discrete" in arguments.spaces and arguments.only.search(NOISE):
             measure_noise(console)
         fly_across(cell for cell in cells if cell.algorithm == "ppo" and not cell.variant)
 

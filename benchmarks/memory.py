@@ -9,13 +9,13 @@ optimizer's moments, environments), which is updated in place, and all that is a
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from language import LONG, SIZES, endless, large_learner, learner_of, transformer_of
+from language import LONG, SIZES, endless, large_learner, learner_of, transformer_of, whole_groups
+from result_files import write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -77,18 +77,18 @@ def main() -> None:
     """Compile, print, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1M", help="of the transformer (default 1M)")
-    parser.add_argument("--columns", type=int, default=64, help="completions side by side (default 64)")
+    parser.add_argument("--columns", type=whole_groups, default=64, help="completions side by side (default 64)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
     args = parser.parse_args()
     console = Console()
-    made = cases(args.size, args.columns)
-    found = {name: update_bytes(make()) for name, make in track(made.items(), console=console, transient=True)}
+    made, machine, found = cases(args.size, args.columns), provenance.describe_machine(), {}
+    for name, make in track(made.items(), console=console, transient=True):
+        found[name] = update_bytes(make())
+        write(args.out, {"machine": machine, "bytes": found})
     table = Table("one update", "state, MiB", "beside it, MiB")
     for name, bytes_ in found.items():
         table.add_row(name, *(f"{x / 2**20:,.1f}" for x in bytes_.values()))
     console.print(table)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": provenance.describe_machine(), "bytes": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

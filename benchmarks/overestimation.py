@@ -14,7 +14,6 @@ where V_greedy is the exact value of the policy that is greedy in Q (van Hasselt
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from result_files import write
 from rich.console import Console
 from rich.table import Table
 
@@ -144,7 +144,7 @@ def main() -> None:
         "settings": {"tables": TABULAR, "networks": DEEP},
         "machine": describe_machine(),
     }
-    (RESULTS / "overestimation.json").write_text(json.dumps(written, indent=1) + "\n")
+    write(RESULTS / "overestimation.json", written)
 
 
 if __name__ == "__main__":

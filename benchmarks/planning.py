@@ -10,7 +10,6 @@ loop over states and actions that a textbook has.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from result_files import read, write
 from rich.console import Console
 from rich.table import Table
 
@@ -228,14 +228,14 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {"speed": speed, "walk": wal
 def main() -> None:
     """Measure, write, draw; parts that are not asked for stay as they were."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"{' and '.join(PARTS)}, the default")
+    parser.add_argument("parts", nargs="*", choices=PARTS, help=f"{' and '.join(PARTS)}, the default")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     path = RESULTS / "planning.json"
     for name in arguments.parts or PARTS:
-        found = json.loads(path.read_text()) if path.exists() else {}
         about = {"command": shlex.join(["python", *sys.argv]), "machine": describe_machine()}
-        path.write_text(json.dumps({**found, name: {**about, **PARTS[name](arguments.rounds)}}, indent=1) + "\n")
+        found = PARTS[name](arguments.rounds)
+        write(path, {**read(path), name: {**about, **found}})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ constant part rules and more is nearly free; far above it, the exponent of the l
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+from result_files import put, read
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -151,23 +151,39 @@ def where(bend: float, sizes: np.ndarray) -> str:
     return f"{bend:,.0f}" if bend <= sizes.max() else f"above {sizes.max():,.0f}"
 
 
+FEWEST = 3
+"""Sizes that say how something grows."""
+
+
+def sizes_up_to(axis: str, most: float) -> list[Point]:
+    """The points of an axis without larger sizes; with too few of them the program ends with a sentence."""
+    points = [point for point in AXES[axis] if point.size <= most]
+    if len(points) < FEWEST:
+        least = AXES[axis][FEWEST - 1].size
+        left = f"--most {most:g} leaves {len(points)} of the sizes of {axis}, and growth needs {FEWEST}"
+        raise SystemExit(f"{left}: give {least:g} or more.")
+    return points
+
+
 def main() -> None:
-    """Measure, print, draw, write the JSON."""
+    """Measure, print, draw, write the JSON; what is not measured now stays in both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--rounds", type=int, default=3, help="timed calls, of which the median is taken (default 3)")
-    parser.add_argument("--most", type=float, default=float("inf"), help="leave out larger sizes")
+    parser.add_argument("--most", type=float, default=float("inf"), help="leave out larger sizes; with --out alone")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "scaling.json", help="and a picture beside it")
     args = parser.parse_args()
-    console = Console()
-    machine, found = busy_machine(), {}
-    for axis in args.only:
-        points = [point for point in AXES[axis] if point.size <= args.most]
-        found[axis] = [measure(p, args.rounds) for p in track(points, axis, console=console, transient=True)]
-        console.print(table(axis, found[axis]))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": machine, "points": found}, indent=1) + "\n")
-    figure(found).savefig(args.out.with_suffix(".png"), dpi=150)
+    if args.most < float("inf") and args.out == parser.get_default("out"):
+        parser.error("--most leaves sizes out, which would be missing from the results: give another file with --out")
+    chosen = {axis: sizes_up_to(axis, args.most) for axis in args.only}
+    console, about = Console(), {"machine": busy_machine()}
+    for axis, points in chosen.items():
+        found = [measure(p, args.rounds) for p in track(points, axis, console=console, transient=True)]
+        put(args.out, "axes", axis, {"points": found}, about)
+        console.print(table(axis, found))
+    known = read(args.out)["axes"]
+    drawn = figure({axis: known[axis]["points"] for axis in AXES if axis in known})
+    drawn.savefig(args.out.with_suffix(".png"), dpi=150)
     console.print(f"Written to {args.out} and {args.out.with_suffix('.png')}")
 
 

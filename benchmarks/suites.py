@@ -18,7 +18,6 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "1"  # seeds one after the other: several ru
 
 import argparse
 import json
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,7 +27,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from learning import Cell, fingerprint, format_estimate, learner_of, markdown, measure, read, resolve, run_folder, write
+from command_lines import pattern
+from learning import Cell, fingerprint, format_estimate, learner_of, markdown, measure, resolve, run_folder
+from result_files import read, write
 from rich.console import Console
 
 from jaxpg import report
@@ -224,7 +225,7 @@ def main() -> None:
     """Run what has no result and make the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--brax-python", help="a Python with Brax and a jax before 0.10; Brax's own runs need it")
-    parser.add_argument("--only", default="", help="only the runs whose name matches this regular expression")
+    parser.add_argument("--only", type=pattern, default="", help="only the runs whose name this pattern fits")
     parser.add_argument("--report", action="store_true", help="run nothing; make the table")
     arguments = parser.parse_args()
     console = Console(highlight=False, width=200)
@@ -235,7 +236,7 @@ def main() -> None:
         others = {peer.label: peer for peer in peers(arguments.brax_python or "")}
         runs |= {name: partial(run_peer, peer) for name, peer in others.items() if name not in read(RESULTS)}
     for name, run in runs.items():
-        if re.search(arguments.only, name) and (arguments.brax_python or "Brax's" not in name):
+        if arguments.only.search(name) and (arguments.brax_python or "Brax's" not in name):
             found = run()
             write(RESULTS, {**read(RESULTS), name: found})  # read again: other runs may have been finished
             console.print(f"{name}: {format_estimate(read(RESULTS)[name]['sampled']['mean'])}")

@@ -10,7 +10,6 @@ gymnasium (pip install gymnasium); both sides take turns within one process, and
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from result_files import write
 from rich.console import Console
 from rich.table import Table
 
@@ -191,15 +191,20 @@ def draw(rows: list[dict[str, Any]], curves: dict[str, dict[str, list[float]]], 
 
 
 def main() -> None:
-    """Measure, write, draw."""
+    """Measure, write what there is so far, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--learners", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    measured, curves, rows = speed(arguments.rounds), cliff(arguments.learners), []
+    out, rows = RESULTS / "tabular.json", []
+    about = {"command": shlex.join(["python", *sys.argv]), "machine": describe_machine()}
+    measured = speed(arguments.rounds)
+    write(out, {**about, "speed": measured})
+    curves = cliff(arguments.learners)
     table = Table("task", "algorithm", "steps", "best", "greedy, mean", "worst", "while learning")
     for row in learn(arguments.learners):
         rows.append(row)
+        write(out, {**about, "speed": measured, "cliff": curves, "learning": rows})
         greedy = row["greedy"]
         numbers = (row["optimum"], greedy["mean"], greedy["worst"], row["while learning"])
         table.add_row(row["task"], row["algorithm"], f"{row['steps']:,}", *(f"{x:.3f}" for x in numbers))
@@ -208,9 +213,6 @@ def main() -> None:
     Console().print(table)
     for name, ratio in measured["ratio_to_gymnasium_loop"].items():
         print(f"{name}: {median(measured['steps_per_second'][name]):,.0f} steps/s, {ratio:.1f}")
-    command = shlex.join(["python", *sys.argv])
-    found = {"command": command, "learning": rows, "cliff": curves, "speed": measured, "machine": describe_machine()}
-    (RESULTS / "tabular.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

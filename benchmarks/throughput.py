@@ -17,12 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from command_lines import chosen, pattern, require_peers
 from limits import ppo_flops_per_step
+from result_files import put_row, write
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -150,16 +153,14 @@ def steps_to_return(program: Row, peers: Peers) -> list[int]:
     return found.tolist()
 
 
-def time_to_return(peers: Peers, rounds: int, compiles: int) -> list[dict[str, Any]]:
+def time_to_return(peers: Peers, rounds: int, compiles: int) -> Iterator[dict[str, Any]]:
     """How many steps PPO takes until CartPole is learned, of SEEDS agents side by side, and what they take of one.
 
     One record per program: the steps of every agent, and `measure`'s record of a single agent on one device.
     """
     alone = measure(Case("CartPole-v1", 64, 2**19, tuple(map(Row, LEARNERS))), peers, rounds, compiles)
-    return [
-        record | {"steps": steps_to_return(Row(record["workload"], SEEDS, devices_of(record)), peers)}
-        for record in track(alone, transient=True)
-    ]
+    for record in track(alone, transient=True):
+        yield record | {"steps": steps_to_return(Row(record["workload"], SEEDS, devices_of(record)), peers)}
 
 
 def devices_of(record: dict[str, Any]) -> int:
@@ -178,9 +179,10 @@ def return_table(records: list[dict[str, Any]]) -> Table:
         of_steps = "{:,.0f} [{:,.0f}, {:,.0f}]".format(*bootstrap(steps, statistic=np.median))
         quartiles = "{:,.0f} to {:,.0f}".format(*np.quantile(steps, (0.25, 0.75)))
         wall = np.median(steps) / 1e6 * median(record["wall_s_per_million"])
-        whole = wall + median(record["compile_wall_s"])
+        builds = record["compile_wall_s"]
+        whole = f"{wall + median(builds):.1f}" if builds else ""
         late = f"{(steps >= PATIENCE).sum()}"
-        found.add_row(record["label"], of_steps, quartiles, late, f"{wall:.1f}", f"{whole:.1f}")
+        found.add_row(record["label"], of_steps, quartiles, late, f"{wall:.1f}", whole)
     return found
 
 
@@ -256,7 +258,7 @@ def quick(rounds: int, out: Path | None) -> None:
     for name, value in times.items():
         print(f"{name}: {value:.2f} times as fast as the frozen loop; it has been {known[name]:.2f}")
     if out:
-        out.write_text(json.dumps({"machine": busy_machine(), "times": times}, indent=1) + "\n")
+        write(out, {"machine": busy_machine(), "times": times})
     elif slower := [name for name, value in times.items() if value < SLOWER * known[name]]:
         raise SystemExit(f"More than a quarter slower than it has been: {', '.join(slower)}.")
 
@@ -278,57 +280,73 @@ def one_case(case: Case, peers: Peers, rounds: int, compiles: int, console: Cons
     return found
 
 
-def main() -> None:
-    """Measure, print the tables, write the JSON."""
+UNREAD = {"quick": ("peer_python", "purejaxrl", "compiles", "only"), "to_return": ("purejaxrl", "only")}
+"""Options that a kind of measurement does not read."""
+
+
+def read_arguments() -> argparse.Namespace:
+    """The command line, refused where it says something that would not be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--peer-python", help="a Python that has the peers (benchmarks/README.md); without it, jaxpg alone"
     )
     parser.add_argument("--purejaxrl", type=Path, help="a clone of PureJaxRL, which is no package")
     parser.add_argument("--rounds", type=int, default=7, help="timed turns of every program (default 7)")
-    parser.add_argument("--compiles", type=int, default=3, help="timed compilations of every program (default 3)")
-    parser.add_argument("--only", default="", help="only the cases whose title contains this")
-    parser.add_argument("--one-agent", action="store_true", help="how soon one agent is trained, beside compiled peers")
-    parser.add_argument("--quick", action="store_true", help="one small case beside a loop that never changes")
-    parser.add_argument("--to-return", action="store_true", help="instead of speed, the time until CartPole is learned")
+    parser.add_argument("--compiles", type=int, help="timed compilations of every program (default 3)")
+    parser.add_argument("--only", type=pattern, help="only the cases whose title this pattern fits")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--one-agent", action="store_true", help="how soon one agent is trained, beside compiled peers")
+    kinds.add_argument("--quick", action="store_true", help="one small case beside a loop that never changes")
+    kinds.add_argument("--to-return", action="store_true", help="instead of speed, the time until CartPole is learned")
     parser.add_argument(
         "--out",
         type=Path,
         help="where to write (default results/throughput.json, one_agent.json or to_return.json; --quick: nowhere)",
     )
     args = parser.parse_args()
+    for kind in (kind for kind in UNREAD if getattr(args, kind)):
+        if given := [name for name in UNREAD[kind] if getattr(args, name) is not None]:
+            parser.error("{} does not read {}: leave it out".format(*map(option, (kind, given[0]))))
+    require_peers(parser, args.peer_python, args.purejaxrl)
+    args.compiles = 3 if args.compiles is None else args.compiles
+    args.only = args.only or pattern("")
+    return args
+
+
+def option(name: str) -> str:
+    """An argument as it is written in a command."""
+    return f"--{name.replace('_', '-')}"
+
+
+def main() -> None:
+    """Measure, print the tables, write the JSON."""
+    args = read_arguments()
     if args.quick:
         return quick(args.rounds, args.out)
     name = "to_return" if args.to_return else "one_agent" if args.one_agent else "throughput"
-    args.out = args.out or HERE / "results" / f"{name}.json"
+    cases = chosen({case.title: case for case in (ONE_AGENT if args.one_agent else CASES)}, args.only)
+    out = args.out or HERE / "results" / f"{name}.json"
     peers = Peers(args.peer_python, args.purejaxrl and args.purejaxrl / "purejaxrl")
-    if peers.purejaxrl and not (peers.purejaxrl / "ppo.py").exists():
-        parser.error(f"--purejaxrl: there is no {peers.purejaxrl / 'ppo.py'}")
     console = Console(width=140)
-    given = {name: getattr(args, name) for name in ("rounds", "compiles", "only")}
-    result: dict[str, Any] = {"machine": busy_machine(), "arguments": given, "cases": []}
+    given = {"rounds": args.rounds, "compiles": args.compiles, "only": args.only.pattern}
+    about: dict[str, Any] = {"machine": busy_machine(), "arguments": given}
     if args.to_return:
-        result["cases"] = time_to_return(peers, args.rounds, args.compiles)
-        console.print(return_table(result["cases"]))
-        return write(args.out, result, console)
-    if args.one_agent:
-        for case in track([c for c in ONE_AGENT if args.only in c.title], console=console, transient=True):
+        records = []
+        for record in time_to_return(peers, args.rounds, args.compiles):
+            records.append(record)
+            write(out, {**about, "cases": records})
+        console.print(return_table(records))
+    elif args.one_agent:
+        for title, case in track(cases.items(), console=console, transient=True):
             loops = measure(case, peers, args.rounds, args.compiles)
-            result["cases"].append({"title": case.title, "loops": loops})
-            console.print(table(case.title, loops))
-        return write(args.out, result, console)
-    result["copied_bytes_per_cpu_s"] = rate("copy", 3, "CartPole-v1", 1, 1)
-    console.print(f"Memory: {result['copied_bytes_per_cpu_s'] / 1e9:.1f} GB per CPU second, read and written.")
-    for case in track([c for c in CASES if args.only in c.title], console=console, transient=True):
-        result["cases"].append(one_case(case, peers, args.rounds, args.compiles, console))
-        write(args.out, result, console)  # after every case: all of them take an hour
-
-
-def write(path: Path, result: dict[str, Any], console: Console) -> None:
-    """The JSON of a measurement."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    console.print(f"Written to {path}")
+            put_row(out, "cases", ("title",), {"title": title, "loops": loops}, about)
+            console.print(table(title, loops))
+    else:
+        about["copied_bytes_per_cpu_s"] = rate("copy", 3, "CartPole-v1", 1, 1)
+        console.print(f"Memory: {about['copied_bytes_per_cpu_s'] / 1e9:.1f} GB per CPU second, read and written.")
+        for case in track(cases.values(), console=console, transient=True):
+            put_row(out, "cases", ("title",), one_case(case, peers, args.rounds, args.compiles, console), about)
+    console.print(f"Written to {out}")
 
 
 if __name__ == "__main__":
