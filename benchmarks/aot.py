@@ -7,7 +7,9 @@ Counts, no speeds: how many kernels an environment step, a minibatch and an upda
 launch something or wait for an answer, what devices exchange, what is held in between, and for TPUs the cycles that the
 compiler estimates, which mean something as ratios only. benchmarks/README.md says how to read the table. Each program
 is compiled in a process of its own (aot_worker.py), one after the other, on the CPU. Results are written one by one
-into results/aot.json; what is there of the same commit and versions of jax is not compiled again.
+into results/aot.json. What is there with the versions of packages that are installed now is not compiled again, of
+jaxpg only if it is of this very commit and nothing is changed in the checkout, so that an interrupted run goes on where
+`--out` is outside of it. Which commit of PureJaxRL it was nobody looks at: give `--fresh` for another one.
 """
 
 from __future__ import annotations
@@ -18,12 +20,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu is for one process at a time: thos
 
 import argparse
 import json
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aot_worker import CASES, PEER_CASES, TARGETS, compile_elsewhere, missing
+from aot_worker import CASES, COMPILING, PEER_CASES, TARGETS, compile_elsewhere, missing
+from command_lines import require_peers
+from result_files import read, write
 from rich.console import Console
 from rich.table import Table
 
@@ -78,10 +84,24 @@ def table(target: str, found: dict[tuple[str, str], dict[str, Any]]) -> Table:
     return result
 
 
+@cache
+def installed(python: str) -> dict[str, str]:
+    """The versions of the packages that a Python compiles with."""
+    command = [python, str(HERE / "versions.py"), *COMPILING]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def still_holds(known: Mapping[str, Any], commit: str | None, here: Mapping[str, str]) -> bool:
+    """Whether a result need not be made again: of the same packages and, if it is jaxpg's, of this very commit."""
+    committed = commit is not None and not commit.endswith("-dirty")
+    same_code = known["library"] != "jaxpg" or (committed and known["commit"] == commit)
+    return same_code and all(here.get(name) == version for name, version in known["versions"].items())
+
+
 def compile_missing(
     wanted: Sequence[Program], out: Path, where: Callable[[str], tuple[str | None, str]], *, fresh: bool
 ) -> dict[Program, dict[str, Any]]:
-    """Compile what is not in a file of results yet, or of another commit, and write it there one by one; all of it.
+    """Compile what is not in a file of results yet, or holds no longer, and write it there one by one; all of it.
 
     `where` gives for a library the Python that has it, None for this one, and its PYTHONPATH. Without the compilers the
     program ends with a sentence.
@@ -90,21 +110,22 @@ def compile_missing(
     if absent := sorted({package for target in targets for package in missing(target)}):
         raise SystemExit(f"To compile for {', '.join(targets)}, install {', '.join(absent)}: pip install -e '.[aot]'.")
     machine, console = describe_machine(), Console()
-    old = json.loads(out.read_text())["programs"] if out.exists() else []
+    old = read(out).get("programs", [])
     kept = {(x["target"], x["library"], x["case"]): x for x in old if "failed" not in x}
     if fresh:
         kept = {program: x for program, x in kept.items() if program not in wanted}
     for target, library, case in wanted:
         known = kept.get((target, library, case))
-        if known and (library != "jaxpg" or known["commit"] == machine["commit"]):
+        elsewhere, path = where(library)
+        python = elsewhere or sys.executable
+        if known and still_holds(known, machine["commit"], installed(python)):
             continue
         with console.status(f"{target}: {library}, {case}"):
-            python, path = where(library)
-            found = compile_elsewhere(target, library, case, python=python or sys.executable, path=path)
+            found = compile_elsewhere(target, library, case, python=python, path=path)
         about = {"target": target, "library": library, "case": case, "commit": machine["commit"]}
         kept[target, library, case] = about | found
         result = {"what": "compiled, not run", "machine": machine, "programs": list(kept.values())}
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        write(out, result)
     return kept
 
 
@@ -118,6 +139,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="compile again what is in the results")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "aot.json")
     arguments = parser.parse_args()
+    require_peers(parser, arguments.peer_python, arguments.purejaxrl)
     given = {"rejax": arguments.peer_python, "purejaxrl": arguments.peer_python and arguments.purejaxrl}
     peers = [peer for peer, place in given.items() if place]
 

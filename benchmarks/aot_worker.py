@@ -111,7 +111,8 @@ PACKAGES = {
 }
 
 
-COMPARED = ("jax", "jaxlib", "rejax", "gymnax", "flax", "optax")
+COMPILING = ("jax", "jaxlib", "rejax", "gymnax", "flax", "optax", *PACKAGES["tpu"], *PACKAGES["cuda"])
+"""The packages on which a count may depend."""
 
 
 def missing(target: str) -> list[str]:
@@ -305,7 +306,7 @@ def count(target: str, library: str, case: Case) -> dict[str, Any]:
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_s": seconds,
         "loops": loops_of(update["thunks"], unit),
-        "versions": versions((*COMPARED, *PACKAGES["tpu"], *PACKAGES["cuda"])),
+        "versions": versions(COMPILING),
     }
 
 

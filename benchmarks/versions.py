@@ -1,8 +1,13 @@
-"""The versions of packages, for programs that run in different Pythons; needs nothing."""
+"""The versions of packages, for programs that run in different Pythons; needs nothing.
+
+`PYTHON versions.py PACKAGE ...` prints those of that Python as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 
@@ -16,3 +21,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(versions(sys.argv[1:])))
