@@ -41,8 +41,10 @@ def checkout() -> Sources:
 
 def commit(revision: str) -> Sources:
     """The files of a commit."""
-    archive = subprocess.run(["git", "-C", ROOT, "archive", revision, "jaxpg"], check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    archive = subprocess.run(["git", "-C", ROOT, "archive", revision, "jaxpg"], check=False, capture_output=True)
+    if archive.returncode:
+        raise SystemExit(f"--before: git has no jaxpg/ at {revision!r} ({archive.stderr.decode().strip()}).")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
         files = {x.name: tar.extractfile(x) for x in tar.getmembers() if x.name.endswith(".py")}
         return named({name: file.read().decode() for name, file in files.items() if file})
 

@@ -12,7 +12,6 @@ TRL's code is not run: it needs a model of the Hugging Face hub.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -21,9 +20,12 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from command_lines import pattern, require_package
+from result_files import read, write
 
 from jaxpg.training.provenance import describe_machine
 
@@ -111,14 +113,15 @@ def reason(stderr: str) -> str:
     return (named or stderr.strip().splitlines() or ["failed without a word"])[-1]
 
 
-def versions(python: str, cleanrl: Path | None) -> dict[str, str]:
-    """The version of each library: of CleanRL, which is a file to copy, the commit."""
+def versions(wanted: Iterable[str], python: str, cleanrl: Path | None) -> dict[str, str]:
+    """The version of each library that is wanted: of CleanRL, which is a file to copy, the commit."""
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     found = {
         library: subprocess.check_output([python, "-c", ask, package], text=True).strip()
         for library, package in PACKAGES.items()
+        if library in wanted
     }
-    if cleanrl:
+    if cleanrl and "CleanRL" in wanted:
         found["CleanRL"] = subprocess.check_output(["git", "-C", cleanrl, "rev-parse", "HEAD"], text=True)[:7]
     return found
 
@@ -129,15 +132,23 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has the libraries")
     parser.add_argument("--cleanrl", type=Path, help="a checkout of CleanRL; without it its code is not run")
     parser.add_argument("--only", nargs="+", choices=(*PACKAGES, "CleanRL"))
-    parser.add_argument("--match", default="", help="only tasks that this regular expression matches")
+    parser.add_argument("--match", type=pattern, default="", help="only tasks that this pattern fits")
     parser.add_argument("--shorter", type=int, default=50)
     arguments = parser.parse_args()
     wanted = set(arguments.only or (*PACKAGES, *(("CleanRL",) if arguments.cleanrl else ())))
-    written = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if "CleanRL" in wanted and not (arguments.cleanrl and (arguments.cleanrl / "cleanrl" / "ppo.py").exists()):
+        parser.error("CleanRL's code needs --cleanrl, a checkout of it, with its cleanrl/ppo.py")
+    for library in wanted & PACKAGES.keys():
+        require_package(parser, "--python", arguments.python, PACKAGES[library])
+    shown = [x for x in examples(PAGE.read_text(encoding="utf-8")) if x.peer in wanted]
+    if not (asked := [example for example in shown if arguments.match.search(example.task)]):
+        parser.error(f"--match: no task fits; there are {'; '.join(dict.fromkeys(x.task for x in shown))}")
+    written = read(RESULTS)
+    written["versions"] = written.get("versions", {}) | versions(wanted, arguments.python, arguments.cleanrl)
+    written["shorter"] = arguments.shorter
+    written["machine"] = describe_machine()
     failed = 0
-    for example in examples(PAGE.read_text(encoding="utf-8")):
-        if example.peer not in wanted or not re.search(arguments.match, example.task):
-            continue
+    for example in asked:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             done = run(example, arguments.python, arguments.cleanrl, arguments.shorter, Path(folder))
@@ -145,10 +156,7 @@ def main() -> None:
         failed += done.returncode != 0
         print(f"{example.peer}: {example.task}: {outcome}", flush=True)
         written.setdefault("tasks", {}).setdefault(example.peer, {})[example.task] = outcome
-    written["versions"] = written.get("versions", {}) | versions(arguments.python, arguments.cleanrl)
-    written["shorter"] = arguments.shorter
-    written["machine"] = describe_machine()
-    RESULTS.write_text(json.dumps(written, indent=1) + "\n")
+        write(RESULTS, written)
     sys.exit(failed > 0)
 
 

@@ -56,7 +56,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
         keys = step_keys(key, num_envs, steps, with_reset=True)
         return keys, action_noise(policy, params, runner, keys.action)
 
-    def act(params: Any, obs: Any, noise: jax.Array) -> Any:
+    def act(params: Any, obs: Any, action: jax.Array, noise: jax.Array) -> Any:
         def one(obs: jax.Array, noise: jax.Array) -> Any:
             distribution, _ = policy.act(params, (), obs)
             action = distribution.at(noise)
@@ -66,7 +66,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
             action, log_prob = jax.vmap(one)(obs + 1e-9 * carry[1].sum(), noise)  # or it would be hoisted
             return action, log_prob
 
-        return over_steps(step, (jnp.zeros(num_envs, int), jnp.zeros(num_envs)), noise)
+        return over_steps(step, (jnp.zeros_like(action), jnp.zeros(num_envs)), noise)
 
     def environment(state: Any, action: jax.Array, keys: jax.Array) -> Any:
         return over_steps(lambda state, keys: jax.vmap(env.step)(keys, state, action)[0], state, keys)
@@ -98,7 +98,7 @@ def phases(env_name: str, num_envs: int, settings: dict[str, Any]) -> dict[str, 
     keys, action = keys.env, part.steps.action[0]
     return {
         "random numbers": (random_numbers, (params.policy, key)),
-        "acting": (act, (params.policy, part.steps.obs[0], noise)),
+        "acting": (act, (params.policy, part.steps.obs[0], action, noise)),
         "environment": (environment, (runner.env_state, action, keys)),
         "resetting": (reset, (runner.env_state, keys)),
         "collecting, whole": (collect, (params.policy, runner, key)),

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from result_files import read, write
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TIMES = ("seconds", "chunk_seconds")
@@ -74,8 +75,11 @@ def train(task: str, algorithm: str, steps: int, directory: Path) -> None:
 
 
 def compare(before: dict, after: dict) -> int:
-    """Print the runs that differ; how many there are."""
-    different = 0
+    """Print the runs of before that differ or are missing now; how many differences there are."""
+    missing = [name for name in before if name not in after]
+    for name in missing:
+        print(f"{name}: missing")
+    different = len(missing)
     for name, expected in {name: x for name, x in before.items() if name in after}.items():
         for kind, hashes in expected.items():
             if after[name].get(kind) != hashes:
@@ -95,17 +99,23 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th run from the I-th on")
     arguments = parser.parse_args()
     if arguments.compare:
-        return int(compare(*(json.loads(path.read_text()) for path in arguments.compare)) > 0)
+        for path in arguments.compare:
+            if not path.exists():
+                parser.error(f"--compare: there is no {path}")
+        return int(compare(*map(read, arguments.compare)) > 0)
+    if arguments.out is None:
+        parser.error("give the file to write the hashes to, or --compare with two of them")
+    known = {f"{task}/{algorithm}": (task, algorithm, steps) for task, algorithm, steps in cases()}
+    if unknown := [name for name in arguments.only or () if name not in known]:
+        parser.error(f"--only: there is no run {unknown[0]}; there are {', '.join(known)}")
     index, number = map(int, arguments.part.split("/"))
     hashes = {}
-    for task, algorithm, steps in list(cases())[index::number]:
-        if arguments.only and f"{task}/{algorithm}" not in arguments.only:
-            continue
+    for task, algorithm, steps in [known[name] for name in arguments.only or known][index::number]:
         with tempfile.TemporaryDirectory() as directory:
             train(task, algorithm, steps, Path(directory) / "run")
             hashes[f"{task}/{algorithm}"] = hash_run(Path(directory) / "run")
         print(f"{task}/{algorithm}", flush=True)
-        arguments.out.write_text(json.dumps(hashes, indent=1) + "\n")
+        write(arguments.out, hashes)
     return 0
 
 
