@@ -118,8 +118,9 @@ def _toml_string(text: str) -> str:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as a single one, with dotted names."""
+    """Nested tables as a single one, with dotted names; an empty one within another, as of a wrapper, is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        is_table = isinstance(value, Mapping) and (value or not prefix)
+        flat |= flatten(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
     return flat

@@ -277,6 +277,16 @@ def test_the_source_of_a_setting_is_where_it_was_stated_last(tmp_path: Path) -> 
     assert found["clip"] == (0.3, "command line")
 
 
+def test_a_wrapper_without_arguments_is_a_setting(tmp_path: Path) -> None:
+    task = tmp_path / "task.toml"
+    task.write_text('environment = "CartPole-v1"\nwrappers = { flatten = {} }\nenvironment_settings = {}\n')
+    found = setting_sources(task, "ppo", configs.resolve_config(task, "ppo"), {})
+    assert found["wrappers.flatten"] == ({}, "task.toml")
+    assert "environment_settings" not in found
+    without = setting_sources("cartpole", "ppo", configs.resolve_config("cartpole", "ppo"), {})
+    assert found.keys() - without.keys() == {"wrappers.flatten"}
+
+
 @pytest.mark.full
 def test_a_stage_is_shown_before_what_it_needs_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = parse_overrides(["stages.r1.num_envs=512"])

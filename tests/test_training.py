@@ -381,6 +381,13 @@ def test_resuming_with_another_config_names_what_differs(tmp_path: Path, moved: 
     run(target, resume=True, config={"algorithm": "toy", "toy": {"rate": 0.1, "clip": None}}) if not moved else None
 
 
+def test_resuming_without_a_wrapper_that_has_no_arguments_names_it(tmp_path: Path) -> None:
+    run(tmp_path, total_steps=8, config={"algorithm": "toy", "wrappers": {"flatten": {}}})
+    with pytest.raises(UserError, match=r"another config: wrappers.flatten is {} there, 'absent' here\.$"):
+        run(tmp_path, resume=True, config={"algorithm": "toy", "wrappers": {}})
+    run(tmp_path, resume=True, config={"algorithm": "toy", "wrappers": {"flatten": {}}})
+
+
 def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
     run(tmp_path, learner=toy(size=3), total_steps=8)
     with pytest.raises(

@@ -44,9 +44,9 @@ def setting_sources(
     stated = flatten(reduce(config_file.merge, [_labelled(table, label) for table, label in layers]))
     tables = {name: x for name, x in to_dict(config).items() if name not in (config.algorithm, *COMMAND_ARGUMENTS)}
     values = flatten(tables | config.settings)
-    return {name: (value, stated.get(name, DEFAULT)) for name, value in values.items()}
+    return {name: (value, stated.get(name, stated.get(f"{name}.", DEFAULT))) for name, value in values.items()}
 
 
 def _labelled(table: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """A table with a label in place of every value."""
-    return {name: _labelled(x, label) if isinstance(x, Mapping) else label for name, x in table.items()}
+    """A table with a label in place of every value, and in an empty one under the empty name."""
+    return {name: _labelled(x, label) if isinstance(x, Mapping) else label for name, x in table.items()} or {"": label}
