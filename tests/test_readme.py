@@ -7,7 +7,9 @@ import os
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -18,6 +20,8 @@ from jaxpg.cli.options import overrides_of
 from jaxpg.cli.parser import make_parser
 from jaxpg.experiments import resolve_config
 from jaxpg.experiments.build import build
+from jaxpg.experiments.config import task_options
+from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +166,35 @@ def test_the_readme_shows_what_the_pages_show() -> None:
         shlex.join(command) for page in LANGUAGE for block in blocks("bash", PAGES[page]) for command in commands(block)
     }
     assert {shlex.join(command) for block in blocks("bash") for command in commands(block)} <= there
+
+
+@pytest.mark.parametrize("block", blocks("toml", PAGES["docs/config.md"]))
+def test_files_of_tasks_are_read_as_they_stand(block: str, tmp_path: Path) -> None:
+    """Every section and every stage of docs/config.md, by the reader that the commands have."""
+    path, tables = tmp_path / "task.toml", tomllib.loads(block)
+    path.write_text(block, encoding="utf-8")
+    trained = [*(name for name in tables if name in ALGORITHMS), *tables.get("stages", {})]
+    assert trained
+    for name in trained:
+        resolve_config(path, name)
+
+
+def test_every_key_of_a_task_is_on_the_page() -> None:
+    """With its default: of a table, that it is empty."""
+    page = PAGES["docs/config.md"].partition("## Keys of the top level")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
+    assert rows.pop("environment") == "required"
+    assert rows.pop("task") == "name of the file"
+    assert rows.pop("stages") == "`{}`"
+    expected = {name: {} if option.kind is dict else option.default for name, option in task_options().items()}
+    del expected["environment"]
+    written = {name: tomllib.loads(f"x = {default.strip('`')}")["x"] for name, default in rows.items()}
+    assert written == {name: _plain(default) for name, default in expected.items()}
+
+
+def _plain(default: Any) -> Any:
+    """A default as TOML has it."""
+    return list(default) if isinstance(default, tuple) else "none" if default is None else default
 
 
 def test_every_kind_of_command_is_shown() -> None:
