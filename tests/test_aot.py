@@ -177,10 +177,11 @@ def test_what_is_counted_of_this_commit_is_not_compiled_again_unless_it_is_asked
 
     def compile_one(target: str, library: str, case: str, **_: Any) -> dict[str, Any]:
         compiled.append(f"{library}: {case}")
-        return {"failed": "no"} if case == "bad" else {"number": len(compiled)}
+        return {"failed": "no"} if case == "bad" else {"number": len(compiled), "versions": {"jax": "1"}}
 
     monkeypatch.setattr(aot, "missing", lambda target: [])
     monkeypatch.setattr(aot, "compile_elsewhere", compile_one)
+    monkeypatch.setattr(aot, "installed", lambda python: {"python": "3", "jax": "1"})
     out, wanted = tmp_path / "aot.json", [("v5e", "jaxpg", "a"), ("v5e", "rejax", "a"), ("v5e", "jaxpg", "bad")]
 
     def numbers(commit: str, *, fresh: bool = False) -> tuple[list[str], list[Any]]:
@@ -193,6 +194,9 @@ def test_what_is_counted_of_this_commit_is_not_compiled_again_unless_it_is_asked
     assert numbers("1") == (["jaxpg: a", "rejax: a", "jaxpg: bad"], [1, 2, None])
     assert numbers("1") == (["jaxpg: bad"], [1, 2, None])  # what failed is tried again
     assert numbers("2") == (["jaxpg: a", "jaxpg: bad"], [1, 2, None])  # a peer is what it was
+    for _ in range(2):  # of a changed checkout nothing is kept
+        assert numbers("2-dirty") == (["jaxpg: a", "jaxpg: bad"], [1, 2, None])
+    assert numbers("2") == (["jaxpg: a", "jaxpg: bad"], [1, 2, None])
     wanted = wanted[1:2]
     assert numbers("2", fresh=True) == (["rejax: a"], [1, 1])  # the other case is kept
 
