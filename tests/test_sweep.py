@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refused
@@ -18,8 +21,9 @@ from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import grid, sweep
+from jaxpg.experiments.build import build
 from jaxpg.report import heatmap
-from jaxpg.training import run_directory
+from jaxpg.training import run_directory, seed_keys
 from jaxpg.training.loop import TrainingHooks
 
 SMALL = [
@@ -138,6 +142,34 @@ def test_every_point_is_the_run_of_its_own(swept: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         run_directory.load_metrics(tmp_path / "run")["evaluation_return"][-1], final[3], atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "overrides", "grid_of"),
+    [
+        ("frozen_lake", "q_learning", {}, {"initial_value": [-20.0, 5.0], "learning_rate": [0.1, 0.2]}),
+        (
+            "sort",
+            "rlhf",
+            {"reference_kl_target": 1.0, "num_envs": 8, "network.width": 16, "network.layers": 1},
+            {"kl_coefficient": [0.01, 0.5]},
+        ),
+        ("catch", "a2c", {"num_envs": 4}, {"learning_rate": [1e-3, 1e-2]}),
+    ],
+)
+def test_every_point_begins_as_the_run_of_its_own(
+    task: str, algorithm: str, overrides: dict[str, Any], grid_of: dict[str, list[Any]]
+) -> None:
+    """To the last bit, also where `init` reads a setting that is swept: the first table, the weight that is steered."""
+    (group,) = grid.plan_grid(task, algorithm, overrides, grid_of)
+    learner, keys = sweep.swept_experiment(group, shards=1).learner, jax.vmap(seed_keys)(jnp.arange(2)).init
+    for point in (group.points[0], group.points[-1]):
+        settings = {name: jnp.full(2, point[name]) for name in group.traced}
+        begun = jax.lax.map(learner.init, keys)
+        begun = jax.jit(jax.vmap(learner.with_policy))(begun, sweep.InitialState(settings, keys, ()))
+        alone = build(replace(group.config, settings=group.config.settings | point), 1).learner
+        chex.assert_trees_all_equal(begun.learner, jax.lax.map(alone.init, keys))
+        assert all(not x.weak_type for x in jax.tree.leaves(begun.learner))
 
 
 def test_a_wave_is_resumed_by_its_sweep_alone(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:

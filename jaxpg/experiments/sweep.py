@@ -25,6 +25,7 @@ from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
 from jaxpg.training import run_directory
+from jaxpg.training.advance import seed_keys, strongly_typed
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.memory import memory_per_device
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
@@ -38,9 +39,15 @@ class SweptState(NamedTuple):
 
 
 class InitialState(NamedTuple):
-    """The initial state of a swept learner: its settings, and policy parameters, `()` to keep those of `init`."""
+    """What the initial state of a swept learner is made of.
+
+    settings: those of its point; some are read by `init` alone, such as the first values of a table.
+    key: that of `init`, which cannot know the point.
+    policy: parameters of the policy, `()` to keep those of `init`.
+    """
 
     settings: dict[str, Array]
+    key: Key
     policy: Tree
 
 
@@ -49,7 +56,7 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
 
     Args:
         build_at: values of the settings, which may be traced -> the experiment with these values.
-        defaults: the values that `init` puts into the state.
+        defaults: the values that `init` puts into the state, until `with_policy` begins with those of a point.
     """
 
     def init(key: Key) -> SweptState:
@@ -63,11 +70,15 @@ def make_swept(build_at: Callable[[Mapping[str, Any]], Experiment], defaults: Ma
     def actor(state: SweptState) -> Actor:
         return build_at(state.settings).learner.actor(state.learner)
 
+    @jax.custom_batching.sequential_vmap  # one after the other, as `init_seeds`: the same weights to the last bit
+    def init_at(settings: dict[str, Array], key: Key) -> Tree:
+        return build_at(settings).learner.init(key)
+
     def with_policy(state: SweptState, initial: InitialState) -> SweptState:
+        learner = init_at(initial.settings, initial.key)
         if initial.policy != ():
-            learner = build_at(initial.settings).learner
-            state = state._replace(learner=learner.with_policy(state.learner, initial.policy))
-        return state._replace(settings=initial.settings)
+            learner = build_at(initial.settings).learner.with_policy(learner, initial.policy)
+        return SweptState(strongly_typed(learner), initial.settings)
 
     def evaluate(state: SweptState, key: Key) -> Metrics:
         return build_at(state.settings).evaluate(state.learner, key)
@@ -163,6 +174,7 @@ def train_wave(
         resume=True,
         initial=InitialState(
             {name: jnp.asarray(x, jnp.float32) for name, x in values.items()},
+            jax.vmap(seed_keys)(jnp.asarray([config.seeds[i] for i in seeds])).init,
             jax.tree.map(lambda x: x[seeds], policies),
         ),
         skip_diverged=True,

@@ -55,11 +55,14 @@ def seed_keys(seed: int | Array) -> SeedKeys:
 def init_seeds(learner: Learner, keys: Key) -> RunState:
     """The seeds before their first iteration; `keys` is `[S]`.
 
-    One after the other on every platform: `vmap` would take twice as long to compile, and this runs once. No array is
-    weakly typed, since those of a checkpoint and those of several processes are not: the types decide what is compiled.
+    One after the other on every platform: `vmap` would take twice as long to compile, and this runs once.
     """
     zeros = jnp.zeros(keys.shape, jnp.int32)
-    state = RunState(lax.map(learner.init, keys), zeros, zeros)
+    return strongly_typed(RunState(lax.map(learner.init, keys), zeros, zeros))
+
+
+def strongly_typed(state: Tree) -> Tree:
+    """Arrays as those of a checkpoint and of several processes are: the types decide what is compiled."""
     return jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype) if x.weak_type else x, state)
 
 
