@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -18,12 +19,15 @@ from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Box, Env, Episodes, Params, Rollout, TimeStep, Transition
+from jaxpg.training.advance import advance_seeds, init_seeds
+from jaxpg.training.health import non_finite_metrics
+from jaxpg.types import Array, Box, Env, Episodes, Key, Params, Rollout, TimeStep, Transition, Tree
 from jaxpg.update import batching
 from jaxpg.update.gradients import summed_gradient
 from jaxpg.update.trust_region import natural_step
 
 COUNTER = tiny.counter()
+KEY = jax.random.key(0)
 T, B = 4, 6
 
 
@@ -531,3 +535,36 @@ def test_metrics_of_an_update_are_means_over_the_steps_that_train():
     np.testing.assert_allclose(metrics["clipped_high"], high.mean(), rtol=1e-5)
     assert 0 < low.mean() < 1
     assert 0 < high.mean() < 1
+
+
+@pytest.mark.parametrize("num_minibatches", [1, 100])
+def test_minibatches_of_padding_do_not_make_the_policy_look_certain(num_minibatches: int) -> None:
+    """Of an episode of some 20 steps in 500 rows most minibatches are empty; the first policy is nearly uniform."""
+    env = envs.make("CartPole-v1")
+    algorithm = ladder.ppo(num_envs=1, num_steps=None, num_minibatches=num_minibatches, epochs=1, learning_rate=1e-6)
+    learner = policy_gradient(env, *networks.mlp(env, hidden=(8,)), algorithm)
+    state, key = learner.init(KEY), jax.random.key(1)
+    metrics = jax.jit(learner.step)(state, key)[1]
+    assert metrics["length"] < 100
+    assert metrics["entropy"] == pytest.approx(math.log(2), abs=1e-3)
+    assert 1 <= metrics["updates"] <= min(num_minibatches, metrics["length"])
+
+
+@pytest.mark.parametrize(("rounds", "trains"), [(None, True), (2, False)])
+def test_where_no_group_has_signal_the_entropy_is_measured_or_missing(rounds: int | None, trains: bool) -> None:
+    """Rewards are all equal: the steps keep their entropy; where resampling drops all, there is none to measure."""
+    cart_pole = envs.make("CartPole-v1")
+
+    def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
+        state, timestep = cart_pole.step(key, state, action)
+        return state, timestep._replace(reward=jnp.zeros(()))
+
+    env = cart_pole._replace(step=step)
+    algorithm = ladder.dapo(num_envs=4, group_size=2, num_minibatches=2, max_resample_rounds=rounds)
+    learner = policy_gradient(env, networks.mlp(env, hidden=(8,))[0], None, algorithm)
+    metrics = jax.jit(learner.step)(learner.init(KEY), jax.random.key(1))[1]
+    np.testing.assert_allclose(metrics["entropy"], math.log(2) if trains else math.nan, atol=1e-3)
+    assert (metrics["updates"] > 0) == trains
+    run = init_seeds(learner, KEY[None])
+    row = jax.jit(partial(advance_seeds, learner))(jax.random.key(2)[None], run, 1)[1]
+    assert not non_finite_metrics(jax.tree.map(np.asarray, row))["entropy"].any()

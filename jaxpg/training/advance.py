@@ -6,7 +6,7 @@ end, not on whether the run was interrupted in between. So resuming is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,10 +20,18 @@ from jaxpg import parallel
 from jaxpg.parallel.machine import compiler_options, program_for
 from jaxpg.training.program import Program, traced_once
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
+from jaxpg.update.objective import MEANS_OVER_STEPS
 
+COUNTS = ("episodes", "correct", "incorrect")
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
-"""Metrics that are means over what another metric counts, NaN where the count is 0."""
-COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
+MEAN_OVER |= dict.fromkeys(MEANS_OVER_STEPS, "updates")
+"""Metrics that are means over what another metric counts, NaN where the count is 0; see `count_of`."""
+
+
+def count_of(name: str, metrics: Mapping[str, Any]) -> str:
+    """The metric that counts what a metric is a mean over: `iterations` unless MEAN_OVER names one that there is."""
+    counted = MEAN_OVER.get(name, "iterations")
+    return counted if counted in metrics else "iterations"
 
 
 class RunState(NamedTuple):
@@ -87,7 +95,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
     Returns:
         The state, and metrics `[S]` over the `iterations` of each seed in this call. Those in MEAN_OVER are means over
         the metric named there, NaN where it is 0; those in COUNTS are sums; `steps` and `iteration` are the last; all
-        others are means over iterations.
+        others are means over iterations, also MEAN_OVER's where there is no such metric.
     """
     return parallel.map_seeds(partial(_advance_one, learner, target))(keys, state)
 
@@ -111,7 +119,8 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
     end, vector = lax.while_loop(unfinished, iterate, (state, zeros))
     sums = unravel(vector)
     iterations = end.iteration - state.iteration
-    means = {n: x / (sums[MEAN_OVER[n]] if n in MEAN_OVER else iterations.astype(x.dtype)) for n, x in sums.items()}
+    totals = {**sums, "iterations": iterations.astype(jnp.float32)}
+    means = {name: x / totals[count_of(name, sums)] for name, x in sums.items()}
     counts = {n: sums[n] for n in COUNTS if n in sums}
     progress = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
     return end, means | counts | progress
@@ -121,10 +130,11 @@ def _times_counts(metrics: Metrics) -> Metrics:
     """The terms summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
 
     def total(name: str, value: Array) -> Array:
-        count = metrics[MEAN_OVER[name]]
-        return jnp.where(count > 0, value * count, 0.0)
+        if (counted := count_of(name, metrics)) == "iterations":
+            return value
+        return jnp.where(metrics[counted] > 0, value * metrics[counted], 0.0)
 
-    return {name: total(name, value) if name in MEAN_OVER else value for name, value in metrics.items()}
+    return {name: total(name, value) for name, value in metrics.items()}
 
 
 class Programs(NamedTuple):

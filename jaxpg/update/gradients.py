@@ -20,7 +20,7 @@ from jax import lax
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import Minibatches, nth_chunk
-from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.objective import COUNTED, Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
 from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding, steps_of_chunk
@@ -45,6 +45,7 @@ def gradient_step(
     """One step along the gradient of the loss over the whole batch; `key` is for the noise of the policy alone."""
     gradient, metrics = _gradient_of_all(objective, params, objective.draw_noise(key, objective.as_minibatch(batch)))
     params, opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
+    del metrics[COUNTED]
     return params, opt_state, metrics | norms
 
 

@@ -16,7 +16,7 @@ from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_parameters
 from jaxpg.update.gradients import apply_gradient, minibatch_gradient
-from jaxpg.update.objective import Batch, Objective
+from jaxpg.update.objective import COUNTED, MEANS_OVER_STEPS, Batch, Objective
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
 from jaxpg.update.padding import as_single_steps, cut_padded, shuffled_shares, skips_padding, steps_of_chunk
 from jaxpg.update.shuffle import random_permutations
@@ -82,7 +82,8 @@ def minibatch_epochs(
     episodes is skipped, and minibatches are equal shares of the steps that train (padding.py), or texts are put side by
     side (packing.py). `lifted` is that of `summed_gradient`.
 
-    Metrics are means over all minibatches; `updates` is the number of steps taken.
+    Metrics are means over all minibatches, MEANS_OVER_STEPS over those that hold a step which counts; `updates` is the
+    number of steps taken on such minibatches.
     """
     noise_keys: Tree = ()
     if objective.noise:
@@ -105,13 +106,24 @@ def minibatch_epochs(
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
             new_params, new_opt_state = tree_where(running, (new_params, new_opt_state), (params, opt_state))
-        metrics = {**metrics, **norms, "updates": running.astype(jnp.float32)}
+        counted = metrics[COUNTED] > 0.5
+        metrics = {**metrics, **norms, COUNTED: counted, "updates": running & counted}
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
     progress, metrics = scan_packed(one_minibatch, start, (cut.orders, _prepared(objective, cut), noise_keys))
-    updates = metrics.pop("updates").sum()
-    return unpack(progress.params), progress.opt_state, {**jax.tree.map(jnp.mean, metrics), "updates": updates}
+    return unpack(progress.params), progress.opt_state, _over_minibatches(metrics)
+
+
+def _over_minibatches(metrics: Metrics) -> Metrics:
+    """Metrics `[minibatches]` of gradient steps as those of the update.
+
+    MEANS_OVER_STEPS are NaN where no minibatch had a step that counts.
+    """
+    counted = metrics[COUNTED].mean()
+    means = {name: x.mean() for name, x in metrics.items() if name not in (COUNTED, "updates")}
+    means |= {name: means[name] / counted for name in MEANS_OVER_STEPS if name in means}
+    return {**means, "updates": metrics["updates"].sum(dtype=jnp.float32)}
 
 
 def _cut(

@@ -60,6 +60,13 @@ class TextReader(NamedTuple):
     read_prompts: Callable[[Params, Prompt], Tree] | None
 
 
+COUNTED = "counted"
+"""The metric that says whether a minibatch has a step which counts: the sum of `minibatch_weight`, 1 or 0."""
+
+MEANS_OVER_STEPS = ("entropy", "approx_kl", "clipped_high", "clipped_low", "reference_kl")
+"""Metrics of a loss that are means over the steps of a minibatch, by `minibatch_weight`."""
+
+
 class JointLoss(NamedTuple):
     """The sum of two losses by one evaluation of both networks, for speed alone: see `types.JointEvaluation`.
 
@@ -98,7 +105,11 @@ class Objective(NamedTuple):
     joint_loss: JointLoss | None = None
 
     def loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
-        """The policy's loss plus the critic's."""
+        """The policy's loss plus the critic's; COUNTED is among the metrics."""
+        loss, metrics = self._loss(params, batch)
+        return loss, {**metrics, COUNTED: batch.minibatch_weight.sum()}
+
+    def _loss(self, params: Params, batch: Batch) -> tuple[Array, Metrics]:
         if self.joint_loss and self.joint_loss.of == (self.policy_loss, self.value_loss):
             return self.joint_loss.loss(params, batch)
         policy_loss, metrics = self.policy_loss(params, batch)
@@ -110,13 +121,19 @@ class Objective(NamedTuple):
     def as_minibatch(self, batch: Batch) -> Batch:
         """The batch with all that depends on the whole minibatch: normalised advantages and `minibatch_weight`.
 
-        To be called before a minibatch is cut into chunks.
+        To be called before a minibatch is cut into chunks. Where no step has a weight, all of the loss mask count.
         """
-        total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
+        mask = batch.rollout.loss_mask
+        total, steps = collectives.psum((batch.weight.sum(), mask.sum()))
+        tiny = jnp.finfo(batch.weight.dtype).tiny
         advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
         return batch._replace(
             advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(batch.advantage) else (),
-            minibatch_weight=collectives.kept_apart(batch.weight) / total,
+            minibatch_weight=jnp.where(
+                total > 0,
+                collectives.kept_apart(batch.weight) / jnp.maximum(total, tiny),
+                collectives.kept_apart(mask) / jnp.maximum(steps, tiny),
+            ),
         )
 
     def draw_noise(self, key: Key, batch: Batch) -> Batch:
