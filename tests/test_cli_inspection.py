@@ -156,6 +156,13 @@ def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) ->
     assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
 
 
+def test_progress_says_how_many_steps_were_taken_beyond_the_total() -> None:
+    console = Console(file=io.StringIO())
+    with Reporter(console, 2_000) as show:
+        show({"steps": np.array([8_192]), "iterations": np.ones(1), "seconds": 1.0, "chunk_seconds": 1.0})
+    assert console.file.getvalue().startswith("8,192 / 2,000 steps")
+
+
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one rich shows its bar at the end alone."""
     monkeypatch.setenv("TERM", "dumb")

@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from jaxpg import report
-from jaxpg.cli.commands import differences
+from jaxpg.cli.commands import differences, whole_iterations
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
 from jaxpg.report.comparison import COLUMNS, cells, format_duration, format_number, format_quantity
@@ -276,9 +276,12 @@ def test_the_median_of_the_steps_needs_more_than_half_of_the_seeds(steps, shown)
 
 def test_what_algorithms_were_not_given_alike_is_said():
     ppo = resolve_config("frozen_lake", "ppo")
-    assert differences({"ppo": ppo, "a2c": ppo}) == []
+    alike = {"ppo": 1_000_000, "a2c": 1_050_000}
+    assert differences({"ppo": ppo, "a2c": ppo}, alike) == []
+    (steps,) = differences({"ppo": ppo, "a2c": ppo}, alike | {"a2c": 1_200_000})
+    assert "finished: ppo 1,000,000, a2c 1,200,000. A larger --steps" in steps
     other = dataclasses.replace(ppo, total_steps=300_000, evaluation_greedy=True)
-    found = differences({"ppo": ppo, "q_learning": other})
+    found = differences({"ppo": ppo, "q_learning": other}, {"ppo": 1_000_000, "q_learning": 300_000})
     assert found == [
         "The algorithms differ in total_steps: ppo 1 M, q_learning 300 k. --set total_steps=... sets it for all.",
         "The algorithms differ in evaluation_greedy: ppo false, q_learning true. --set evaluation_greedy=... sets it "
@@ -286,6 +289,13 @@ def test_what_algorithms_were_not_given_alike_is_said():
     ]
     page = report.comparison_page(toy_runs(), title="task", details={}, differences=found)
     assert all(sentence in Outline(page).text for sentence in found)
+
+
+def test_the_steps_of_whole_iterations_are_known_before_training():
+    """PPO takes 64 x 128 at a time, A2C 16 x 16; REINFORCE whole episodes of 16 environments, whose ends vary."""
+    algorithms = ("ppo", "a2c", "reinforce")
+    configs = [resolve_config("CartPole-v1", name, {"total_steps": 2_000}) for name in algorithms]
+    assert [whole_iterations(config) for config in configs] == [8_192, 2_048, 2_000]
 
 
 def test_a_page_draws_the_metrics_that_a_run_has_and_no_others():

@@ -39,6 +39,9 @@ from jaxpg.runs.training import PAGE, write_page
 from jaxpg.training import provenance, run_directory
 from jaxpg.training.memory import memory_limit
 
+UNEQUAL = 1.1
+"""How many times the steps of another algorithm one may have taken before a comparison says so."""
+
 
 def run_training(arguments: argparse.Namespace) -> int:
     """Train what train, compare or sweep asks for, or go on with it, and show the result."""
@@ -102,7 +105,8 @@ def _finish_compare(session: Session) -> int:
     stages = {stage.name: stage.config for stage in stages_of(session.record, session.out)}
     resolved = {name: stages[name] for name in session.record.algorithms}
     if processes.is_main_process():  # before the training, since it takes long
-        _show_differences(resolved, runs.console_of(session.options))
+        steps = {name: whole_iterations(config) for name, config in resolved.items()}
+        _show_differences(differences(resolved, steps), runs.console_of(session.options))
     if code := _train_stages(session):
         return code
     if processes.is_main_process():
@@ -116,8 +120,19 @@ def _as_trained(config: Config, run_dir: Path) -> Config:
     return dataclasses.replace(config, total_steps=run_directory.load_config(run_dir)["total_steps"])
 
 
-def differences(resolved: Mapping[str, Config]) -> list[str]:
-    """What makes a comparison unfair, in sentences: other budgets, or the policy's mode beside samples of it."""
+def whole_iterations(config: Config) -> int:
+    """The steps that a seed will take, since its last iteration is finished; at least, where iterations vary."""
+    iteration = config.settings.get("num_envs", 1) * config.settings.get("num_steps", 1)
+    return -(-config.total_steps // iteration) * iteration
+
+
+def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> list[str]:
+    """What makes a comparison unfair, in sentences: other budgets, or the policy's mode beside samples of it.
+
+    Args:
+        resolved: the configs, by algorithm.
+        steps: by algorithm, those that a seed takes or took for its `total_steps`.
+    """
     from jaxpg.report.comparison import format_quantity
 
     found = []
@@ -125,13 +140,21 @@ def differences(resolved: Mapping[str, Config]) -> list[str]:
     greedy = {name: str(config.evaluation_greedy).lower() for name, config in resolved.items()}
     for setting, values in (("total_steps", budgets), ("evaluation_greedy", greedy)):
         if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            found.append(f"The algorithms differ in {setting}: {listed}. --set {setting}=... sets it for all.")
+            found.append(f"The algorithms differ in {setting}: {_listed(values)}. --set {setting}=... sets it for all.")
+    if len(set(budgets.values())) == 1 and max(steps.values()) > UNEQUAL * min(steps.values()):
+        found.append(
+            f"The algorithms differ in the steps that they take for this total_steps, as their last iterations are "
+            f"finished: {_listed({name: f'{x:,}' for name, x in steps.items()})}. A larger --steps makes them alike."
+        )
     return found
 
 
-def _show_differences(resolved: Mapping[str, Config], console: Console) -> None:
-    for sentence in differences(resolved):
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _show_differences(sentences: Sequence[str], console: Console) -> None:
+    for sentence in sentences:
         _print_line(console, sentence)
 
 
@@ -143,6 +166,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     first = next(iter(resolved.values()))
     metrics = {name: run_directory.load_metrics(out / file_name(name)) for name in resolved}
     results = {name: run_result(rows, first.threshold) for name, rows in metrics.items()}
+    found = differences(resolved, {name: int(np.max(rows["steps"][-1])) for name, rows in metrics.items()})
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(session):
@@ -156,11 +180,11 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
         completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
         units=curve_units(to_dict(first)),
         seeds=max((config.seeds for config in resolved.values()), key=len),
-        differences=differences(resolved),
+        differences=found,
     )
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{first.task}, {counted(len(first.seeds), 'seed')}"))
-    _show_differences(resolved, console)
+    _show_differences(found, console)
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
 

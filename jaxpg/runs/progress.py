@@ -56,13 +56,14 @@ class Reporter:
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def __call__(self, row: Row) -> None:
-        steps = min(int(np.max(row["steps"])), self._total)  # of all seeds but those that diverged
+        steps = int(np.max(row["steps"]))  # of all seeds but those that diverged; the last iteration is finished
+        shown = min(steps, self._total)  # by the bar, which has no room for more
         each = " each" if len(row["steps"]) > 1 else ""
         progress = f"{steps:,} / {self._total:,} steps{each}"
         rest = ", ".join([*self._pace(row), *self._returns(row)])
         if self._has_bar:
-            self._bar.update(self._task, completed=steps, steps=progress, rest=rest)
-        elif (parts := LINES * steps // self._total) > self._parts_shown or row is self._first:
+            self._bar.update(self._task, completed=shown, steps=progress, rest=rest)
+        elif (parts := LINES * shown // self._total) > self._parts_shown or row is self._first:
             self._parts_shown = parts
             print(f"{progress}, {rest}", file=self._console.file, flush=True)
 
