@@ -78,6 +78,7 @@ FULL = {
     "cli": (
         "test_play_draws_the_seed_that_did_best[0]",
         "test_compare",
+        "test_a_comparison_goes_on_without_an_algorithm_that_diverges",
         "test_interrupt_twice_stops_at_once",
         "test_a_run_whose_output_nobody_reads_any_more_is_saved[together]",
         "test_every_core_is_a_device_unless_more_are_asked_for",

@@ -30,9 +30,11 @@ from jaxpg.cli.parser import make_parser
 from jaxpg.cli.signals import held_back
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
+from jaxpg.experiments.stages import Stage
 from jaxpg.printable import counted
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training import checkpoint, loop, run_directory
+from jaxpg.training.health import Diverged
 from jaxpg.types import Actor
 
 SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
@@ -240,6 +242,37 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "catch" in page
     assert re.findall(r"<tr><td>(\d+)</td>", page) == ["7", "8"]
     assert main([*arguments, "--resume"]) == 0  # complete runs are taken as they are
+
+
+def test_a_comparison_goes_on_without_an_algorithm_that_diverges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named, the others are trained and shown, and the exit code says that one is missing."""
+    task = tmp_path / "wild.toml"
+    task.write_text('environment = "Catch-bsuite"\n[a2c]\nlearning_rate = 1e30\nmax_grad_norm = 1e30\n')
+    short = ["--steps", "256", "--set", "num_envs=4", "--set", "evaluation_episodes=1", "--set", "evaluations=1"]
+    assert main(["compare", str(task), "a2c", "reinforce", "--seeds", "1", "--out", str(tmp_path / "c"), *short]) == 2
+    told = capsys.readouterr()
+    assert "jaxpg: a2c: Training diverged" in told.err
+    assert "a2c is left out. Training diverged" in told.out
+    written = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert set(written["algorithms"]) == {"reinforce"}
+
+
+def test_what_diverges_first_does_not_keep_the_others_from_being_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(stage: Stage, *_: object) -> bool:
+        if stage.name == "a2c":
+            raise Diverged("Training diverged.", quantity="loss", index=0, iteration=1)
+        return True
+
+    shown: list[object] = []
+    monkeypatch.setattr(runs, "_train_stage", diverge)
+    monkeypatch.setattr(commands, "_as_trained", lambda config, _: config)
+    monkeypatch.setattr(commands, "_show_comparison", lambda left, _, diverged: shown.append((list(left), diverged)))
+    assert main(["compare", "catch", "a2c", "ppo", "--seeds", "1", "--out", str(tmp_path / "c")]) == 2
+    assert shown == [(["ppo"], {"a2c": "Training diverged."})]
 
 
 def test_algorithms_are_listed_without_docstrings(

@@ -71,10 +71,10 @@ def _show_stages(session: Session) -> None:
     write_page(stages[-1].config, session.out, stage_report.stage_details(rows))
 
 
-def _train_stages(session: Session) -> int:
-    """0 if all runs of a command have reached their end, else the exit code."""
+def _train_stages(session: Session, diverged: dict[str, str] | None = None) -> int:
+    """0 if no run of a command was interrupted, else the exit code; `diverged`: see `runs.train_stages`."""
     with interruptible(runs.console_of(session.options), runs.resume_command(session)) as interruption:
-        finished = runs.train_stages(session, interruption)
+        finished = runs.train_stages(session, interruption, diverged)
     return 0 if finished else runs.report_interrupted(session, interruption)
 
 
@@ -107,12 +107,14 @@ def _finish_compare(session: Session) -> int:
     if processes.is_main_process():  # before the training, since it takes long
         steps = {name: whole_iterations(config) for name, config in resolved.items()}
         _show_differences(differences(resolved, steps), runs.console_of(session.options))
-    if code := _train_stages(session):
+    diverged: dict[str, str] = {}
+    if code := _train_stages(session, diverged):
         return code
-    if processes.is_main_process():
-        trained = {name: _as_trained(config, session.out / file_name(name)) for name, config in resolved.items()}
-        _show_comparison(trained, session)
-    return 0
+    left = {name: config for name, config in resolved.items() if name not in diverged}
+    if processes.is_main_process() and left:
+        trained = {name: _as_trained(config, session.out / file_name(name)) for name, config in left.items()}
+        _show_comparison(trained, session, diverged)
+    return 2 if diverged else 0
 
 
 def _as_trained(config: Config, run_dir: Path) -> Config:
@@ -158,8 +160,14 @@ def _show_differences(sentences: Sequence[str], console: Console) -> None:
         _print_line(console, sentence)
 
 
-def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
-    """The algorithms side by side, in the terminal and as a page; `resolved` are their configs by name."""
+def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged: Mapping[str, str]) -> None:
+    """The algorithms side by side, in the terminal and as a page.
+
+    Args:
+        resolved: the configs of those that were trained, by name.
+        session: the command.
+        diverged: what happened to the others, in a sentence each.
+    """
     from jaxpg import report
 
     out = session.out
@@ -167,6 +175,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session) -> None:
     metrics = {name: run_directory.load_metrics(out / file_name(name)) for name in resolved}
     results = {name: run_result(rows, first.threshold) for name, rows in metrics.items()}
     found = differences(resolved, {name: int(np.max(rows["steps"][-1])) for name, rows in metrics.items()})
+    found += [f"{name} is left out. {sentence}" for name, sentence in diverged.items()]
     details = _provenance(session)
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
     if stages := _last_evaluations_of_stages(session):

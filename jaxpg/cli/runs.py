@@ -27,9 +27,11 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.stages import Stage, is_finished
 from jaxpg.parallel import process_exit, processes
+from jaxpg.printable import printable
 from jaxpg.runs import training
 from jaxpg.runs.terminal import make_console
 from jaxpg.training import checkpoint, run_directory
+from jaxpg.training.health import Diverged
 from jaxpg.training.lock import locked
 from jaxpg.training.loop import TrainingHooks
 from jaxpg.training.metrics_writer import METRICS, Row
@@ -88,16 +90,29 @@ def save_record(session: Session) -> None:
     processes.on_main_process(partial(record.write, session.record, session.out))
 
 
-def train_stages(session: Session, interruption: Interruption) -> bool:
-    """Train the runs that are not finished, and resume those that were interrupted; return whether all finished."""
+def train_stages(session: Session, interruption: Interruption, diverged: dict[str, str] | None = None) -> bool:
+    """Train the runs that are not finished, and resume those that were interrupted; return whether none was stopped.
+
+    Raises:
+        Diverged: a run diverged; where `diverged` is given, it gets the sentence by the name of the algorithm instead,
+            if no other run begins with that one.
+    """
     for stage in stages_of(session.record, session.out):
         (stop,) = processes.any_process([interruption.requested()])
         if stop:
             return False
         if is_finished(stage):
             processes.on_main_process(partial(run_directory.close_finished, stage.directory, to_dict(stage.config)))
-        elif not _train_stage(stage, session, interruption):
-            return False
+            continue
+        try:
+            if not _train_stage(stage, session, interruption):
+                return False
+        except Diverged as error:
+            if diverged is None or stage.name not in session.record.algorithms:
+                raise
+            diverged[stage.name] = str(error)
+            if processes.is_main_process():
+                print(f"jaxpg: {printable(f'{stage.name}: {error}')}", file=sys.stderr)
     return True
 
 
