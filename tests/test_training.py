@@ -23,7 +23,7 @@ from toy_learner import TOTAL, peak_at_ten, run, toy
 
 from jaxpg import parallel
 from jaxpg.errors import UserError
-from jaxpg.training import advance, checkpoint, loop, metrics_writer, run_directory
+from jaxpg.training import advance, checkpoint, health, loop, metrics_writer, run_directory
 from jaxpg.training import program as program_module
 
 
@@ -309,8 +309,14 @@ def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Chan
 
 
 def test_a_chunk_ends_where_a_metric_is_not_finite(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"after iteration 6, 12 steps\. There was no checkpoint yet"):
+    """The run is named, of which there may be several."""
+    with pytest.raises(UserError, match=rf"after iteration 6, 12 steps\. There was no checkpoint yet in {tmp_path}\."):
         run(tmp_path, learner=toy(change=spoil_loss), log_every=TOTAL)
+
+
+def test_no_checkpoint_is_named_in_a_directory_that_is_deleted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"12 steps\. Nothing was kept: give out=DIRECTORY"):
+        run(tmp_path / f"{health.UNKEPT}xyz" / "stage", learner=toy(change=spoil_loss))
 
 
 def test_devices_change_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from jaxpg.runs.loggers import check_loggers
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
+from jaxpg.training.health import UNKEPT
 from jaxpg.training.loop import TrainingHooks, check_total_steps
 from jaxpg.types import Critic, Env, Policy
 
@@ -92,7 +93,7 @@ def fit(
         stack.enter_context(jax.enable_x64(False))  # the bits of the command line, whatever the session has
         config = resolve_config(task, name, overrides)
         if out is None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxpg-")))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=UNKEPT)))
         else:
             directory = Path(out)
             _check_kept(directory, config.environment)

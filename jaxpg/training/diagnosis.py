@@ -25,6 +25,8 @@ from jaxpg.training.health import EVALUATED, Diverged, last_checkpoint, non_fini
 from jaxpg.types import Array, Experience, Key, Rollout, Tree
 
 _OBSERVATION = "an observation that is not finite"
+LARGEST_REWARD = 1e15
+"""In size: float32 ends at 3e38, and statistics and losses sum squares over many steps."""
 
 
 class Fault(NamedTuple):
@@ -60,14 +62,14 @@ class CheckedRollout(NamedTuple):
     def faults(self) -> np.ndarray:
         """[T, 5, B], what is unsound at a step, in order: observation, action, reward, discount, successor."""
         in_range = (self.discount >= 0) & (self.discount <= 1)
-        sound = np.stack([self.obs, self.action, np.isfinite(self.reward), in_range, self.successor], 1)
+        sound = np.stack([self.obs, self.action, _is_sound(self.reward), in_range, self.successor], 1)
         return ~sound & (np.asarray(self.mask) > 0)[:, None]
 
     def first_fault(self, iteration: int, steps: int) -> Fault | None:
         """The first fault of an iteration that began after `steps`; None if it is an action, which the policy chose."""
         t, kind, column = (int(i) for i in np.argwhere(self.faults())[0])
         reward, discount = self.reward[t, column], self.discount[t, column]
-        quantities = (_OBSERVATION, "", f"a reward of {reward}", f"a discount of {discount}", _OBSERVATION)
+        quantities = (_OBSERVATION, "", _bad_reward(reward), f"a discount of {discount}", _OBSERVATION)
         ends = np.flatnonzero(self.last[:t, column])
         begin = int(ends[-1]) + 1 if ends.size else -int(self.elapsed[column])
         before = int((self.mask[:t] > 0).sum()) + column + (kind > 0)
@@ -132,13 +134,22 @@ class Rerun(NamedTuple):
         key = jax.random.fold_in(seed_keys(self.seeds[diverged.index]).evaluation, one.iteration)
         faults = []
         for observed, rewards, length in zip(*jax.device_get(look(one.learner, key)), strict=True):
-            unsound = np.flatnonzero(~np.isfinite(rewards[:length]))
+            unsound = np.flatnonzero(~_is_sound(rewards[:length]))
             if unsound.size:
                 unseen = np.flatnonzero(~observed[: unsound[0] + 1])
                 step = int(unseen[0] if unseen.size else unsound[0] + 1)
-                quantity = _OBSERVATION if unseen.size else f"a reward of {rewards[unsound[0]]}"
+                quantity = _OBSERVATION if unseen.size else _bad_reward(rewards[unsound[0]])
                 faults.append(Fault(quantity, step, int(one.iteration), int(one.steps)))
         return min(faults, key=lambda fault: fault.step, default=None)
+
+
+def _is_sound(reward: Array) -> np.ndarray:
+    return np.abs(np.asarray(reward)) <= LARGEST_REWARD  # false of NaN
+
+
+def _bad_reward(reward: Any) -> str:
+    too_large = " (too large to square and sum in float32)" if np.isfinite(reward) else ""
+    return f"a reward of {reward:g}{too_large}"
 
 
 def _state_of(state: RunState, index: int) -> RunState:

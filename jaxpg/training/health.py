@@ -99,7 +99,13 @@ def raise_if_diverged(non_finite: Mapping[str, np.ndarray], row: Row, seeds: Seq
             )
 
 
+UNKEPT = "jaxpg-unkept-"
+"""What the name of a directory begins with that is deleted when its training ends."""
+
+
 def last_checkpoint(run_dir: Path) -> str:
     """Which checkpoint of a run is good, as a clause of a sentence."""
+    if any(part.startswith(UNKEPT) for part in run_dir.parts):
+        return "Nothing was kept: give out=DIRECTORY to have checkpoints"
     last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
-    return f"The last good checkpoint is {last.path}" if last else "There was no checkpoint yet"
+    return f"The last good checkpoint is {last.path}" if last else f"There was no checkpoint yet in {run_dir}"
