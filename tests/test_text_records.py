@@ -716,6 +716,12 @@ def test_bad_records_are_refused(write, name):
         json_lines(write([GOOD, *lines]), **{"tokenizer": "standard", "held_out": 0, **settings})
 
 
+def test_the_example_of_a_pair_has_the_fields_of_a_pair(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text("[1]\n")
+    with pytest.raises(UserError, match=r'such as {"prompt": "\.\.\.", "chosen": "\.\.\.", "rejected": "\.\.\."}, but'):
+        preference_pairs(tmp_path / "pairs.jsonl", "standard")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n\r\n"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "empty.jsonl"
@@ -725,7 +731,11 @@ def test_an_empty_file_is_refused(tmp_path, content):
             read(path)
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    """With the directory that a relative path counts from, since a run may be looked at from another one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"cannot be read: No such file.* The path counts from {tmp_path}: "):
+        json_lines("none.jsonl")
     with pytest.raises(UserError, match=r"none.jsonl cannot be read: No such file"):
         json_lines(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="cannot be read: Is a directory"):

@@ -46,7 +46,14 @@ def read_content(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"The file {path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"The file {path} cannot be read: {error.strerror}.{counted_from(path)}") from error
+
+
+def counted_from(path: str | Path) -> str:
+    """A sentence on where a path was looked for, if that depends on where the command runs; with a space in front."""
+    if Path(path).is_absolute():
+        return ""
+    return f" The path counts from {Path.cwd()}: run the command where the file is found, or put it there."
 
 
 @lru_cache(maxsize=4)  # a run makes several tasks of one file
@@ -100,7 +107,7 @@ def _parse_record(
     except (ValueError, RecursionError) as error:
         raise UserError(f"{location} cannot be read: {error}.") from error
     if not isinstance(fields, dict):
-        example = '{"prompt": "1+1=", "answer": "2"}'
+        example = json.dumps(dict.fromkeys(required or ("prompt", "answer"), "..."))
         raise UserError(f"{location} is not an object such as {example}, but {_json_excerpt(fields)}.")
     for name in required:
         if name not in fields:

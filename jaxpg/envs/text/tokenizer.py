@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpg.domains import COUNT, check_number
-from jaxpg.envs.text.jsonl_reader import as_text, parse_records, read_content, without_tags
+from jaxpg.envs.text.jsonl_reader import as_text, counted_from, parse_records, read_content, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError
 
@@ -92,7 +92,7 @@ def tokenizer_file(path: str | Path) -> Tokenizer:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"The tokenizer {path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"The tokenizer {path} cannot be read: {error.strerror}.{counted_from(path)}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not the file of a tokenizer: {error}.") from error
     return _parse_tokenizer(tokenizers.Tokenizer, text, path)
