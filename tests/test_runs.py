@@ -196,6 +196,7 @@ def test_actions_stay_within_their_bounds_and_samples_differ() -> None:
         (np.ones((2, 2, 2)), r"not \(2, 2, 2\)"),
         (np.ones((0, 2)), r"not \(0, 2\)"),
         (["a", "b"], "Observations are numbers"),
+        ([np.nan, 0.9], "holds NaN"),
     ],
 )
 def test_other_observations_are_refused(obs: Any, sentence: str) -> None:
@@ -381,6 +382,7 @@ def nameless() -> PolicyGradient:
         (("cartpole", "ppo", {"network": lambda env: (1, 2)}), r"a pair \(Policy, Critic\), not \(int, int\)"),
         (("cartpole", "ppo", {"network": {"hidden": "x"}}), "hidden must be a list of integers"),
         (("cartpole", "ppo", {"callbacks": [print]}), "callbacks are a list of jaxpg.Callback"),
+        (("cartpole", "ppo", {"callbacks": jaxpg.Callback()}), r"and this is one itself: give \[callback\]"),
         (("cartpole", "ppo", {"num_minibatches": 7}), "num_minibatches = 7 does not divide"),
         (("cartpole", not_an_algorithm), "must return a PolicyGradient"),
         (("cartpole", too_many), "collects from 64 environments where its setting num_envs is 4"),
@@ -401,6 +403,13 @@ def test_mistakes_are_told_in_a_sentence_before_anything_is_written(
     with pytest.raises(UserError, match=sentence):
         jaxpg.fit(env, algorithm, **{"progress": False, **settings})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_not_written_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a_file.py").touch()
+    for out in ("a_file.py", "a_file.py/run"):
+        with pytest.raises(UserError, match=r"cannot be written to: .*a_file\.py is not a directory\. Remove it, or"):
+            jaxpg.fit("cartpole", "ppo", out=tmp_path / out, progress=False)
 
 
 def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import check_seeds, resolve_config
 from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS
 from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
+from jaxpg.files import explain_os_error
 from jaxpg.runs import training
 from jaxpg.runs.callbacks import Callback
 from jaxpg.runs.loggers import check_loggers
@@ -112,12 +114,14 @@ def fit(
 
 
 def _check_kept(directory: Path, environment: str) -> None:
-    """Refuse a directory that has a run, and an environment that commands would not find when they read the run."""
+    """Refuse what is no directory or has a run, and an environment that commands would not find when they read it."""
     if is_of_this_script(environment):
         raise UserError(
             f"With out, commands have to find {environment}, and this script registers it: register it in a module of "
             "its own and name that too, gymnasium:MODULE:ID."
         )
+    with explain_os_error(directory), contextlib.suppress(FileNotFoundError):
+        os.listdir(directory)
     remedy = f"Go on with it by the command jaxpg resume {directory}, or choose another out."
     run_directory.refuse_begun(directory, remedy)
 
@@ -155,6 +159,8 @@ def _are_integers(numbers: Any) -> bool:
 
 
 def _check_callbacks(callbacks: Any) -> None:
+    if isinstance(callbacks, Callback):  # whose fields would be taken for callbacks
+        raise UserError("callbacks are a list of jaxpg.Callback records, and this is one itself: give [callback].")
     if not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks are a list of jaxpg.Callback records, or a table, not {excerpt(callbacks)}.")
     for callback in callbacks:

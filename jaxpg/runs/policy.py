@@ -48,8 +48,8 @@ class TrainedPolicy:
             One action, or a batch of them.
 
         Raises:
-            UserError: observations of another shape than in training, or a batch of another size since `reset` where
-                the policy has a memory.
+            UserError: observations of another shape than in training, or with NaN in them; where the policy has a
+                memory, a batch of another size since `reset`.
         """
         batch, batched = self._batch(obs)
         size = len(jax.tree.leaves(batch)[0])
@@ -120,6 +120,8 @@ class TrainedPolicy:
             )
         if given.dtype.kind not in "biuf":
             raise UserError(f"Observations are numbers, not an array of {given.dtype}.")
+        if given.dtype.kind == "f" and np.isnan(given).any():
+            raise UserError(f"An {what} of {self._env.name} holds NaN, so no action is better than another: mend it.")
         if given.dtype == np.uint8 and isinstance(space, Box) and len(shape) == 3 and np.all(space.high <= 1):
             raise UserError(f"{self._env.name} was trained on images divided by 255: divide these bytes too.")
         return given.astype(np.float32 if isinstance(space, Box) else np.int32)
