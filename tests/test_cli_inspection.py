@@ -18,13 +18,15 @@ from rich.console import Console
 
 from jaxpg import files, report
 from jaxpg.cli import record
-from jaxpg.cli.inspection import Starts, compared_runs, distinguishing_parts, mean_lines, run_labels
+from jaxpg.cli.inspection import Starts, _print_evaluation, compared_runs, distinguishing_parts, mean_lines, run_labels
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import command_words, make_parser
 from jaxpg.cli.record import CommandRecord
 from jaxpg.experiments import config as configs
+from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.sources import setting_sources
+from jaxpg.rollout.evaluation import Evaluation
 from jaxpg.runs.progress import Reporter
 
 
@@ -80,10 +82,24 @@ def test_a_run_from_python_is_plotted_and_nothing_else(tmp_path: Path, capsys: p
 
 
 def test_a_run_without_returns_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "mine", {})
+    run = write_run(tmp_path / "mine", {"seeds": [0]})
     metrics = run / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("return", "loss"))
     assert "its metrics have neither return nor evaluation_return" in refused(capsys, "plot", str(run))
+
+
+def test_what_an_evaluation_could_not_measure_has_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    config = resolve_config("sort", "grpo", {"seeds": [0]})
+    result = Evaluation(np.ones((1, 4)), np.ones((1, 4)), {"length_correct": np.full(1, np.nan)})
+    _print_evaluation(config, result, Starts(4, 1, "prompts"), "sampled")
+    assert capsys.readouterr().out.endswith("length_correct –\n")
+
+
+def test_an_empty_config_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not that of a program in Python, which notes its seeds and steps."""
+    (write_run(tmp_path / "mine", {}) / "config.toml").write_text("")
+    for command in ("eval", "plot"):
+        assert "config.toml cannot be read: it is empty. Restore" in refused(capsys, command, str(tmp_path / "mine"))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +110,8 @@ def test_a_run_without_returns_has_no_curve(tmp_path: Path, capsys: pytest.Captu
         (Starts(25, 4, "prompts"), "sampled", "25 prompts x 4 samples"),
         (Starts(100, 1, "prompts"), "sampled", "100 prompts x 1 sample"),
         (Starts(100, 1, "prompts"), "greedy", "100 prompts x 1 greedy completion"),
+        (Starts(1, 1, "prompts"), "greedy", "1 prompt x 1 greedy completion"),
+        (Starts(1, 1, "episodes"), "greedy", "1 greedy episode"),
     ],
 )
 def test_an_evaluation_says_what_its_episodes_are(starts: Starts, sampling: str, text: str) -> None:

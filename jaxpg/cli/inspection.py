@@ -28,7 +28,7 @@ from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
-from jaxpg.printable import printable
+from jaxpg.printable import counted, printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
 from jaxpg.runs.results import curve_units, training_returns
@@ -103,12 +103,12 @@ class Starts(NamedTuple):
     def describe(self, sampling: str) -> str:
         """All episodes of a seed: "100 sampled episodes", "25 prompts x 4 samples"."""
         if self.word == "prompts" and sampling == "greedy":
-            return f"{self.number} prompts x 1 greedy completion"
+            return f"{counted(self.number, 'prompt')} x 1 greedy completion"
         if self.word == "prompts":
-            return f"{self.number} prompts x {self.group_size} sample{'s' if self.group_size > 1 else ''}"
+            return f"{counted(self.number, 'prompt')} x {counted(self.group_size, 'sample')}"
         if self.word == "start states":
-            return f"{self.number} start states x {self.group_size} {sampling} episodes"
-        return f"{self.number} {sampling} episodes"
+            return f"{counted(self.number, 'start state')} x {counted(self.group_size, f'{sampling} episode')}"
+        return counted(self.number, f"{sampling} episode")
 
 
 def _print_evaluation(config: Config, result: Evaluation, starts: Starts, sampling: str) -> None:
@@ -123,8 +123,8 @@ def _print_evaluation(config: Config, result: Evaluation, starts: Starts, sampli
     for line in mean_lines(np.asarray(result.returns), starts):
         console.print(line)
     for name, values in sorted(result.metrics.items()):
-        value = np.nanmean(values) if np.isfinite(values).any() else math.nan
-        console.print(f"{printable(name)} {value:.4g}")
+        value = f"{np.nanmean(values):.4g}" if np.isfinite(values).any() else "–"  # as in tables
+        console.print(f"{printable(name)} {value}")
 
 
 def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
@@ -176,8 +176,8 @@ def run_play(arguments: argparse.Namespace) -> int:
     host_callback.raise_failure()
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
-    episode_return = float(episode.rewards[:length].sum())
-    print(f"{printable(arguments.gif)}: seed {config.seeds[index]}, {length} steps, return {episode_return:.4g}")
+    episode_return, steps = float(episode.rewards[:length].sum()), counted(length, "step")
+    print(f"{printable(arguments.gif)}: seed {config.seeds[index]}, {steps}, return {episode_return:.4g}")
     _draw_values(config, of_seed, arguments.gif.with_name(f"{arguments.gif.stem}_values.png"))
     return 0
 

@@ -282,7 +282,13 @@ def load_config(run_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged.
     """
-    return read_file(run_dir / CONFIG, parse_toml, ADVICE)
+
+    def parse(content: bytes) -> dict[str, Any]:
+        if not (config := parse_toml(content)):  # every run writes its seeds at least
+            raise ValueError("it is empty")
+        return config
+
+    return read_file(run_dir / CONFIG, parse, ADVICE)
 
 
 def load_machines(run_dir: Path) -> list[dict[str, Any]]:
