@@ -29,11 +29,12 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import make_actor
-from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy
+from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy, training
 from jaxpg.runs.export import policy_program
 from jaxpg.runs.fitting import _name_of
 from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
+from jaxpg.training.health import last_checkpoint
 from jaxpg.types import Env, Learner, Policy
 
 SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 8, "evaluation_episodes": 4, "evaluations": 2, "progress": False}
@@ -403,6 +404,17 @@ def test_mistakes_are_told_in_a_sentence_before_anything_is_written(
     with pytest.raises(UserError, match=sentence):
         jaxpg.fit(env, algorithm, **{"progress": False, **settings})
     assert not list(tmp_path.iterdir())
+
+
+def test_without_out_no_checkpoint_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory is deleted before anybody reads the sentence."""
+
+    def prepare(config: Any, out: Path, *_: Any, **__: Any) -> None:
+        raise UserError(last_checkpoint(out))
+
+    monkeypatch.setattr(training, "prepare", prepare)
+    with pytest.raises(UserError, match=r"^Nothing was kept: give out=DIRECTORY"):
+        jaxpg.fit("cartpole", "ppo", progress=False)
 
 
 def test_a_run_is_not_written_into_a_file(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _as_trained(config: Config, run_dir: Path) -> Config:
 
 def whole_iterations(config: Config) -> int:
     """The steps that a seed will take, since its last iteration is finished; at least, where iterations vary."""
-    iteration = config.settings.get("num_envs", 1) * config.settings.get("num_steps", 1)
+    iteration = config.settings.get("num_envs", 1) * (config.settings.get("num_steps") or 1)
     return -(-config.total_steps // iteration) * iteration
 
 
