@@ -186,6 +186,8 @@ REFUSED = [
     ("cartpole", "ppo", {"environment_settings.gravitty": 1.0}, "Did you mean 'gravity'"),
     ("cartpole", "ppo", {"environment_settings.gravity": "low"}, "gravity must be"),
     ("cartpole", "ppo", {"wrappers.sticky": {}}, "no wrapper 'sticky'. Did you mean 'sticky_actions'"),
+    ("sort", "grpo", {"wrappers.time_limit.steps": 3}, "takes no wrappers: remove wrappers.time_limit. How long"),
+    ("sort", "grpo", {"wrappers.flatten": {}, "reward": "runs/x"}, "sort is a text task, which takes no"),
     ("sort", "grpo", {"rewards": {"mine": abs}}, 'mine must name its function, {"function": "module:function"}'),
     ("sort", "grpo", {"environment_settings.rewards": {"mine": {"function": abs}}}, "rewards.mine must name its"),
     ("summarise_toy", "reward_model", {"network.kind": "mlp"}, "trains a transformer, not the network mlp"),

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpg import envs
 from jaxpg.errors import UserError
-from jaxpg.types import Box, Discrete, Env, TimeStep
+from jaxpg.types import Box, Discrete, Env, Outcome, StepRewards, TimeStep
 
 
 def counter(length=5, shape=(2,), actions=None):
@@ -66,6 +66,47 @@ def test_sticky_actions_repeat_what_was_executed_not_what_was_chosen():
     before = np.concatenate([[0.0], executed[:-1]])
     np.testing.assert_array_equal(executed[stuck], before[stuck])
     assert abs(stuck.mean() - probability) < 4 * np.sqrt(probability * (1 - probability) / steps)
+
+
+def test_the_action_before_the_first_lies_within_the_bounds():
+    """Nothing is remembered yet; 0 where a Box has it, else the bound nearest to it."""
+    box = Box(np.array([1, -1, -3], np.float32), np.array([2, 1, -2], np.float32))
+    env = envs.sticky_actions(counter(actions=box), probability=1.0)
+    _, steps, _ = play(env, [jnp.array([1.5, 0.5, -2.5])] * 2)
+    np.testing.assert_array_equal(steps.reward, [1 + 0 - 2] * 2)
+
+
+WITH_MEMORY = {
+    "sticky_actions": {"probability": 0.0},
+    "time_limit": {"steps": 2},
+    "frame_stack": {"num": 2},
+    "flatten": {},
+}
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_context_and_outcome_are_those_of_the_state_inside(name):
+    """A pair, as a wrapper's own state is: read instead of it, that would be the wrapper's memory."""
+
+    def reset(key):
+        state, obs = plain.reset(key)
+        return (state, jnp.float32(42)), obs
+
+    def step(key, state, action):
+        time, timestep = plain.step(key, state[0], action)
+        return (time, state[1]), timestep
+
+    def outcome(state):
+        return Outcome(state[1], {"time": state[0]}, step_rewards=StepRewards(jnp.arange(9.0), jnp.ones(9)))
+
+    plain = counter()
+    own = plain._replace(reset=reset, step=step, context=lambda state: state[1], outcome=outcome, time_limit=9)
+    env = envs.wrap(envs.wrap(own, name, **WITH_MEMORY[name]), name, **WITH_MEMORY[name])
+    _, _, state = play(env, [1, 1])
+    found = env.outcome(state)
+    assert (float(found.reward), int(found.parts["time"]), float(env.context(state))) == (42.0, 2, 42.0)
+    np.testing.assert_array_equal(found.step_rewards.reward, np.arange(env.time_limit))
+    envs.check_env(env, name)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Functions from one environment to another.
 
-A wrapper with a memory keeps it beside the state of the environment it wraps, in a `Wrapped`; `unwrap` returns the
-innermost state, for drawing. A wrapped environment keeps its name. Moments of observations and rewards are not kept
-here: they are shared by all environments and devices, and belong to the learner.
+A wrapper with a memory keeps it beside the state of the environment it wraps, in a `Wrapped`, and gives `context` and
+`outcome` the state inside; `unwrap` returns the innermost state, which is what `render` draws. A wrapped environment
+keeps its name. Moments of observations and rewards are not kept here: they are shared by all environments and devices,
+and belong to the learner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ import numpy as np
 
 from jaxpg.domains import Domain, check_whole
 from jaxpg.errors import UserError
-from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree
+from jaxpg.types import Array, Box, Env, Key, Outcome, TimeStep, Tree
 
 MOST_FRAMES = 1000
 """Of a stack: more is a mistake in typing."""
@@ -48,21 +50,28 @@ def _begins(
 ) -> Env:
     """`env` with these changes, whose episodes begin with `begin(state, obs)` of those inside.
 
-    So it is at a reset, and at the restart of an environment on the host. `inner` is the way back to the state inside.
+    So it is at a reset, and at the restart of an environment on the host. `inner` is the way back to the state inside,
+    which `context` and `outcome` of `env` are given.
     """
+
+    def of_inner(function: Callable[[Tree], Any] | None) -> Callable[[Tree], Any] | None:
+        return function and (lambda state: function(inner(state)))
 
     def restart(key: Key, wanted: Array, state: Tree) -> tuple[Tree, Tree]:
         assert env.host is not None
         return begin(*env.host.restart(key, wanted, inner(state)))
 
     host = env.host and env.host._replace(restart=restart)
-    return env._replace(reset=lambda key: begin(*env.reset(key)), host=host, **changes)
+    context, outcome = of_inner(env.context), of_inner(env.outcome)
+    begun = env._replace(reset=lambda key: begin(*env.reset(key)), host=host, context=context, outcome=outcome)
+    return begun._replace(**changes)
 
 
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
     """With this probability the environment repeats the previously executed action instead of the agent's.
 
-    Before the first step of an episode that is action 0, "do nothing" in MinAtar. MinAtar's own default is 0.1.
+    Before the first step of an episode that is action 0, "do nothing" in MinAtar, and the point of a Box nearest to 0.
+    MinAtar's own default is 0.1.
     Source: Machado et al., "Revisiting the Arcade Learning Environment" (2018), section 5.2.
 
     Args:
@@ -80,9 +89,10 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
             "allowed: leave this wrapper out."
         )
     dtype = jnp.float32 if isinstance(env.action_space, Box) else jnp.int32
+    first = env.action_space.nearest(jnp.zeros(env.action_space.shape, dtype)).astype(dtype)
 
     def begin(state: Tree, obs: Tree) -> tuple[Wrapped, Tree]:
-        return Wrapped(state, jnp.zeros(env.action_space.shape, dtype)), obs
+        return Wrapped(state, first), obs
 
     def step(key: Key, state: Wrapped, action: Array) -> tuple[Wrapped, TimeStep]:
         repeat_key, step_key = jax.random.split(key)
@@ -116,13 +126,21 @@ def time_limit(env: Env, *, steps: int) -> Env:
         time = state.memory + 1
         return Wrapped(inner, time), timestep._replace(last=timestep.last | (time >= steps))
 
+    limit = min(env.time_limit, steps)
+    shortened = env._replace(outcome=env.outcome and partial(_outcome_within, env.outcome, limit))
     return _begins(
-        env,
+        shortened,
         begin,
         step=step,
-        time_limit=min(env.time_limit, steps),
+        time_limit=limit,
         min_truncation_step=min(env.min_truncation_step, steps),
     )
+
+
+def _outcome_within(outcome: Callable[[Tree], Outcome], limit: int, state: Tree) -> Outcome:
+    """An outcome with as many rewards of steps as an episode has steps now."""
+    whole = outcome(state)
+    return whole._replace(step_rewards=jax.tree.map(lambda x: x[:limit], whole.step_rewards))
 
 
 def frame_stack(env: Env, *, num: int = 4) -> Env:

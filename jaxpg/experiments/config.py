@@ -312,7 +312,17 @@ def make_env(config: Config, split: str = "train") -> Env:
 
 
 def wrapped(config: Config, env: Env) -> Env:
-    """An environment with the wrappers of a config."""
+    """An environment with the wrappers of a config.
+
+    Raises:
+        UserError: as `envs.wrap`, or there are wrappers of a text task, whose completions are also written without it.
+    """
+    if config.wrappers and envs.task_factory(config.environment):
+        raise UserError(
+            f"{config.environment} is a text task, which takes no wrappers: remove "
+            f"{', '.join(f'wrappers.{name}' for name in config.wrappers)}. How long completions may be is a setting of "
+            "the task, max_tokens."
+        )
     for name, arguments in config.wrappers.items():
         env = envs.wrap(env, name, **arguments)
     return env
