@@ -267,13 +267,13 @@ class HostParts(NamedTuple):
         something only where `wanted` ([] bool) is true, and only there anything is reset.
     to_action(action) -> the action as the environment takes it, whose integers may begin elsewhere than at 0, and whose
         Box may be one of integers. An array of jax's, or one of NumPy's, also with an axis of environments in front.
-    frames(seed, actions [T, ...]) -> T + 1 pictures `[H, W, 3]` of an episode, and its T rewards; None if it cannot be
-        drawn.
+    frames(states, actions [T, ...]) -> pictures `[H, W, 3]` of the T + 1 states of an episode, and its T rewards; None
+        if it cannot be drawn.
     """
 
     restart: Callable[[Key, Array, Tree], tuple[Tree, Tree]]
     to_action: Callable[[Any], Any]
-    frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
+    frames: Callable[[Tree, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
 
 class Env(NamedTuple):

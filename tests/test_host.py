@@ -32,6 +32,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.config import resolve_config
 from jaxpg.parallel import collectives, host_callback
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.report.episodes.gif import CAPTION, _own_scene, draw_frame, trimmed
 from jaxpg.rollout.collector import env_keys, make_actor, step_keys
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.rollout.segments import continuing
@@ -376,6 +377,21 @@ def test_what_cannot_be_drawn_is_shown_by_its_observations(
     else:
         assert re.search(re.escape(said).replace(r"\.\*", ".*"), caplog.text)
         assert "observations are drawn instead" in caplog.text
+
+
+def test_an_episode_of_sticky_actions_is_drawn_as_it_was_played() -> None:
+    """By the executed actions; with those that the agent chose it would be another climb with the same rewards."""
+    env = envs.sticky_actions(envs.make("gymnasium:tiny_gym:TinyStairs-v0"), probability=0.5)
+    env = envs.frame_stack(envs.sticky_actions(env, probability=0.2), num=2)
+    episode = jax.jit(lambda key: record_episode(env, random_actor(env), key, greedy=False))(jax.random.key(0))
+    episode = trimmed(episode)
+    heights = episode.observations[:, -1].tolist()
+    assert heights != [0, *np.cumsum(episode.actions).tolist()]
+    scene = _own_scene(env, episode)
+    assert scene is not None
+    for t, height in enumerate(heights):
+        frame = np.asarray(draw_frame(env, scene, episode, t))
+        assert (frame[:-CAPTION] == height).all()
 
 
 def test_an_id_of_the_script_is_no_name_for_commands(tmp_path: Path) -> None:

@@ -170,6 +170,29 @@ class Sticky(Walk):
         return self._obs(), {}
 
 
+class Stairs(gymnasium.Env):
+    """A climber, who sees how high it is, as its picture shows; every step costs the same."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's own form
+    observation_space = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self._height = render_mode, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._height = 0
+        return np.array([0], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._height += int(action)
+        return np.array([self._height], np.float32), -1.0, False, False, {}
+
+    def render(self) -> Any:
+        return np.full((8, 8, 3), self._height, np.uint8)
+
+
 CLASSES = {
     "Walk": (Walk, 6),
     "Endless": (Walk, None),
@@ -179,6 +202,7 @@ CLASSES = {
     "Pictures": (Pictures, 5),
     "Bare": (Bare, 5),
     "Sticky": (Sticky, 6),
+    "Stairs": (Stairs, 20),
 }
 for name, (cls, limit) in CLASSES.items():
     gymnasium.register(f"Tiny{name}-v0", cls, max_episode_steps=limit)

@@ -46,25 +46,35 @@ def _begins(
     env: Env,
     begin: Callable[[Tree, Tree], tuple[Tree, Tree]],
     inner: Callable[[Tree], Tree] = lambda state: state.inner,
+    executed: Callable[[Tree, Any], Any] = lambda states, actions: actions,
     **changes: Any,
 ) -> Env:
     """`env` with these changes, whose episodes begin with `begin(state, obs)` of those inside.
 
     So it is at a reset, and at the restart of an environment on the host. `inner` is the way back to the state inside,
-    which `context` and `outcome` of `env` are given.
+    which `context` and `outcome` of `env` are given, and its pictures on the host; they also need the `executed`
+    actions of an episode with these states and actions.
     """
 
     def of_inner(function: Callable[[Tree], Any] | None) -> Callable[[Tree], Any] | None:
         return function and (lambda state: function(inner(state)))
 
-    def restart(key: Key, wanted: Array, state: Tree) -> tuple[Tree, Tree]:
-        assert env.host is not None
-        return begin(*env.host.restart(key, wanted, inner(state)))
+    begun = env._replace(
+        reset=lambda key: begin(*env.reset(key)), context=of_inner(env.context), outcome=of_inner(env.outcome)
+    )
+    if env.host is None:
+        return begun._replace(**changes)
+    of_host = env.host
 
-    host = env.host and env.host._replace(restart=restart)
-    context, outcome = of_inner(env.context), of_inner(env.outcome)
-    begun = env._replace(reset=lambda key: begin(*env.reset(key)), host=host, context=context, outcome=outcome)
-    return begun._replace(**changes)
+    def restart(key: Key, wanted: Array, state: Tree) -> tuple[Tree, Tree]:
+        return begin(*of_host.restart(key, wanted, inner(state)))
+
+    def frames(states: Tree, actions: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
+        assert of_host.frames
+        return of_host.frames(inner(states), executed(states, actions))
+
+    host = of_host._replace(restart=restart, frames=frames if of_host.frames else None)
+    return begun._replace(host=host, **changes)
 
 
 def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
@@ -101,7 +111,7 @@ def sticky_actions(env: Env, *, probability: float = 0.25) -> Env:
         inner, timestep = env.step(step_key, state.inner, executed)
         return Wrapped(inner, executed), timestep
 
-    return _begins(env, begin, step=step)
+    return _begins(env, begin, executed=lambda states, actions: states.memory[1:], step=step)
 
 
 def time_limit(env: Env, *, steps: int) -> Env:
@@ -197,8 +207,8 @@ def flatten(env: Env) -> Env:
     mask = env.action_mask
     unflattened = mask and (lambda obs: mask(obs.reshape(*obs.shape[:-1], *space.shape)))
     flat = Box(space.low.reshape(-1), space.high.reshape(-1))
-    changed = {"step": step, "observation_space": flat, "action_mask": unflattened}
-    return _begins(env, begin, inner=lambda state: state, **changed)
+    flattened = env._replace(step=step, observation_space=flat, action_mask=unflattened)
+    return _begins(flattened, begin, inner=lambda state: state)
 
 
 def _box_observations(env: Env, wrapper: str) -> Box:

@@ -109,10 +109,14 @@ def host_env(source: Source) -> Env:
         place, obs = host_callback.call_in_place(groups.restart, begun, wanted, seed, *state)
         return HostState(place, seed, jnp.zeros_like(state.t), state.history), obs
 
+    def frames(states: HostState, actions: np.ndarray) -> tuple[list[np.ndarray], list[float]]:
+        assert source.frames
+        return source.frames(int(states.seed[0]), actions)
+
     return Env(
         source.name, reset, step, source.observation_space, source.action_space, source.time_limit,
         min_truncation_step=source.min_truncation_step,
-        host=HostParts(restart, source.to_action, source.frames),
+        host=HostParts(restart, source.to_action, frames if source.frames else None),
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def _own_scene(env: Env, episode: RecordedEpisode) -> Scene | None:
     if env.host is None or env.host.frames is None:
         return None
     try:
-        pictures, rewards = env.host.frames(int(unwrap(episode.states).seed[0]), np.asarray(episode.actions))
+        pictures, rewards = env.host.frames(episode.states, np.asarray(episode.actions))
         for picture in pictures:
             _check_picture(env, picture)
     except (Exception, SystemExit) as error:
