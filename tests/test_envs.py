@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 from gymnax.environments.classic_control.cartpole import CartPole
 
 from jaxpg import envs, ladder, networks
-from jaxpg.envs import gymnax_adapter, registry, text
+from jaxpg.envs import contract, gymnax_adapter, registry, text
 from jaxpg.errors import UserError
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Box, Discrete
@@ -384,3 +384,31 @@ def test_boxes_are_equal_where_their_bounds_are():
     assert (box == same, box != same, hash(box) == hash(same)) == (True, False, True)
     for other in (Box(np.zeros(2), np.array([1, 2])), Box(np.zeros(3), np.ones(3)), Discrete(2), (box.low, box.high)):
         assert (box == other, box != other) == (False, True)
+
+
+def test_random_actions_lie_in_every_box_and_are_uniform_there():
+    """Beside the only bound where there is one, within [-1, 1] without any; a box may be as large as float32."""
+    infinite, largest = np.inf, np.float32(3.4e38)
+    bounds = [
+        (-infinite, infinite, -1, 1),
+        (0, infinite, 0, 1),
+        (5, infinite, 5, 6),
+        (-infinite, -2, -3, -2),
+        (-largest, largest, -largest, largest),
+        (2, 2.5, 2, 2.5),
+    ]
+    low, high, least, most = np.array(bounds, np.float32).T
+    env = envs.make("Pendulum-v1")._replace(action_space=Box(low, high))
+    drawn = jax.vmap(lambda key: contract.random_action(env, key, None))(jax.random.split(jax.random.key(0), 4_000))
+    place = (np.asarray(drawn, float) - least) / (most.astype(float) - least)
+    assert place.min() >= 0
+    assert place.max() <= 1
+    np.testing.assert_allclose(np.quantile(place, [0.25, 0.5, 0.75], axis=0).T, [[0.25, 0.5, 0.75]] * 6, atol=0.03)
+
+
+def test_random_actions_of_ordinary_boxes_are_those_of_jax_bit_for_bit():
+    env, key = envs.make("Pendulum-v1"), jax.random.key(3)
+    for low, high in ((-2.0, 2.0), (0.1, 0.7), (-1e-20, 1e20), (3.0, 3.0)):
+        box = Box(np.full(100, low, np.float32), np.full(100, high, np.float32))
+        plain = jax.random.uniform(key, (100,), minval=low, maxval=high)
+        np.testing.assert_array_equal(contract.random_action(env._replace(action_space=box), key, None), plain)

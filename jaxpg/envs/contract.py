@@ -286,15 +286,19 @@ def _in_space(space: Space, obs: Array) -> Array:
 
 
 def random_action(env: Env, key: Key, obs: Tree) -> Array:
-    """An action drawn uniformly from those that are allowed, from [-1, 1] where a Box has no bounds."""
+    """An action drawn uniformly from those that are allowed.
+
+    Where a Box has no bounds that is from [-1, 1], and from one unit beside the bound where it has but one.
+    """
     space = env.action_space
     if env.action_mask is not None:
         return jax.random.categorical(key, jnp.where(env.action_mask(obs), 0.0, MASKED)).astype(jnp.int32)
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
-    bounded = np.isfinite(space.low) & np.isfinite(space.high)
-    low, high = (np.where(bounded, x, limit).astype(np.float32) for x, limit in ((space.low, -1), (space.high, 1)))
-    return jax.random.uniform(key, space.shape, minval=low, maxval=high)
+    below, above = np.isfinite(space.low), np.isfinite(space.high)
+    low = np.where(below, space.low, np.where(above, space.high - 1, -1)).astype(np.float32)
+    high = np.where(above, space.high, np.where(below, space.low + 1, 1)).astype(np.float32)
+    return 2 * jax.random.uniform(key, space.shape, minval=low / 2, maxval=high / 2)  # their distance may be too large
 
 
 def _is_alike(value: Any, expected: jax.ShapeDtypeStruct) -> bool:
