@@ -46,12 +46,21 @@ WORLDS = {
         "livingCost": 0.0,
         "gamma": 1.0,
     },
+    "worth nothing at first": {
+        **{"goal": 0, "trap": 9, "start": 8, "slip": 0.0, "livingCost": 0.0, "gamma": 0.9},
+        "walls": (2, 10, 16, 17),
+    },
+    "only a trap": {
+        **{"goal": 0, "trap": 27, "start": 56, "slip": 0.2, "livingCost": 0.0, "gamma": 1.0},
+        "walls": (1, 8),
+    },
     "a block of walls": {
         **{"goal": 7, "trap": 27, "start": 56, "slip": 0.1, "livingCost": 0.02, "gamma": 1.0},
         "walls": (33, 34, 35, 41, 42, 43, 49, 50, 51),
     },
 }
-EVERY_WORLD = [pytest.param(x, marks=() if x in ("walls", "free circles") else pytest.mark.full) for x in WORLDS]
+QUICK = "walls", "free circles", "worth nothing at first", "only a trap"
+EVERY_WORLD = [pytest.param(x, marks=() if x in QUICK else pytest.mark.full) for x in WORLDS]
 
 
 @pytest.fixture(autouse=True)

@@ -138,17 +138,67 @@ def test_float32_ends_at_its_rounding():
         assert float(plan.change) < 1e-6
 
 
-def test_steps_are_those_of_the_methods():
-    mdp = envs.grid_world(slip=0.1)
+STEPPED = {
+    "discounted": (lambda: envs.grid_world(slip=0.1), 0.9),
+    "the first values are 0": (
+        lambda: envs.grid_world(2, 2, living_cost=0.0, slip=0.0, goal=(0, 0), trap=(1, 1), start=(1, 0)),
+        0.9,
+    ),
+    "a cost below the tolerance": (
+        lambda: envs.grid_world(5, 7, living_cost=5e-7, goal=(2, 4), trap=(0, 3), start=(0, 0)),
+        1.0,
+    ),
+    "staying is best": (lambda: stay_or_end(), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_are_those_of_the_methods(name):
+    make, gamma = STEPPED[name]
+    mdp = make()
     for steps, method in (
         (values.value_iteration_steps, values.value_iteration),
         (values.policy_iteration_steps, values.policy_iteration),
     ):
-        shown, plan = list(steps(mdp, 0.9)), method(mdp, 0.9)
+        shown, plan = list(itertools.islice(steps(mdp, gamma), 2_000)), method(mdp, gamma)
         np.testing.assert_allclose(shown[-1].values, plan.values, atol=1e-9)
         np.testing.assert_array_equal(shown[-1].policy, plan.policy)
         assert shown[0].kind == "start"
         assert sum(step.kind in ("sweep", "evaluation") for step in shown) == plan.sweeps
+
+
+def test_the_first_evaluation_is_not_the_last():
+    """The goal and the trap are as near as each other from both cells, so nothing is worth anything at first."""
+    mdp, gamma = STEPPED["the first values are 0"][0](), 0.9
+    steps = list(values.policy_iteration_steps(mdp, gamma))
+    assert not np.any(steps[1].values)
+    np.testing.assert_array_equal(steps[-1].values, [0, 1, 1, 0])
+
+
+def test_policy_iteration_step_by_step_ends_after_so_many_improvements():
+    for most in (0, 1, 2):
+        steps = list(values.policy_iteration_steps(envs.grid_world(), 0.9, max_improvements=most))
+        plan = values.policy_iteration(envs.grid_world(), 0.9, max_improvements=most)
+        assert sum(step.kind == "improvement" for step in steps) == most + 1  # and the greedy policy at the end
+        np.testing.assert_allclose(steps[-1].values, plan.values, atol=1e-9)
+        np.testing.assert_array_equal(steps[-1].policy, plan.policy)
+
+
+def stay_or_end():
+    """A state in which to stay costs nothing, and to end costs 1."""
+    P = jnp.zeros((2, 2, 2)).at[0, 0, 0].set(1).at[0, 1, 1].set(1).at[1, :, 1].set(1)
+    return envs.MDP(P, jnp.zeros((2, 2, 2)).at[0, 1, 1].set(-1.0), jnp.array([1.0, 0.0]), jnp.array([False, True]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_a_discount_of_one_nothing_is_better_than_a_loss(method):
+    """To stay for ever is better than the only end, also where most moves may slip into it."""
+    plan = METHODS[method](stay_or_end(), 1.0)
+    np.testing.assert_array_equal(plan.values, [0, 0])
+    assert plan.policy[0].tolist() == [1, 0]
+    only_a_trap = envs.grid_world(3, 3, living_cost=0.0, goal=(0, 2), walls=[(0, 1), (1, 2)], trap=(2, 2))
+    found = METHODS[method](only_a_trap, 1.0).values
+    np.testing.assert_allclose(found, np.zeros(9), atol=1e-6)  # by steps into the walls
 
 
 def test_finite_horizon_is_the_best_of_all_plans():
@@ -237,7 +287,22 @@ REFUSED = {
     "no end": (lambda: (envs.frozen_lake()._replace(terminal=jnp.zeros(16, bool)), 0.9), "No terminal state"),
     "walled in": (lambda: (envs.grid_world(4, 4, walls=[(2, 0), (2, 1), (3, 1)]), 0.9), "No terminal state"),
     "trapped": (lambda: (lake_with_a_pit(), 1.0), "state 1 has none"),
+    "trapped, if ever there": (lambda: (envs.grid_world(4, 4, walls=[(2, 3), (3, 2)]), 1.0), "state 15 has none"),
+    "paid for living": (lambda: (envs.grid_world(living_cost=-0.01), 1.0), "as from state 0, whose value is infinite"),
+    "paid now and then": (lambda: (circle(0.0, 1.0), 1.0), "as from state [01], whose value"),
 }
+
+
+def circle(there, back):
+    """From state 0 to state 1 and back, with these rewards; state 1 may also end for nothing."""
+    P = jnp.zeros((3, 2, 3)).at[0, :, 1].set(1).at[1, 0, 0].set(1).at[1, 1, 2].set(1).at[2, :, 2].set(1)
+    R = jnp.zeros((3, 2, 3)).at[0, :, 1].set(there).at[1, 0, 0].set(back)
+    return envs.MDP(P, R, jnp.array([1.0, 0.0, 0.0]), jnp.array([False, False, True]))
+
+
+def paid_once():
+    """A reward on the way to a state from which nothing leads back, and in which to stay costs nothing."""
+    return circle(1.0, 0.0)._replace(P=circle(1.0, 0.0).P.at[1, 0].set(jnp.array([0.0, 1.0, 0.0])))
 
 
 def lake_with_a_pit():
@@ -255,6 +320,10 @@ def test_what_has_no_values_is_refused(name):
 
 def test_what_has_values_is_not_refused():
     check_mdp(lake_with_a_pit(), 0.9)
+    check_mdp(circle(0.0, 1.0), 0.9)
+    check_mdp(stay_or_end(), 1.0)
+    check_mdp(paid_once(), 1.0)
+    assert values.policy_iteration(paid_once(), 1.0).values.tolist() == [1, 0, 0]
     for make in envs.MDPS.values():
         check_mdp(make(), 1.0)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.envs.tabular import AnyMDP, SparseMDP, check_probabilities, num_states_and_actions
+from jaxpg.envs.tabular import AnyMDP, SparseMDP, check_probabilities, expected_rewards, num_states_and_actions
 from jaxpg.errors import UserError
 from jaxpg.types import Array
 
@@ -14,9 +14,12 @@ from jaxpg.types import Array
 def check_mdp(mdp: AnyMDP, gamma: float) -> None:
     """Refuse what has no values.
 
+    With a discount of 1 it does not find every infinite value: rewards that outweigh losses again and again pass.
+
     Raises:
         UserError: a discount outside [0, 1], rows of P that are no distributions, rewards that are not finite, no
-            terminal state within reach of the start, or with a discount of 1 a state from which none can be reached.
+            terminal state within reach of the start, or with a discount of 1 a state from which none can be reached, or
+            one from which rewards can be collected for ever without a loss.
     """
     if not 0 <= gamma <= 1:
         raise UserError(f"The discount must be between 0 and 1, not {gamma}.")
@@ -26,9 +29,15 @@ def check_mdp(mdp: AnyMDP, gamma: float) -> None:
     ends, reached = _can_end(mdp), reached_states(mdp)
     if not np.asarray(mdp.terminal)[reached].any():
         raise UserError("No terminal state is within reach of the start, so no episode could end.")
-    if gamma == 1 and not ends[reached].all():
-        s = int(np.flatnonzero(reached & ~ends)[0])
+    if gamma == 1 and not ends.all():
+        s = int(np.flatnonzero(~ends)[0])
         raise UserError(f"With a discount of 1 every state needs a way to a terminal one, and state {s} has none.")
+    if gamma == 1 and (endless := _earns_for_ever(mdp)).any():
+        s = int(np.flatnonzero(endless)[0])
+        raise UserError(
+            f"With a discount of 1 no rewards may be collected for ever without a loss, as from state {s}, whose value "
+            "is infinite: take a discount below 1, or let every step cost something."
+        )
 
 
 def steps_to_terminal(mdp: AnyMDP, allowed: Array) -> Array:
@@ -40,11 +49,7 @@ def steps_to_terminal(mdp: AnyMDP, allowed: Array) -> Array:
     """
 
     def steps(nearest: Array) -> Array:
-        if isinstance(mdp, SparseMDP):
-            ahead = jnp.where(mdp.probabilities > 0, nearest[mdp.successors], jnp.inf)
-        else:
-            ahead = jnp.where(mdp.P > 0, nearest, jnp.inf)
-        return jnp.where(allowed, 1 + ahead.min(-1), jnp.inf)
+        return jnp.where(allowed, 1 + _of_successors(mdp, nearest, jnp.inf).min(-1), jnp.inf)
 
     def relax(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         nearest, _ = carry
@@ -54,6 +59,48 @@ def steps_to_terminal(mdp: AnyMDP, allowed: Array) -> Array:
     start = jnp.where(mdp.terminal, 0.0, jnp.inf)
     nearest, _ = lax.while_loop(lambda carry: carry[1], relax, (start, jnp.bool_(True)))
     return steps(nearest)
+
+
+def lasting_actions(mdp: AnyMDP, allowed: Array) -> Array:
+    """[S, A] bool, the allowed actions after which, whatever follows, there is always another of them: none ends.
+
+    Args:
+        mdp: the process.
+        allowed: [S, A] bool, the actions that may be taken.
+    """
+
+    def remove(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        lasting, _ = carry
+        kept = lasting & _of_successors(mdp, lasting.any(-1), True).all(-1)
+        return kept, (kept != lasting).any()
+
+    start = allowed & ~mdp.terminal[:, None]
+    lasting, _ = lax.while_loop(lambda carry: carry[1], remove, (start, jnp.bool_(True)))
+    return lasting
+
+
+def _of_successors(mdp: AnyMDP, x: Array, impossible: float | bool) -> Array:
+    """[S, A, K] or [S, A, S], `x` `[S]` of every successor; `impossible` where it has no probability."""
+    if isinstance(mdp, SparseMDP):
+        return jnp.where(mdp.probabilities > 0, x[mdp.successors], impossible)
+    return jnp.where(mdp.P > 0, x, impossible)
+
+
+def _earns_for_ever(mdp: AnyMDP) -> np.ndarray:
+    """[S] bool, from where a policy can go on for ever without a loss, and be paid again and again.
+
+    The largest set of actions that last, have expected rewards of at least 0, and can always lead to a reward again.
+    """
+    rewards = expected_rewards(mdp)
+    pays = rewards > 8 * jnp.finfo(rewards.dtype).eps * jnp.abs(rewards).max()  # more than by rounding
+    actions = lasting_actions(mdp, rewards >= 0)
+    while (paid := (actions & pays).any(-1)).any():
+        steps = steps_to_terminal(mdp._replace(terminal=paid), actions)
+        kept = lasting_actions(mdp, actions & (paid | jnp.isfinite(steps).any(-1))[:, None])
+        if (kept == actions).all():
+            return np.asarray(paid)
+        actions = kept
+    return np.zeros(len(mdp.terminal), bool)
 
 
 def _can_end(mdp: AnyMDP) -> np.ndarray:

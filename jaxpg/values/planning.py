@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.reachability import steps_to_terminal
+from jaxpg.envs.reachability import lasting_actions, steps_to_terminal
 from jaxpg.envs.tabular import AnyMDP, action_values, check_policy, expected_next_values, expected_rewards
 from jaxpg.types import Array, Scalar
 
@@ -103,7 +103,8 @@ def value_iteration(
 
     Args:
         mdp: the process.
-        gamma: discount factor; with 1 a terminal state must be within reach from everywhere.
+        gamma: discount factor; with 1 a terminal state must be within reach from everywhere, and no policy may collect
+            rewards for ever without a loss (`envs.reachability.check_mdp`).
         tolerance: of the values.
         max_sweeps: sweeps end after this many.
         order: `synchronous` or `gauss_seidel`.
@@ -130,26 +131,30 @@ def policy_iteration(
     """Optimal values: evaluate the policy, make it greedy, and again until its values no longer rise.
 
     It begins with the uniform policy. An evaluation begins with the values of the policy before, which are lower
-    everywhere, so they rise to the optimal ones. With `max_sweeps` 1 this is value iteration, in between it is modified
-    policy iteration. Source: Sutton & Barto 2018, section 4.3; Puterman 1994, sections 6.4 and 6.5.
+    everywhere, so they rise to the optimal ones; with gamma 1 they are first raised to `resting_values`. With
+    `max_sweeps` 1 this is value iteration, in between it is modified policy iteration.
+    Source: Sutton & Barto 2018, section 4.3; Puterman 1994, sections 6.4 and 6.5.
 
     Args:
         mdp: the process.
-        gamma: discount factor; with 1 a terminal state must be within reach from everywhere.
+        gamma: discount factor; with 1 a terminal state must be within reach from everywhere, and no policy may collect
+            rewards for ever without a loss (`envs.reachability.check_mdp`).
         tolerance: of the values.
         max_sweeps: sweeps per evaluation.
         max_improvements: improvements end after this many.
         order: `synchronous` or `gauss_seidel`.
     """
     rewards = expected_rewards(mdp)
+    least = resting_values(mdp, rewards, gamma)
     sweep = partial(_sweep_until_converged, order, gamma=gamma, tolerance=tolerance, max_sweeps=max_sweeps)
 
     def evaluate(values: Array, policy: Array) -> _Swept:
-        return sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
+        swept = sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
+        return swept._replace(values=jnp.maximum(swept.values, least))
 
     def improve(plan: Plan) -> Plan:
         greedy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
-        policy = _unless_as_good(action_values(mdp, plan.values, gamma), plan.policy, greedy)
+        policy = unless_as_good(action_values(mdp, plan.values, gamma), plan.policy, greedy)
         swept = evaluate(plan.values, policy)
         change = jnp.abs(swept.values - plan.values).max()
         return Plan(swept.values, policy, plan.sweeps + swept.sweeps, plan.improvements + 1, change)
@@ -232,13 +237,29 @@ def _rounding(q: Array) -> Array:
     return 8 * jnp.finfo(q.dtype).eps * jnp.abs(q).max(-1, keepdims=True)
 
 
-def _unless_as_good(q: Array, policy: Array, greedy: Array) -> Array:
+def unless_as_good(q: Array, policy: Array, greedy: Array) -> Array:
     """The greedy policy; in states where another is as good, up to rounding, that other one.
 
     Else the policy would change for ever between actions that differ by rounding, and its values with it.
     """
     as_good = (policy * q).sum(-1, keepdims=True) >= q.max(-1, keepdims=True) - _rounding(q)
     return jnp.where(as_good, policy, greedy)
+
+
+def resting_values(mdp: AnyMDP, rewards: Array, gamma: Scalar) -> Array:
+    """[S], what states are worth at least: with gamma 1, 0 where a policy can go on for ever without a loss, else -inf.
+
+    Policy iteration would not find that by itself. A circle that costs nothing keeps the values that its states have,
+    so where all ends are losses it looks no better than the best of them. Source: Puterman 1994, chapter 7.
+
+    Args:
+        mdp: the process.
+        rewards: [S, A], the expected ones.
+        gamma: discount factor.
+    """
+    without_loss = rewards >= 0
+    rests = lax.cond(gamma == 1, lambda: lasting_actions(mdp, without_loss), lambda: jnp.zeros_like(without_loss))
+    return jnp.where(rests.any(-1), 0.0, -jnp.inf).astype(rewards.dtype)
 
 
 class _Swept(NamedTuple):

@@ -8,14 +8,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.tabular import AnyMDP, expected_rewards, num_states_and_actions
+from jaxpg.envs.tabular import AnyMDP, action_values, expected_rewards, num_states_and_actions
 from jaxpg.types import Array, Scalar
 from jaxpg.values.planning import (
     evaluation_backup,
     greedy_policy,
     optimality_backup,
+    resting_values,
     smallest_change,
     synchronous,
+    unless_as_good,
 )
 
 
@@ -43,21 +45,30 @@ def value_iteration_steps(mdp: AnyMDP, gamma: Scalar, *, tolerance: Scalar = 1e-
         yield Step("sweep", values, greedy_policy(mdp, values, gamma, tolerance=tolerance))
 
 
-def policy_iteration_steps(mdp: AnyMDP, gamma: Scalar, *, tolerance: Scalar = 1e-6) -> Iterator[Step]:
-    """The sweeps of every evaluation and the improvements of `policy_iteration`, one after the other."""
-    num_states, num_actions = num_states_and_actions(mdp)
+def policy_iteration_steps(
+    mdp: AnyMDP, gamma: Scalar, *, tolerance: Scalar = 1e-6, max_improvements: int = 1_000
+) -> Iterator[Step]:
+    """The sweeps of every evaluation and the improvements of `policy_iteration`, one after the other.
+
+    The last improvement is the greedy policy of its values.
+    """
     rewards = expected_rewards(mdp)
-    values, policy = jnp.zeros(num_states, rewards.dtype), jnp.full((num_states, num_actions), 1 / num_actions)
+    least = resting_values(mdp, rewards, gamma)
+    values, policy = jnp.zeros(len(rewards), rewards.dtype), jnp.full_like(rewards, 1 / rewards.shape[1])
     yield Step("start", values, policy)
-    rise = jnp.asarray(jnp.inf)
-    while rise > smallest_change(values, gamma, tolerance):
+    for improvements in range(max_improvements + 1):
         before, change = values, jnp.asarray(jnp.inf)
         while change > smallest_change(values, gamma, tolerance):
             values, change = _one_sweep(mdp, rewards, policy, values, gamma)
             yield Step("evaluation", values, policy)
-        rise = jnp.abs(values - before).max()
-        policy = greedy_policy(mdp, values, gamma, tolerance=tolerance)
+        values = jnp.maximum(values, least)
+        rise = jnp.abs(values - before).max() if improvements else jnp.inf  # the first began with no policy's values
+        ends = rise <= smallest_change(values, gamma, tolerance) or improvements == max_improvements
+        greedy = greedy_policy(mdp, values, gamma, tolerance=tolerance)
+        policy = greedy if ends else unless_as_good(action_values(mdp, values, gamma), policy, greedy)
         yield Step("improvement", values, policy)
+        if ends:
+            return
 
 
 @jax.jit

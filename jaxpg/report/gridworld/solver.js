@@ -68,7 +68,7 @@ export function uniformPolicy(mdp) {
 export function greedyPolicy(mdp, values, gamma, tolerance) {
   const q = actionValues(mdp, values, gamma);
   const maxima = rowMaxima(q);
-  const slack = maxima.map((_, s) => Math.max(gamma === 1 ? tolerance : 0, 8 * EPSILON * Math.max(...row(q, s).map(Math.abs))));
+  const slack = maxima.map((_, s) => Math.max(gamma === 1 ? tolerance : 0, rounding(row(q, s))));
   const best = Array.from(q, (value, i) => value >= maxima[Math.floor(i / NUM_ACTIONS)] - slack[Math.floor(i / NUM_ACTIONS)]);
   const steps = gamma === 1 ? stepsToTerminal(mdp, best) : null;
   const policy = new Float64Array(q.length);
@@ -102,6 +102,23 @@ export function stepsToTerminal(mdp, allowed) {
   return steps;
 }
 
+// What cells are worth at least: with gamma 1, 0 where a policy can go on for ever without a loss, else -Infinity. So it
+// can where allowed actions remain once those are removed that may lead to a cell without any.
+export function restingValues(mdp, gamma) {
+  const rewards = actionValues(mdp, new Float64Array(mdp.numStates), gamma);
+  const lasting = Array.from(rewards, (reward, i) => gamma === 1 && reward >= 0 && !mdp.terminal[Math.floor(i / NUM_ACTIONS)]);
+  const rests = (s) => lasting.slice(NUM_ACTIONS * s, NUM_ACTIONS * (s + 1)).includes(true);
+  for (let changed = true; changed; ) {
+    changed = false;
+    for (let i = 0; i < lasting.length; i++) {
+      if (!lasting[i] || mdp.successors[i].every((to, k) => mdp.probabilities[k] === 0 || rests(to))) continue;
+      lasting[i] = false;
+      changed = true;
+    }
+  }
+  return Float64Array.from({ length: mdp.numStates }, (_, s) => (rests(s) ? 0 : -Infinity));
+}
+
 // A cell from which neither goal nor trap can be reached, or -1.
 export function cellWithoutEnd(mdp) {
   const steps = stepsToTerminal(mdp, new Array(NUM_ACTIONS * mdp.numStates).fill(true));
@@ -115,7 +132,7 @@ export function smallestChange(values, gamma, tolerance) {
 }
 
 // Steps are {kind, values, policy, change}: kind is "start", "evaluation", "improvement" or "sweep", change the largest
-// change of a value in the sweep; an improvement changes the policy and no value.
+// change of a value in the sweep; an improvement changes the policy, and raises what is worth less than `restingValues`.
 export function* valueIterationSteps(mdp, gamma, tolerance = 1e-6) {
   let values = new Float64Array(mdp.numStates), change = Infinity;
   yield { kind: "start", values, policy: uniformPolicy(mdp), change };
@@ -127,10 +144,11 @@ export function* valueIterationSteps(mdp, gamma, tolerance = 1e-6) {
   }
 }
 
-export function* policyIterationSteps(mdp, gamma, tolerance = 1e-6) {
-  let values = new Float64Array(mdp.numStates), policy = uniformPolicy(mdp), rise = Infinity;
+export function* policyIterationSteps(mdp, gamma, tolerance = 1e-6, maxImprovements = 1000) {
+  const least = restingValues(mdp, gamma);
+  let values = new Float64Array(mdp.numStates), policy = uniformPolicy(mdp);
   yield { kind: "start", values, policy, change: Infinity };
-  while (rise > smallestChange(values, gamma, tolerance)) {
+  for (let improvements = 0, ends = false; !ends; improvements++) {
     const before = values;
     let change = Infinity;
     while (change > smallestChange(values, gamma, tolerance)) {
@@ -139,10 +157,27 @@ export function* policyIterationSteps(mdp, gamma, tolerance = 1e-6) {
       values = after;
       yield { kind: "evaluation", values, policy, change };
     }
-    rise = largestDifference(values, before);
-    policy = greedyPolicy(mdp, values, gamma, tolerance);
+    values = values.map((value, s) => Math.max(value, least[s]));
+    const rise = improvements > 0 ? largestDifference(values, before) : Infinity; // the first began with no policy's values
+    ends = rise <= smallestChange(values, gamma, tolerance) || improvements === maxImprovements;
+    const greedy = greedyPolicy(mdp, values, gamma, tolerance);
+    policy = ends ? greedy : unlessAsGood(actionValues(mdp, values, gamma), policy, greedy);
     yield { kind: "improvement", values, policy, change: 0 };
   }
+}
+
+// The greedy policy; in states where another is as good, up to rounding, that other one.
+function unlessAsGood(q, policy, greedy) {
+  const expected = expectedActionValues(policy, q), maxima = rowMaxima(q);
+  return policy.map((probability, i) => {
+    const s = Math.floor(i / NUM_ACTIONS);
+    return expected[s] >= maxima[s] - rounding(row(q, s)) ? probability : greedy[i];
+  });
+}
+
+// The errors of the action values of a state.
+function rounding(q) {
+  return 8 * EPSILON * Math.max(...q.map(Math.abs));
 }
 
 // sum_a pi(a|s) q(s, a), [S].
