@@ -94,6 +94,23 @@ def test_the_notations_of_the_table_are_read_wherever_they_may_stand(notation):
         *(r"3 \pi", r"\pi 3", "minus 5", "negative 5", "- 5", "--5", "+-5", "\u20135", "± 5", r"\pm 5", "-$3"),
         *("< 5", "x<5", r"x \le 5", "x >= 5", "x != 5", "~5", "≈ 5"),
         *(
+            "x ⩽ 5",
+            "x ≦ 5",
+            "∼ 5",
+            "≃ 5",
+            "x ≪ 5",
+            "x ＞ 5",
+            "5 ⩾ x",
+            "2 ⋅ 3",
+            "2 ∗ 3",
+            "2 ∕ 3",
+            "2 ／ 3",
+            "√ 2",
+            "5 √ x",
+        ),
+        *("x**5", "x ** 5", "x**-5", "x**(5)", "(x)**5", "x**.5", "5**x", "5 π", "π 5", "5 ％", "5 ‰"),
+        *("3 : 4", "(3) : 4", "3 — 4", "3—4", "3 ‒ 4", "— 5", "5 － x"),
+        *(
             "1,2",
             "1,2345",
             "0,123",
@@ -140,6 +157,17 @@ def test_what_is_not_a_number_for_certain_is_none(text):
     assert (
         last_number(f"The answer is 7, I mean {text}" if text.strip() and any(map(str.isdigit, text)) else text) is None
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("**5**", "**5**.", "**Answer:** 5", "**Answer**: 5", "the **5** apples", "is:**5**", "(**5**)", "**$5$**"),
+        *("**(5)**", r"**\boxed{5}**", "**the answer: 5**", '"**5**"', "⟶ 5", "x ⟹ 5", "x ＝ 5", "Step 2: 5"),
+    ],
+)
+def test_bold_arrows_equal_signs_and_labels_are_no_operations(text):
+    assert last_number(text) == 5
 
 
 def test_as_many_digits_as_may_be_are_read():
@@ -228,7 +256,7 @@ def test_longer_words_are_read_as_a_slow_parser_reads_them():
     assert read > 500
 
 
-PLAIN_ARROW = re.compile(r"[-=]+>|[→⇒]|\*\*")
+PLAIN_ARROW = re.compile(r"[-=]+>|[→⇒]|(?<![\w)\]}])\*\*(?=\S)|(?<=\S)\*\*(?![-+({$\\]*(?:\w|\.[0-9]))")
 PLAIN_SPACE = re.compile(
     r"(?<=[(\[{])[^\S\n]+|[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
     r"|(?<=[0-9])[^\S\n]+(?=(?:\\times|\\cdot|×|·)\s*10\^)|(?:(?<=\\times)|(?<=\\cdot)|(?<=[×·]))[^\S\n]+(?=10\^)"

@@ -18,9 +18,10 @@ sentence or an ordinary word ("42 apples").
 What is not read:
 
 - digits that touch a letter or another sign: "x3", "5th", "42kg", "90°";
-- an operand: "x-3", "5 - 3", "2^3", "5!", "3\pi", "\sqrt{4}", "f(2)", "minus 5", and what is compared: "< 5";
+- an operand: "x-3", "5 - 3", "2^3", "x**3", "5!", "3\pi", "\sqrt{4}", "f(2)", "minus 5", and what is compared: "< 5";
+  so for every dash and every mathematical symbol of Unicode but `=` and arrows: "2 ⋅ 3", "√ 2", "x ⩽ 5";
 - a list, a pair or an interval: "3, 5", "(3, 5)"; other separators of digits, or only space: "1.234.567", "3:15",
-  "12 345", "3 1/2"; numbers that a word goes on with: "5 percent", "5 million", "5 and a half";
+  "3 : 15", "12 345", "3 1/2"; numbers that a word goes on with: "5 percent", "5 million", "5 and a half";
 - digits other than 0 to 9, a division by zero, and more than 1,000 characters without a space.
 
 The number of a text is the last one. If what stands around the last digit cannot be read, the text has no number: an
@@ -50,7 +51,10 @@ _NUMBER = re.compile(
 )
 _SPELLINGS = {"\u2212": "-", r"\%": "%", r"\$": "$", r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _TAG = re.compile("</?(?:think|answer)>")
-_READ_AS_SPACE = re.compile(r"(?<![-=])[-=]+>|[→⇒]|\*\*")  # a run from its start alone: from n places it takes n² steps
+_READ_AS_SPACE = re.compile(
+    r"(?<![-=])[-=]+>|[→⇒]"  # a run from its start alone: from n places it takes n² steps
+    r"|(?<![\w)\]}])\*\*(?=\S)|(?<=\S)\*\*(?![-+({$\\]*(?:\w|\.[0-9]))"  # bold begins and ends so, and no power does
+)
 _SPACE_INSIDE = re.compile(
     r"(?<=[(\[{])[^\S\n]+|(?<![^\S\n])[^\S\n]+(?=[)\]}%])|(?<=})[^\S\n]+(?={)"
     r"|(?<=[0-9])[^\S\n]+(?=(?:\\times|\\cdot|×|·)\s*10\^)|(?:(?<=\\times)|(?<=\\cdot)|(?<=[×·]))[^\S\n]+(?=10\^)"
@@ -63,12 +67,12 @@ _WRAPPERS = (
 _BEFORE = (r"\boxed{", r"\(", r"\[", "(", "[", "$", "€", "£", "#")
 _AFTER = (r"\)", r"\]", "$", ")", "]", "}", ".", ",", ";", ":", "?")
 _OPERAND_BEFORE = re.compile(
-    r"(?:[-+*/^×÷·±–<>≤≥≠≈~|\\]|(?:[<>!~]|\\not)=|\\[A-Za-z]+|[0-9)}][^\S\n]*x|\d[)\]}%]*[,;]?"
+    r"(?:\\|(?:[<>!~]|\\not)=|\\[A-Za-z]+|π|[0-9)}][^\S\n]*x|\d[)\]}%]*(?:[,;]?|[^\S\n]+:)"
     r"|\b(?:minus|negative|plus|times|over))$",
     re.IGNORECASE,
 )
 _OPERAND_AFTER = re.compile(
-    r"[^\S\n]*(?:[-+*/^×÷·±–<>≤≥≠≈~!|%°]|\\[A-Za-z]|[(\[{][^\S\n]*[A-Za-z]\b"
+    r"(?:[!%％‰°π]|\\[A-Za-z]|[(\[{][^\S\n]*[A-Za-z]\b"
     r"|(?:x|percent|per cent|hundred|thousand|million|billion|trillion|dozen|and a half|and a quarter|plus|minus|times"
     r"|over|squared|cubed|factorial|pi)s?\b)",
     re.IGNORECASE,
@@ -85,7 +89,10 @@ def last_number(text: str) -> Fraction | None:
         return None
     start, stop = _word_around(text, last_digit)
     line = text[text.rfind("\n", 0, start) + 1 : start].rstrip()
-    if _OPERAND_BEFORE.search(line) or _OPERAND_AFTER.match(text, stop) or _in_open_bracket(line):
+    rest = text[stop:].partition("\n")[0].lstrip()
+    if _is_operation(line[-1:]) or _is_operation(rest[:1]):
+        return None
+    if _OPERAND_BEFORE.search(line) or _OPERAND_AFTER.match(rest) or _in_open_bracket(line):
         return None
     word = text[start:stop]
     return _value(word) if len(word) <= MAX_LENGTH else None
@@ -94,6 +101,14 @@ def last_number(text: str) -> Fraction | None:
 def _is_digit(character: str) -> bool:
     """Whether it is a digit of any kind: those that are not read make a number uncertain."""
     return unicodedata.category(character) in ("Nd", "No")
+
+
+def _is_operation(character: str) -> bool:
+    """Whether it stands for an operation or a comparison, or is a dash of any kind; `=` and arrows are neither."""
+    plain = unicodedata.normalize("NFKC", character)[:1]  # such as / for one of full width
+    kind = unicodedata.category(plain or " ")
+    is_sign = kind == "Sm" and plain != "=" and "ARROW" not in unicodedata.name(plain)
+    return is_sign or kind == "Pd" or (plain != "" and plain in "*/^·")
 
 
 def _word_around(text: str, place: int) -> tuple[int, int]:
