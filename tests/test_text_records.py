@@ -95,6 +95,17 @@ def test_fields_have_the_names_they_are_given_and_numbers_are_answers(write):
     assert judge(task, "-3$", problem=1)[0] == 1
 
 
+@pytest.mark.parametrize("written", ["1.50", "3.14159265358979323846", "12345678901234567890.5", "1e-3", "-0.10"])
+def test_a_number_is_the_text_that_the_file_has(write, written):
+    """Not that of the nearest float, which its own completion would not equal."""
+    path = write([f'{{"prompt": "1=", "answer": {written}, "completion": "{written}"}}'])
+    for match in ("exact", "numeric"):
+        task = json_lines(path, match=match, held_out=0)
+        assert task.answers(np.arange(1)) == [written]
+        shown = task.demonstration(jnp.int32(0), jax.random.key(0))
+        assert task.verify(jnp.int32(0), shown, jnp.int32((shown != PAD).sum())).accuracy == 1
+
+
 def test_the_characters_of_a_file_are_a_vocabulary(write):
     path = write(
         [{"prompt": "né?\n", "answer": "ü<answer>"}, {"prompt": "日", "answer": "n", "extra": "z", "number": 3}]

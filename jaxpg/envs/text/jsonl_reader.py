@@ -99,7 +99,7 @@ def _parse_record(
     raw: bytes, location: str, *, required: Sequence[str], optional: Sequence[str], may_be_empty: Sequence[str]
 ) -> Record:
     try:
-        fields = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        fields = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_float=_WrittenFloat)
     except UnicodeDecodeError as error:
         raise UserError(f"{location} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#x}.") from error
     except json.JSONDecodeError as error:
@@ -135,10 +135,19 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
+class _WrittenFloat(float):
+    """A number of JSON as it is written there: 1.50, or more digits than a float has."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 def as_text(value: Any) -> str | None:
     """The text of a field that is a string or a number, else None."""
     if isinstance(value, str):
         return value
+    if isinstance(value, _WrittenFloat):
+        return value.text
     return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
