@@ -441,6 +441,13 @@ def test_names_in_the_list_are_whole(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert f"navix:{name} " in capsys.readouterr().out
 
 
+def test_a_game_of_jaxtari_may_last_as_long_as_one_of_ale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an hour of 60 frames a second, each of them a step."""
+    install(monkeypatch, "jaxtari:count")
+    assert envs.default_settings("jaxtari:count")["max_steps"] == 30 * 60 * 60
+    sys.modules.pop("jaxpg.envs.suites.jaxtari")
+
+
 def test_missing_sprites_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "jaxtari:count")
     monkeypatch.setattr(sys.modules["jaxtari"], "ownership_or_alt_markers_present", lambda: False)

@@ -1,7 +1,10 @@
 """JAXtari's Atari games: objects on the screen as one vector of numbers.
 
-`done` of JAXtari is the end of the game. It has no time limits; `max_steps` is ours, and 27,000 steps are ALE's half
-hour at four frames a step. JAXtari's games need sprites, which each user installs after a question about Atari's ROMs.
+`done` of JAXtari is the end of the game, a termination. A step is one frame: JAXtari skips frames in wrappers that are
+not used here. So the 108,000 steps of `max_steps`, a time-out, are ALE's half hour. In two games `done` is also a limit
+of time, which the observations do not show: Surround ends after 1,000 steps, Skiing after 18,000. That is a termination
+here too; a `max_steps` of one step less makes it a time-out. JAXtari's games need sprites, which each user installs
+after a question about Atari's ROMs.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ def ids() -> list[str]:
 
 def default_settings(env_id: str) -> dict[str, Any]:
     """The game's mode and difficulty, and the time limit."""
-    return {"mode": 0, "difficulty": 0, "max_steps": 27_000}
+    return {"mode": 0, "difficulty": 0, "max_steps": 108_000}
 
 
 def make(env_id: str, settings: dict[str, Any]) -> Env:

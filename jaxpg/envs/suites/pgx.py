@@ -3,8 +3,11 @@
 Who begins is drawn by PGX. A step is the agent's move and the moves of the others up to the agent's next turn or the
 end of the game, and its reward is the sum of the agent's over these moves. What moves before the agent's first turn
 bring is part of its first step's reward, and a game that they end is over with that step. Illegal actions are masked;
-an algorithm that takes one all the same loses the game, as PGX has it. PGX's games have no time limit; `max_steps`
-counts moves of the agent.
+an algorithm that takes one all the same loses the game, as PGX has it.
+
+`max_steps` counts moves of the agent, and is a time-out. Some games of PGX also end after a number of moves of both
+players, which is a termination: chess and shogi after 512, gardner_chess and animal_shogi after 256, Go after twice as
+many as its board has points. The observations of chess, gardner_chess and animal_shogi show how many there were.
 """
 
 from __future__ import annotations
