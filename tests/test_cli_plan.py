@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -32,7 +33,8 @@ def test_a_picture_of_what_changes_with_a_setting(capsys: pytest.CaptureFixture[
     settings = ["--set", "environment_settings.living_cost=0.0", "--set", "environment_settings.slip=0.0"]
     assert main(["plan", world(rows="3", columns="4"), "--gamma", "0.9", "--out", "map.svg", *settings]) == 0
     assert "0.656100" in capsys.readouterr().out  # four steps before the one that earns 1
-    assert "<svg" in Path("map.svg").read_text()
+    drawn = [text.strip() for text in ElementTree.parse("map.svg").getroot().itertext()]
+    assert "sweep 1" in drawn  # below the name of the method, a line of its own
 
 
 @pytest.mark.parametrize(
