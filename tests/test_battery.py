@@ -38,9 +38,9 @@ def line(**changes: Any) -> Env:
     return env._replace(**changes)
 
 
-def changed(change: Any) -> Env:
-    """`line` whose every step is changed by `change(env, key, state, timestep) -> state, timestep`."""
-    env = line()
+def changed(change: Any, env: Env | None = None) -> Env:
+    """`env`, or `line`, whose every step is changed by `change(env, key, state, timestep) -> state, timestep`."""
+    env = env or line()
 
     def step(key: Any, state: Any, action: Any) -> Any:
         return change(env, key, *env.step(key, state, action))
@@ -52,6 +52,16 @@ def resets_itself(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
     fresh, obs = env.reset(key)
     state = jax.tree.map(lambda x, y: jnp.where(timestep.last, x, y), fresh, state)
     return state, timestep._replace(obs=jnp.where(timestep.last, obs, timestep.obs))
+
+
+def resets_itself_at_a_time_out(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    reset, fresh = resets_itself(env, key, state, timestep)
+    timed_out = timestep.last & (timestep.discount > 0)
+    return jax.tree.map(lambda x, y: jnp.where(timed_out, x, y), (reset, fresh), (state, timestep))
+
+
+def pays_too_much(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
+    return state, timestep._replace(reward=jnp.where(timestep.last, -3e38, timestep.reward))
 
 
 def takes_a_time_out_for_an_end(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:
@@ -88,6 +98,16 @@ def behaves_otherwise_in_company(env: Env, key: Any, state: Any, timestep: TimeS
     return state, timestep._replace(reward=doubled_in_company(timestep.reward))
 
 
+def anywhere(**changes: Any) -> Env:
+    """`line` whose episodes begin at any place, so that no place tells a reset from a step."""
+
+    def reset(key: Any) -> Any:
+        place = 6 * jax.random.uniform(key)
+        return (place, jnp.int32(0)), jnp.stack([place, -place])
+
+    return line(reset=reset, **changes)
+
+
 def seldom_empty(obs: Any) -> Any:
     return jnp.broadcast_to(jnp.abs(obs[..., :1] - 3) > 0.02, obs.shape)
 
@@ -100,6 +120,7 @@ def findings(env: Env) -> tuple[list[str], list[str]]:
 
 @pytest.mark.full
 def test_a_sound_environment_passes() -> None:
+    assert findings(anywhere())[1] == []
     passed, wrong = findings(line())
     assert wrong == []
     assert len(passed) == 12
@@ -110,6 +131,12 @@ def test_a_sound_environment_passes() -> None:
 
 MISTAKES: dict[str, tuple[Env, str]] = {
     "reset": (changed(resets_itself), "looks like that of a reset"),
+    "reset at a time-out": (
+        changed(resets_itself_at_a_time_out),
+        "at a time-out the last obs looks like that of a reset",
+    ),
+    "reset anywhere": (changed(resets_itself, anywhere()), "looks like that of a reset"),
+    "huge": (changed(pays_too_much), "a reward has the magnitude 3e+38"),
     "nan": (changed(is_seldom_nan), "finite"),
     "early": (changed(ends_early), "before min_truncation_step = 12"),
     "always early": (changed(ends_at_once), "at step 1 of an episode of random actions, before min_truncation_step"),

@@ -29,6 +29,10 @@ WALK_STEPS = 50
 AGREEING_STEPS = 8
 """Steps over which one environment alone and one among others must agree; the rounding of chaotic ones drifts later."""
 _ROUNDING = 1e-3
+_LARGEST_REWARD = 1e15
+"""Learners square returns, and add the squares of many steps; these are finite in float32."""
+_MOST = 0.9
+"""Of many resets, some lie outside of the box that holds others, where their numbers are many and normal."""
 
 
 class Finding(NamedTuple):
@@ -45,20 +49,23 @@ class Finding(NamedTuple):
 class _Episode(NamedTuple):
     """An episode of random actions as far as it has come; of many, leaves `[COLUMNS, ...]`.
 
-    obs_before: the observation before the last step.
+    state_before, obs_before: the state and the observation before the last step.
     low, high: the least and the greatest of all observations so far.
     always_allowed: whether an action was allowed wherever one was taken.
     finite: whether all observations and rewards were.
+    largest_reward: in magnitude.
     """
 
     t: Array
     state: Tree
     timestep: TimeStep
+    state_before: Tree
     obs_before: Tree
     low: Tree
     high: Tree
     always_allowed: Array
     finite: Array
+    largest_reward: Array
 
 
 def battery(env: Any, name: str) -> Iterator[Finding]:
@@ -118,11 +125,13 @@ def _play(env: Env, key: Key) -> _Episode:
             t=episode.t + 1,
             state=state,
             timestep=jax.tree.map(jnp.asarray, timestep),
+            state_before=episode.state,
             obs_before=obs,
             low=jax.tree.map(jnp.minimum, episode.low, timestep.obs),
             high=jax.tree.map(jnp.maximum, episode.high, timestep.obs),
             always_allowed=episode.always_allowed & allowed,
             finite=episode.finite & _all_finite((timestep.obs, timestep.reward)),
+            largest_reward=jnp.maximum(episode.largest_reward, jnp.abs(timestep.reward)),
         )
 
     def unfinished(episode: _Episode) -> Array:
@@ -130,8 +139,11 @@ def _play(env: Env, key: Key) -> _Episode:
 
     state, obs = env.reset(key)
     begin = TimeStep(obs, jnp.zeros(()), jnp.ones(()), jnp.zeros((), bool))
-    yes = jnp.ones((), bool)
-    return lax.while_loop(unfinished, step, _Episode(jnp.zeros((), jnp.int32), state, begin, obs, obs, obs, yes, yes))
+    start = _Episode(
+        jnp.zeros((), jnp.int32), state, begin, state, obs, obs, obs,
+        always_allowed=jnp.ones((), bool), finite=jnp.ones((), bool), largest_reward=jnp.zeros(()),
+    )  # fmt: skip
+    return lax.while_loop(unfinished, step, start)
 
 
 def _all_finite(tree: Tree) -> Array:
@@ -142,6 +154,12 @@ def _finite(end: _Episode) -> Finding:
     wrong = int((~end.finite).sum())
     if wrong:
         return Finding(False, f"observations and rewards must be finite, and are not in {wrong} of {COLUMNS} episodes")
+    if (largest := float(end.largest_reward.max())) > _LARGEST_REWARD:
+        return Finding(
+            False,
+            f"a reward has the magnitude {largest:g}, and sums of its square are not finite in float32: divide rewards "
+            f"until none is beyond {_LARGEST_REWARD:g}",
+        )
     return Finding(True, f"observations and rewards are finite in {COLUMNS} episodes of random actions")
 
 
@@ -182,24 +200,34 @@ def _masks(end: _Episode) -> Finding:
 
 
 def _successors(first: tuple[Tree, Tree], end: _Episode) -> Finding:
-    """Whether the last observation jumps back to where episodes begin, as it does where an environment resets itself.
+    """Whether an episode jumps back to where episodes begin with its last step, as where an environment resets itself.
 
-    Where every episode ends inside of the box that holds all first observations, and was outside of it one step before,
-    the last observation is that of a reset. An observation may be the same at the beginning and at the end of a task
-    that shows little of its state, so it is a mistake for certain only where the state is that of a reset, too.
+    It does where state and observation lie inside of the box that holds those of all resets, and did not one step
+    before. Since episodes end by the time limit, a state counts its steps in one way or another, and comes back into
+    the box by a reset alone. An observation may be the same at the beginning and at the end of a task that shows little
+    of its state, so it is no mistake for certain where it is the observation alone. Time-outs and terminations are
+    looked at one by one: many environments reset themselves at one of the two.
     """
-    first_state, first_obs = first
+    last, before = (end.state, end.timestep.obs), (end.state_before, end.obs_before)
+    jumps = _looks_like(first, last) & ~_looks_like(first, before)
     ended = end.timestep.last & (end.t > 1)
-    jumps = _looks_like(first_obs, end.timestep.obs) & ~_looks_like(first_obs, end.obs_before)
-    if not ended.any() or not jumps[ended].all():
-        return Finding(True, "the last obs of an episode is no reset's")
-    what = "the last obs of every episode looks like that of a reset"
-    if _looks_like(first_state, end.state)[ended].all():
+    terminated = end.timestep.discount == 0
+    kinds = {"termination": ended & terminated, "time-out": ended & ~terminated}
+    for kind, of_kind in kinds.items():
+        if of_kind.any() and jumps[of_kind].mean() >= _MOST:
+            return Finding(
+                False,
+                f"at a {kind} the last obs looks like that of a reset, and so does the state: step must return the "
+                "true successor, also at a time-out, and not reset",
+            )
+    if ended.any() and (_looks_like(first[1], last[1]) & ~_looks_like(first[1], before[1]))[ended].all():
         return Finding(
-            False,
-            f"{what}, and so does the state: step must return the true successor, also at a time-out, and not reset",
+            None,
+            "the last obs of every episode looks like that of a reset: right only if the task itself shows that there; "
+            "step must return the true successor",
         )
-    return Finding(None, f"{what}: right only if the task itself shows that there; step must return the true successor")
+    seen = " and ".join(f"{of_kind.sum()} {kind}s" for kind, of_kind in kinds.items())
+    return Finding(True, f"the last obs shows no sign of a reset at {seen}")
 
 
 def _looks_like(first: Tree, tree: Tree) -> np.ndarray:
