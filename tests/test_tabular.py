@@ -10,7 +10,8 @@ from gymnax.environments.misc import frozen_lake as gymnax_frozen_lake
 
 from jaxpg import envs, values
 from jaxpg.envs import tabular
-from jaxpg.envs.tabular import MDP, state_values, to_sparse
+from jaxpg.envs.reachability import check_mdp
+from jaxpg.envs.tabular import MDP, SparseMDP, state_values, to_sparse
 from jaxpg.errors import UserError
 
 LEFT, DOWN, RIGHT, UP = range(4)
@@ -304,6 +305,69 @@ def test_an_environment_of_rows_that_are_no_distributions_is_refused(to, total):
     wrong = to(mdp._replace(P=mdp.P.at[1, 2].multiply(total)))
     with pytest.raises(UserError, match=rf"state 1 and action 2: .* sum to {total:g}\."):
         envs.as_env(wrong, 5, "mine")
+
+
+IMPOSSIBLE = {
+    "start of more states": ({"start": np.ones(7) / 7}, r"each of its 3 states to be the first.* axes \[7\]"),
+    "start without a state": ({"start": np.zeros(3)}, r"start is not a distribution.* sum to 0\."),
+    "start below 0": ({"start": np.array([3, -2, 0])}, r"start is not a distribution.* the least is -2"),
+    "start often": ({"start": np.ones(3)}, r"start is not a distribution.* sum to 3\."),
+    "successor too large": ({"successors": np.full((3, 2, 1), 7)}, "Action 0 of state 0 leads to the state 7.* 0 to 2"),
+    "successor below 0": ({"successors": np.full((3, 2, 1), -1)}, "Action 0 of state 0 leads to the state -1"),
+    "successor between": ({"successors": np.zeros((3, 2, 1))}, "successors .* integers.*, not float64"),
+    "terminal of numbers": ({"terminal": np.zeros(3)}, r"array of bool with the axis \[S\].* float64"),
+    "terminal with an axis": ({"terminal": np.zeros((3, 1), bool)}, r"with the axes \[3, 1\]"),
+    "list": ({"terminal": [False, False, True]}, r"not a list: take jnp\.asarray\(terminal\)"),
+}
+
+
+def chain():
+    """Three states, one after the other; no action has two outcomes."""
+    successors = np.array([[[0], [1]], [[1], [2]], [[2], [2]]])
+    return SparseMDP(successors, np.ones((3, 2, 1)), np.ones((3, 2, 1)), np.array([1, 0, 0]), np.arange(3) == 2)
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_worlds_that_cannot_be_are_refused(name):
+    changes, sentence = IMPOSSIBLE[name]
+    uses = [lambda mdp: envs.as_env(mdp, 5, "mine"), lambda mdp: check_mdp(mdp, 0.9)]
+    if "start" in changes:
+        uses.append(lambda mdp: envs.expected_return(mdp, jnp.full((3, 2), 0.5), 0.9))
+    for use in uses:
+        use(chain())
+        with pytest.raises(UserError, match=sentence):
+            use(chain()._replace(**changes))
+
+
+def test_outcomes_that_do_not_happen_may_lead_anywhere():
+    mdp = chain()
+    pad = {"successors": -1, "probabilities": 0, "rewards": 0}
+    wider = {name: np.append(getattr(mdp, name), np.full((3, 2, 1), x), axis=-1) for name, x in pad.items()}
+    envs.as_env(mdp._replace(**wider), 5, "mine")
+
+
+def test_worlds_made_inside_of_a_program_are_taken():
+    """Their numbers are not known, of one array or of all."""
+
+    def first(start):
+        return envs.as_env(chain()._replace(start=start), 5, "mine").reset(jax.random.key(0))[0].position
+
+    np.testing.assert_array_equal(jax.jit(jax.vmap(first))(jnp.eye(3)), [0, 1, 2])
+    mdp = jax.tree.map(jnp.asarray, chain())
+    assert jax.jit(lambda mdp: envs.as_env(mdp, 5, "mine").reset(jax.random.key(0))[0].position)(mdp) == 0
+    assert jax.jit(lambda key: envs.as_env(mdp, 5, "mine").reset(key)[0].position)(jax.random.key(0)) == 0
+
+
+def test_worlds_of_integers_have_the_values_of_others():
+    """Nothing is cut to an integer on the way, whichever array holds them."""
+    whole = chain()._replace(probabilities=np.ones((3, 2, 1), int), rewards=np.ones((3, 2, 1), int))
+    policy = np.array([[0, 1]] * 3)
+    np.testing.assert_allclose(state_values(whole, policy, 0.5), [1.5, 1, 0])
+    np.testing.assert_allclose(tabular.to_dense(whole._replace(rewards=chain().rewards / 2)).R[0, 1, 1], 0.5)
+    for method in (values.value_iteration, values.policy_iteration):
+        np.testing.assert_allclose(method(whole, 0.5).values, method(chain(), 0.5).values)
+    mdp = envs.random_mdp(jax.random.key(0), states=3, actions=2)
+    np.testing.assert_allclose(state_values(to_sparse(mdp), policy, 0.5), state_values(mdp, policy, 0.5))
 
 
 def test_a_policy_of_one_action_per_state_is_refused():

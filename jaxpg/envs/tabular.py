@@ -6,6 +6,7 @@ worlds to begin with, values/planning.py finds their optimal policies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -68,15 +69,14 @@ def as_env(mdp: AnyMDP, time_limit: int, name: str) -> Env:
         name: of the environment.
 
     Raises:
-        UserError: a time limit below 1, arrays that have other shapes, or rows of P that are no distributions.
+        UserError: a time limit below 1, or what `num_states_and_actions` and `check_probabilities` refuse.
     """
     if time_limit < 1:
         raise UserError(f"{name}: time_limit must be at least 1, not {time_limit!r}.")
-    mdp = jax.tree.map(jnp.asarray, mdp)  # arrays of NumPy cannot be indexed by traced positions
     num_states, num_actions = num_states_and_actions(mdp)
+    check_probabilities(mdp)
+    mdp = jax.tree.map(jnp.asarray, mdp)  # arrays of NumPy cannot be indexed by traced positions
     probabilities = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
-    if not isinstance(probabilities, jax.core.Tracer):
-        check_probabilities(mdp)
     outcome_cdf, start_cdf = _cdf(probabilities), _cdf(mdp.start)
 
     def observe(position: Array) -> Array:
@@ -106,8 +106,9 @@ def num_states_and_actions(mdp: AnyMDP) -> tuple[int, int]:
 
     Raises:
         UserError: the arrays do not have the shapes of an MDP; others, such as rewards `[S]` or `[S, A]`, would be
-            broadcast to them.
+            broadcast to them. Or what is no array, and arrays of other types.
     """
+    _check_arrays(mdp)
     num_states = len(mdp.terminal)
     names = ("successors", "probabilities", "rewards") if isinstance(mdp, SparseMDP) else ("P", "R")
     shapes = [jnp.shape(getattr(mdp, name)) for name in names]
@@ -123,16 +124,69 @@ def num_states_and_actions(mdp: AnyMDP) -> tuple[int, int]:
     return num_states, num_actions
 
 
-def check_probabilities(mdp: AnyMDP) -> None:
-    """Raise a UserError where p(. | s, a) is not a distribution. Not under `jit`."""
-    p = np.asarray(mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P, np.float64)
-    wrong = (p < 0).any(-1) | ~(np.abs(p.sum(-1) - 1) < 1e-5)
-    if wrong.any():
-        s, a = (int(i) for i in np.argwhere(wrong)[0])
+def _check_arrays(mdp: AnyMDP) -> None:
+    """Raise a UserError for what is no array, for other types, and for a start and terminal states of other shapes."""
+    for name, x in zip(mdp._fields, mdp, strict=True):
+        if not hasattr(x, "dtype"):
+            raise UserError(f"{name} of an MDP is an array, not a {type(x).__name__}: take jnp.asarray({name}).")
+    if mdp.terminal.dtype != bool or mdp.terminal.ndim != 1:
         raise UserError(
-            f"P is not a distribution for state {s} and action {a}: the probabilities of its successors must be at "
-            f"least 0 and sum to 1, and they sum to {p[s, a].sum():g}."
+            "terminal of an MDP is an array of bool with the axis [S], true where a state is terminal, not one of "
+            f"{mdp.terminal.dtype} with the axes {list(mdp.terminal.shape)}."
         )
+    if mdp.start.shape != mdp.terminal.shape:
+        raise UserError(
+            f"start of an MDP holds the probability of each of its {len(mdp.terminal)} states to be the first, and "
+            f"cannot have the axes {list(mdp.start.shape)}."
+        )
+    if isinstance(mdp, SparseMDP) and not jnp.issubdtype(mdp.successors.dtype, jnp.integer):
+        raise UserError(f"successors of an MDP are integers, the numbers of its states, not {mdp.successors.dtype}.")
+
+
+def check_probabilities(mdp: AnyMDP) -> None:
+    """Raise a UserError where p(. | s, a) or the start is no distribution, or an outcome leads to no state.
+
+    Arrays that are traced pass: their numbers are not known.
+    """
+    num_states_and_actions(mdp)  # refuses other shapes
+    p = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
+    _check_distributions(p, lambda s, a: f"P is not a distribution for state {s} and action {a}", "its successors")
+    _check_start(mdp)
+    if isinstance(mdp, SparseMDP) and not _traced(p) and not _traced(mdp.successors):
+        _check_successors(np.asarray(mdp.successors), np.asarray(p), len(mdp.terminal))
+
+
+def _check_successors(successors: np.ndarray, probabilities: np.ndarray, num_states: int) -> None:
+    """Raise a UserError where an outcome leads to no state; JAX would take the nearest one, or count from the end."""
+    nowhere = (probabilities > 0) & ((successors < 0) | (successors >= num_states))
+    if nowhere.any():
+        s, a, k = np.argwhere(nowhere)[0].tolist()
+        raise UserError(
+            f"Action {a} of state {s} leads to the state {successors[s, a, k]}, and the states of this MDP are 0 to "
+            f"{num_states - 1}."
+        )
+
+
+def _check_start(mdp: AnyMDP) -> None:
+    _check_distributions(mdp.start, lambda: "start is not a distribution", "the first states")
+
+
+def _check_distributions(p: Array, of: Callable[..., str], outcomes: str) -> None:
+    """Raise a UserError where `p` `[..., outcomes]` is no distribution; `of` says which, given its indices."""
+    if _traced(p):
+        return
+    exact = np.asarray(p, np.float64)
+    wrong = (exact < 0).any(-1) | ~(np.abs(exact.sum(-1) - 1) < 1e-5)
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0].tolist())
+        raise UserError(
+            f"{of(*place)}: the probabilities of {outcomes} must be at least 0 and sum to 1, but the least is "
+            f"{exact[place].min():g}, and they sum to {exact[place].sum():g}."
+        )
+
+
+def _traced(x: Array) -> bool:
+    return isinstance(x, jax.core.Tracer)
 
 
 def check_policy(mdp: AnyMDP, policy: Array) -> None:
@@ -152,7 +206,7 @@ def to_dense(mdp: SparseMDP) -> MDP:
     """
     num_states, num_actions = num_states_and_actions(mdp)
     s, a = jnp.arange(num_states)[:, None, None], jnp.arange(num_actions)[None, :, None]
-    zeros = jnp.zeros((num_states, num_actions, num_states), mdp.probabilities.dtype)
+    zeros = jnp.zeros((num_states, num_actions, num_states), jnp.result_type(mdp.probabilities, float))
     P = zeros.at[s, a, mdp.successors].add(mdp.probabilities)
     gain = zeros.at[s, a, mdp.successors].add(mdp.probabilities * mdp.rewards)
     return MDP(P, jnp.where(P > 0, gain / jnp.where(P > 0, P, 1.0), 0.0), mdp.start, mdp.terminal)
@@ -208,9 +262,8 @@ def action_values(mdp: AnyMDP, values: Array, gamma: Array | float) -> Array:
 def expected_rewards(mdp: AnyMDP) -> Array:
     """r(s, a) = sum_s' p(s' | s, a) r(s, a, s'), `[S, A]`."""
     num_states_and_actions(mdp)  # refuses other shapes
-    if isinstance(mdp, SparseMDP):
-        return (mdp.probabilities * mdp.rewards).sum(-1)
-    return (mdp.P * mdp.R).sum(-1)
+    p, r = (mdp.probabilities, mdp.rewards) if isinstance(mdp, SparseMDP) else (mdp.P, mdp.R)
+    return jnp.asarray((p * r).sum(-1), jnp.result_type(p, r, float))  # all may be integers
 
 
 def expected_next_values(mdp: AnyMDP, values: Array, s: Array | slice = slice(None)) -> Array:
@@ -223,6 +276,7 @@ def expected_next_values(mdp: AnyMDP, values: Array, s: Array | slice = slice(No
 
 def expected_return(mdp: AnyMDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact objective, J = sum_s start(s) v_pi(s); arguments as in `state_values`."""
+    _check_start(mdp)
     return mdp.start @ state_values(mdp, policy, gamma, horizon)
 
 
@@ -242,7 +296,7 @@ def _induced_chain(mdp: AnyMDP, policy: Array) -> Array:
     """Transitions between non-terminal states under a policy, [S, S]."""
     policy = jnp.where(mdp.terminal[:, None], 0.0, policy)
     if isinstance(mdp, SparseMDP):
-        zeros = jnp.zeros((len(policy), len(policy)), policy.dtype)
+        zeros = jnp.zeros((len(policy), len(policy)), jnp.result_type(policy, mdp.probabilities))
         s = jnp.arange(len(policy))[:, None, None]
         P_pi = zeros.at[s, mdp.successors].add(policy[..., None] * mdp.probabilities)
     else:
