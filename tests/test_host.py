@@ -294,6 +294,18 @@ def test_spaces() -> None:
     np.testing.assert_array_equal(lake.reset(jax.random.key(0))[1], np.eye(16)[0])
 
 
+def test_observations_without_an_axis() -> None:
+    """Of one environment, which is reset, stepped and begun anew without a batch, and of two."""
+    env = envs.make("gymnasium:tiny_gym:TinyScalar-v0")
+    rows = run(env, [1, 0], env.reset(jax.random.key(0))[0])
+    assert rows[-1][1].obs.shape == ()
+    assert env.host is not None
+    _, obs = env.host.restart(jax.random.key(1), jnp.ones((), bool), rows[-1][0])
+    assert jnp.isfinite(obs)
+    assert jnp.isfinite(jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 2))[1]).all()
+    host_callback.raise_failure()
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_policy_acts_in_gymnasium_as_it_was_trained(whole: bool, tmp_path: Path) -> None:
     """Actions that begin at -1, or a Box of integers: `act` and the exported program return the environment's own."""

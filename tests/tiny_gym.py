@@ -90,6 +90,15 @@ class Dictionary(Walk):
         return {"x": np.array([self._x], np.float32), "t": self._t}
 
 
+class Scalar(Walk):
+    """The same, seen as one number without an axis."""
+
+    observation_space = gymnasium.spaces.Box(-10.0, 10.0, ())
+
+    def _obs(self) -> Any:
+        return np.float32(self._x)
+
+
 class Mission(Walk):
     """The same, with a text of a kind of its own, as MiniGrid has."""
 
@@ -197,6 +206,7 @@ CLASSES = {
     "Walk": (Walk, 6),
     "Endless": (Walk, None),
     "Dictionary": (Dictionary, 6),
+    "Scalar": (Scalar, 6),
     "Mission": (Mission, 6),
     "Quiet": (Quiet, 10),
     "Pictures": (Pictures, 5),

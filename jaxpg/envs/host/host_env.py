@@ -372,4 +372,4 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> Sequence[np.ndarray]:
 
 def _like(batch: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Rows `[n, ...]` with the axes of a batch in place of the first."""
-    return rows.reshape(*batch.shape, *rows.shape[1:])
+    return rows.reshape((*batch.shape, *rows.shape[1:]))  # which may be no axes at all
