@@ -318,6 +318,25 @@ def test_what_has_no_values_is_refused(name):
         check_mdp(*make())
 
 
+@pytest.mark.parametrize("gamma", [1.5, -0.1, float("nan"), jnp.float32(1.5)])
+def test_methods_refuse_what_is_no_discount(gamma):
+    """Also where it is an array; one that is traced is not known, and passes."""
+    mdp = envs.random_walk(5)
+    for method in (values.value_iteration, values.policy_iteration, partial(values.policy_evaluation, policy=None)):
+        with pytest.raises(UserError, match="The discount must be between 0 and 1, not"):
+            method(mdp, gamma=gamma)
+    jax.vmap(lambda gamma: values.value_iteration(mdp, gamma).values)(jnp.array([0.5, 1.0]))
+
+
+def test_methods_refuse_lists_and_a_horizon_below_0():
+    mdp = envs.random_walk(5)
+    with pytest.raises(UserError, match="rewards of an MDP is an array, not a list"):
+        values.value_iteration(mdp._replace(rewards=mdp.rewards.tolist()), 0.9)
+    with pytest.raises(UserError, match="at least 0, not -2"):
+        values.finite_horizon(mdp, 0.9, -2)
+    assert values.finite_horizon(mdp, 0.9, 0).values.shape[0] == 1
+
+
 def test_what_has_values_is_not_refused():
     check_mdp(lake_with_a_pit(), 0.9)
     check_mdp(circle(0.0, 1.0), 0.9)

@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.envs.tabular import AnyMDP, SparseMDP, check_probabilities, expected_rewards, num_states_and_actions
+from jaxpg.envs.tabular import (
+    AnyMDP,
+    SparseMDP,
+    check_discount,
+    check_probabilities,
+    expected_rewards,
+    num_states_and_actions,
+)
 from jaxpg.errors import UserError
 from jaxpg.types import Array
 
@@ -21,8 +28,7 @@ def check_mdp(mdp: AnyMDP, gamma: float) -> None:
             terminal state within reach of the start, or with a discount of 1 a state from which none can be reached, or
             one from which rewards can be collected for ever without a loss.
     """
-    if not 0 <= gamma <= 1:
-        raise UserError(f"The discount must be between 0 and 1, not {gamma}.")
+    check_discount(gamma)
     check_probabilities(mdp)
     if not np.isfinite(np.asarray(mdp.rewards if isinstance(mdp, SparseMDP) else mdp.R)).all():
         raise UserError("The rewards of an MDP must be finite.")

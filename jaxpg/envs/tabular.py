@@ -143,6 +143,12 @@ def _check_arrays(mdp: AnyMDP) -> None:
         raise UserError(f"successors of an MDP are integers, the numbers of its states, not {mdp.successors.dtype}.")
 
 
+def check_discount(gamma: Array | float) -> None:
+    """Raise a UserError for a discount outside of [0, 1], unless it is traced."""
+    if not _traced(gamma) and not np.all((np.asarray(gamma) >= 0) & (np.asarray(gamma) <= 1)):
+        raise UserError(f"The discount must be between 0 and 1, not {gamma}.")
+
+
 def check_probabilities(mdp: AnyMDP) -> None:
     """Raise a UserError where p(. | s, a) or the start is no distribution, or an outcome leads to no state.
 
@@ -185,7 +191,7 @@ def _check_distributions(p: Array, of: Callable[..., str], outcomes: str) -> Non
         )
 
 
-def _traced(x: Array) -> bool:
+def _traced(x: Array | float) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 

@@ -15,18 +15,29 @@ Sources: Sutton & Barto 2018, chapter 4; Puterman 1994, "Markov Decision Process
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from functools import partial, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.envs.reachability import lasting_actions, steps_to_terminal
-from jaxpg.envs.tabular import AnyMDP, action_values, check_policy, expected_next_values, expected_rewards
+from jaxpg.envs.tabular import (
+    AnyMDP,
+    action_values,
+    check_discount,
+    check_policy,
+    expected_next_values,
+    expected_rewards,
+)
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Scalar
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Backup = Callable[[Array, Array | slice], Array]
 """(values [S], states) -> the new values of these states: of one state [], or of all of them [S] for `slice(None)`."""
 Order = Callable[[Backup, Array], Array]
@@ -60,6 +71,19 @@ def gauss_seidel(backup: Backup, values: Array) -> Array:
     return lax.fori_loop(0, len(values), lambda s, v: v.at[s].set(backup(v, s)), values)
 
 
+def _refuses_other_discounts(method: Callable[P, R]) -> Callable[P, R]:
+    """The compiled `method` after a look at its gamma, which inside of it has no number; sweeps beyond 1 diverge."""
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_discount(signature.bind(*args, **kwargs).arguments["gamma"])
+        return method(*args, **kwargs)
+
+    return checked
+
+
+@_refuses_other_discounts
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def policy_evaluation(
     mdp: AnyMDP,
@@ -90,6 +114,7 @@ def policy_evaluation(
     return _sweep_until_converged(order, backup, zeros, gamma, tolerance, max_sweeps).values
 
 
+@_refuses_other_discounts
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def value_iteration(
     mdp: AnyMDP,
@@ -118,6 +143,7 @@ def value_iteration(
     return Plan(swept.values, policy, swept.sweeps, swept.sweeps, swept.change)
 
 
+@_refuses_other_discounts
 @partial(jax.jit, static_argnames=("max_sweeps", "max_improvements", "order"))
 def policy_iteration(
     mdp: AnyMDP,
@@ -190,8 +216,10 @@ def finite_horizon(mdp: AnyMDP, gamma: Scalar, horizon: int) -> FiniteHorizonPla
     Args:
         mdp: the process.
         gamma: discount factor, 1 included.
-        horizon: the number of steps.
+        horizon: the number of steps, at least 0.
     """
+    if horizon < 0:
+        raise UserError(f"The horizon is a number of steps, at least 0, not {horizon}.")
     rewards = expected_rewards(mdp)
 
     def back_up(values: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
