@@ -218,13 +218,18 @@ def test_a_page_says_what_happened_and_tells_prompt_and_answer_apart():
     assert page.index("<summary>late</summary>") < page.index("<summary>after 0 tokens</summary>")
 
 
-def test_of_many_algorithms_the_best_and_the_fastest_are_named():
+@pytest.mark.parametrize(
+    ("threshold", "named"),
+    [
+        (60.0, [("Best", "rloo"), ("First at the threshold", "grpo")]),
+        (99.9, [("Best", "rloo")]),  # no curve gets there
+        (None, [("Best", "rloo")]),
+    ],
+)
+def test_of_many_algorithms_the_best_and_the_fastest_are_named(threshold, named):
     runs = {}
     for name, scale in {"a2c": 50_000.0, "ppo": 30_000.0, "grpo": 20_000.0, "rloo": 40_000.0}.items():
         steps, returns = curve(scale)
         runs[name] = RunResult(steps, returns, returns[-1] + 50 * (name == "rloo"), 75.0, 1000.0)
-    page = comparison_page(runs, title="task", threshold=60.0, details={})
-    assert re.findall(r"<p>(Best|First at the threshold): (\w+)", page) == [
-        ("Best", "rloo"),
-        ("First at the threshold", "grpo"),
-    ]
+    page = comparison_page(runs, title="task", threshold=threshold, details={})
+    assert re.findall(r"<p>(Best|First at the threshold): (\w+)", page) == named

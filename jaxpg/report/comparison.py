@@ -236,14 +236,19 @@ def _sentences(
     runs: Mapping[str, RunResult], summaries: Mapping[str, Summary], threshold: float | None, units: Units
 ) -> list[str]:
     """What happened: of up to three algorithms each, of more the best and the fastest; the table has the others."""
-    chosen = list(summaries)
-    if len(summaries) > 3:
-        best = max(chosen, key=lambda name: np.nan_to_num(summaries[name].iqm.value, nan=-np.inf))
-        medians = {name: _median(s.steps_to_threshold) for name, s in summaries.items()}
-        chosen = list(dict.fromkeys([best, min(medians, key=lambda name: medians[name])]))
-    found = [_sentence(name, runs[name], summaries[name], threshold, units) for name in chosen]
-    words = ["Best: ", "First at the threshold: "] if len(summaries) > 3 else [""] * len(found)
-    return [word + sentence for word, sentence in zip(words, found, strict=False)]
+    words = _best_and_fastest(summaries) if len(summaries) > 3 else dict.fromkeys(summaries, "")
+    return [word + _sentence(name, runs[name], summaries[name], threshold, units) for name, word in words.items()]
+
+
+def _best_and_fastest(summaries: Mapping[str, Summary]) -> dict[str, str]:
+    """Of the best algorithm and of the first at the threshold, if it is another and one got there: what it is."""
+    best = max(summaries, key=lambda name: np.nan_to_num(summaries[name].iqm.value, nan=-np.inf))
+    medians = {name: _median(summary.steps_to_threshold) for name, summary in summaries.items()}
+    fastest = min(medians, key=lambda name: medians[name])
+    words = {best: "Best: "}
+    if math.isfinite(medians[fastest]):
+        words.setdefault(fastest, "First at the threshold: ")
+    return words
 
 
 def _sentence(name: str, run: RunResult, summary: Summary, threshold: float | None, units: Units) -> str:
