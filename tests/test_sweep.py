@@ -23,6 +23,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments import grid, sweep
 from jaxpg.experiments.build import build
 from jaxpg.report import heatmap
+from jaxpg.report.statistics import Estimate
 from jaxpg.training import run_directory, seed_keys
 from jaxpg.training.loop import TrainingHooks
 
@@ -277,6 +278,19 @@ def test_a_map_says_what_its_cells_have(seeds: int, heading: str, monkeypatch: p
     title = figure._suptitle
     assert title.get_text().splitlines()[1] == heading
     assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_a_curve_of_equal_scores_is_drawn_and_goes_from_left_to_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounded mean of equal scores may be beside their interval, by how they lie in memory: on either side here."""
+    drawn, value = [], np.array([3.0, 1.0, 2.0])
+    estimate = Estimate(value, np.nextafter(value, [9, 9, 0]), np.nextafter(value, [9, 9, 0]))
+    monkeypatch.setattr(heatmap, "bootstrap", lambda scores: estimate)
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    scores = np.repeat(value[:, None], 8, axis=1)
+    heatmap.sweep_figure({"learning_rate": [1e-2, 1e-4, 1e-3]}, scores, "curve.png", title="")
+    line = drawn[0].axes[0].lines[0]
+    assert line.get_xdata().tolist() == [1e-4, 1e-3, 1e-2]
+    assert line.get_ydata().tolist() == [1.0, 2.0, 3.0]
 
 
 def test_where_a_run_diverged_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,18 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
         margin = 0.05 * (max(x) - min(x))
         axes.set_xlim(min(x) - margin, max(x) + margin)
     some = bool(np.isfinite(estimate.low).any())  # of few seeds there are no intervals
-    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value]) if some else None
-    axes.errorbar(x, estimate.value, yerr=spread, fmt="o-", color=BLUE, capsize=3, linewidth=1.4)
+    spread = np.nan_to_num([estimate.value - estimate.low, estimate.high - estimate.value])
+    spread = np.maximum(spread, 0.0)  # an end of the interval may be the value but for rounding
+    order = np.argsort(x, kind="stable")  # the line goes from left to right, whatever the order of the grid
+    axes.errorbar(
+        x[order],
+        estimate.value[order],
+        yerr=spread[:, order] if some else None,
+        fmt="o-",
+        color=BLUE,
+        capsize=3,
+        linewidth=1.4,
+    )
     if (diverged := ~np.isfinite(estimate.value)).any():
         at_the_bottom = axes.get_xaxis_transform()
         axes.plot(x[diverged], np.full(diverged.sum(), 0.03), "x", color=VERMILION, transform=at_the_bottom)
