@@ -308,6 +308,19 @@ def test_non_finite_numbers_stop_the_run(tmp_path: Path, spoil: toy_learner.Chan
         assert (good.learner.params["w"][:seed, 0] < 0).all()
 
 
+def test_a_seed_that_is_left_out_stays_so_after_an_interruption(tmp_path: Path) -> None:
+    """One metric was not finite, before the interruption; its parameters are, and all that follows."""
+    settings = {"seeds": range(6), "total_steps": 20, "evaluate": peak_at_ten, "skip_diverged": True}
+    stop = loop.TrainingHooks(should_stop=partial(next, stop_after(4)))
+    run(tmp_path, learner=toy(change=spoil_loss), hooks=stop, **settings)
+    run(tmp_path, learner=toy(change=spoil_loss), resume=True, **settings)
+    metrics = rows(tmp_path)
+    left_out = np.isnan(metrics["loss"][1:]).any(0)
+    assert 0 < left_out.sum() < 6
+    assert np.isfinite(metrics["loss"][-1]).all()
+    assert np.isnan(metrics["evaluation_return"][-1]).tolist() == left_out.tolist()
+
+
 def test_a_chunk_ends_where_a_metric_is_not_finite(tmp_path: Path) -> None:
     """The run is named, of which there may be several."""
     with pytest.raises(UserError, match=rf"after iteration 6, 12 steps\. There was no checkpoint yet in {tmp_path}\."):

@@ -41,10 +41,17 @@ class DivergenceMonitor:
         self._seeds, self._run_dir, self._skip_diverged = seeds, run_dir, skip_diverged
         self.healthy = np.ones(len(seeds), bool)  # [S], whether a seed has not diverged
 
-    def check_restored(self, learner_state: Tree) -> None:
-        """Exclude the seeds that had diverged before the run was interrupted."""
-        if self._skip_diverged:
-            self._exclude(non_finite_parameters(learner_state))
+    def check_restored(self, learner_state: Tree, rows: Sequence[Row]) -> None:
+        """Exclude the seeds that had diverged before the run was interrupted, by its state and the rows it has kept.
+
+        Parameters may be finite after a metric was not, and so may be all later metrics.
+        """
+        if not self._skip_diverged:
+            return
+        self._exclude(non_finite_parameters(learner_state))
+        for row in rows:
+            trained = {name: np.array(x) for name, x in row.items() if not name.startswith("evaluation_")}
+            self._exclude(non_finite_metrics(trained))
 
     def check_metrics(self, row: Row) -> None:
         """Exclude the seeds whose metrics are not finite, or raise Diverged about the first."""

@@ -134,7 +134,8 @@ def train(
         host_callback.raise_failure()
         processes.on_main_process(partial(_open_run, run_dir, config, resume_point, resume=resume))
         monitor = DivergenceMonitor(seeds, run_dir, skip_diverged=skip_diverged)
-        monitor.check_restored(state.learner)
+        kept = run_directory.load_rows(run_dir, size=resume_point.rows.size) if resume_point and skip_diverged else []
+        monitor.check_restored(state.learner, kept)
         steps = np.array(state.steps)  # a copy, since the state is donated
         specs = parallel.state_specs(state, mesh)
         state = parallel.place(state, specs, mesh)

@@ -352,10 +352,13 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     return stack_rows(rows)
 
 
-def load_rows(run_dir: Path) -> list[Row]:
-    """The rows of metrics.jsonl, none without the file; as `load_metrics`, which stacks them."""
+def load_rows(run_dir: Path, *, size: int | None = None) -> list[Row]:
+    """The rows of metrics.jsonl, none without the file; as `load_metrics`, which stacks them.
+
+    size: the bytes to read, where a checkpoint counted them; all by default.
+    """
     path = run_dir / METRICS
-    return read_file(path, _parse_rows, ADVICE) if path.exists() else []
+    return read_file(path, lambda content: _parse_rows(content[:size]), ADVICE) if path.exists() else []
 
 
 def stack_rows(rows: list[Row]) -> dict[str, np.ndarray]:
