@@ -14,7 +14,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episode, record_episodes
-from jaxpg.types import Actor, Box, Discrete, Env, TimeStep
+from jaxpg.types import Actor, Box, Discrete, Env, Outcome, TimeStep
 
 LONGEST = 6
 
@@ -64,6 +64,13 @@ def test_the_episodes_of_a_group_begin_alike_and_differ_in_their_samples():
     assert (lengths == lengths[:, :1]).all()
     assert len(np.unique(lengths)) > 1
     assert (actions[:, 1:] != actions[:, :1]).any(-1).all()
+
+
+def test_greedy_episodes_begin_where_the_groups_of_sampled_ones_do():
+    """The length of an episode is drawn by its reset alone."""
+    env = countdown()._replace(outcome=lambda state: Outcome(jnp.zeros(()), {}))
+    metrics = evaluation_metrics(env, COUNTER, jax.random.key(3), episodes=8, group_size=4)
+    assert metrics["greedy_length"] == metrics["length"]
 
 
 def test_an_episode_that_does_not_end_is_cut_at_the_time_limit():

@@ -82,11 +82,21 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
     Raises:
         UserError: `episodes` is not positive, or does not divide into groups.
     """
+    return _evaluate(env, actor, _episode_keys(key, episodes, group_size), greedy=greedy, group_size=group_size)
+
+
+def _episode_keys(key: Key, episodes: int, group_size: int) -> Key:
+    """The keys `[episodes]` of an evaluation; its numbers are checked."""
     if episodes < 1:
         raise UserError(f"episodes must be at least 1, not {episodes}")
     if episodes % group_size:
         raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
-    end = _run_episodes(env, actor, _reset_all(env, actor, key, episodes, group_size), greedy)
+    return jax.random.split(key, episodes)
+
+
+def _evaluate(env: Env, actor: Actor, keys: Key, *, greedy: bool, group_size: int) -> Evaluation:
+    """`evaluate`, by the keys of the episodes."""
+    end = _run_episodes(env, actor, _reset_all(env, actor, keys, group_size), greedy)
     if env.outcome is None:
         return Evaluation(end.returns, end.lengths, {})
     outcome = jax.vmap(env.outcome)(end.episodes.state)
@@ -102,18 +112,20 @@ def evaluation_metrics(
     """The metrics that an evaluation logs: the mean `return` and `length` of `evaluate`, and its `metrics`.
 
     Where the environment gives its reward for whole episodes, as for text, and actions are sampled, all metrics are
-    measured a second time with one greedy episode per group, and are named `greedy_...`. Arguments are those of
-    `evaluate`.
+    measured a second time with one greedy episode per group, from its start state, and are named `greedy_...`.
+    Arguments are those of `evaluate`.
     """
+    keys = _episode_keys(key, episodes, group_size)
+    firsts = jax.random.clone(keys)[::group_size]  # used a second time, which is meant
 
-    def means(**settings: Any) -> Metrics:
-        result = evaluate(env, actor, jax.random.clone(key), **settings)  # twice with one key, which is meant
+    def means(chosen: Key, **settings: Any) -> Metrics:
+        result = _evaluate(env, actor, chosen, **settings)
         return {"return": result.returns.mean(), "length": result.lengths.mean(), **result.metrics}
 
-    metrics = means(episodes=episodes, greedy=greedy, group_size=group_size)
+    metrics = means(keys, greedy=greedy, group_size=group_size)
     if env.outcome is None or greedy:
         return metrics
-    greedy_metrics = means(episodes=episodes // group_size, greedy=True)
+    greedy_metrics = means(firsts, greedy=True, group_size=1)
     return metrics | {f"greedy_{name}": value for name, value in greedy_metrics.items()}
 
 
@@ -133,7 +145,7 @@ def record_episodes(
     env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, group_size: int = 1
 ) -> RecordedEpisode:
     """The episodes that `evaluate` runs with the same arguments, recorded, `[episodes, ...]`."""
-    start = _reset_all(env, actor, key, episodes, group_size)
+    start = _reset_all(env, actor, _episode_keys(key, episodes, group_size), group_size)
     return jax.vmap(lambda first: _record(env, actor, first, greedy))(start)
 
 
@@ -154,11 +166,11 @@ def _record(env: Env, actor: Actor, first: _Episode, greedy: bool) -> RecordedEp
     return RecordedEpisode(states, observations, actions, rewards.astype(jnp.float32), running.sum(dtype=jnp.int32))
 
 
-def _reset_all(env: Env, actor: Actor, key: Key, episodes: int, group_size: int) -> _Episode:
-    """The episodes of an evaluation at their start, which the episodes of a group have in common."""
-    keys = jax.vmap(jax.random.split)(jax.random.split(key, episodes))
-    reset_keys, steps_keys = keys[:, 0], keys[:, 1]
-    first_of_group = jnp.arange(episodes) // group_size * group_size
+def _reset_all(env: Env, actor: Actor, keys: Key, group_size: int) -> _Episode:
+    """The episodes of an evaluation, by their keys, at their start, which the episodes of a group have in common."""
+    halves = jax.vmap(jax.random.split)(keys)
+    reset_keys, steps_keys = halves[:, 0], halves[:, 1]
+    first_of_group = jnp.arange(len(keys)) // group_size * group_size
     return jax.vmap(partial(_reset, env, actor))(reset_keys[first_of_group], steps_keys)
 
 
