@@ -359,6 +359,13 @@ def test_explained_variance(scale: float) -> None:
     assert metrics.explained_variance(target, np.ones_like(target), steps.mask) == 0
 
 
+def test_beside_targets_that_are_nearly_equal_the_explained_variance_is_bounded() -> None:
+    """As in the first iteration of a reward model's policy: no reward, and a KL penalty of 1e-8."""
+    value, target = jax.random.normal(jax.random.key(0), (2, 6, 8), jnp.float32)
+    found = metrics.explained_variance(value, 1e-8 * target, jnp.ones((6, 8), jnp.float32))
+    assert found == metrics.LEAST_EXPLAINED
+
+
 @pytest.mark.parametrize("constant", [0.1, 1e-6, 1000.1])
 @pytest.mark.parametrize("shape", [(6, 8), (7, 13), (128, 64)])
 def test_of_a_constant_target_nothing_is_explained(constant: float, shape: tuple[int, int]) -> None:

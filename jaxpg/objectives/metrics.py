@@ -8,14 +8,19 @@ from jaxpg.objectives.moments import SampleMoments, sample_moments
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Metrics
 
+LEAST_EXPLAINED = -1e6
+"""Beside targets that differ by hardly more than rounding every critic is worse by far: how far means nothing."""
+
 
 def explained_variance(value: Array, target: Array, mask: Array) -> Array:
     """1 - Var[target - value] / Var[target] over the steps of `mask` on all devices; 0 for a constant target.
 
-    All `[T, B]`. 1 for a critic that predicts every target, 0 or less for one that is no better than a constant.
+    All `[T, B]`. 1 for a critic that predicts every target, 0 or less for one that is no better than a constant, and at
+    least LEAST_EXPLAINED.
     """
     spread, unexplained = _variances(sample_moments((target, target - value), mask, exact_for_equal=True))
-    return jnp.where(spread > 0, 1 - unexplained / jnp.where(spread > 0, spread, 1.0), 0.0)
+    explained = 1 - unexplained / jnp.where(spread > 0, spread, 1.0)
+    return jnp.where(spread > 0, jnp.maximum(explained, LEAST_EXPLAINED), 0.0)
 
 
 LARGEST_VARIATION = 1e6
