@@ -219,6 +219,13 @@ def test_short_texts_are_packed_as_long_ones_are(size: int, machine_with: Callab
         np.testing.assert_array_equal(other, packed[0])
 
 
+@pytest.mark.parametrize("few", [0, 64])
+def test_tokens_have_32_bits_under_double_precision(few: int, machine_with: Callable[..., None]) -> None:
+    machine_with(few_slots=few)
+    with jax.enable_x64(True):
+        assert pack(jnp.asarray([0, 7, 0, 8]), "<eos>").dtype == jnp.int32
+
+
 def learner(algorithm: str) -> Learner:
     """CartPole, for GRPO no more than 21 steps, which is no multiple of a machine's steps per question; or texts."""
     if algorithm == "texts":

@@ -18,6 +18,7 @@ def pack(*pieces: Array | str, size: int | None = None) -> Array:
     Short texts compare all places with all slots, in place of a scatter: `Machine.few_slots`.
     """
     tokens = jnp.concatenate([tokens_of(piece) if isinstance(piece, str) else piece for piece in pieces])
+    tokens = tokens.astype(jnp.int32)  # under double precision the pieces of a task may have 64 bits
     real = tokens != PAD
     size = len(tokens) if size is None else size
     place = jnp.where(real, jnp.cumsum(real) - 1, size)
