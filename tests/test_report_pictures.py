@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpg import report
+from jaxpg.envs.mdps import Grid
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
@@ -233,3 +234,10 @@ def test_of_many_algorithms_the_best_and_the_fastest_are_named(threshold, named)
         runs[name] = RunResult(steps, returns, returns[-1] + 50 * (name == "rloo"), 75.0, 1000.0)
     page = comparison_page(runs, title="task", threshold=threshold, details={})
     assert re.findall(r"<p>(Best|First at the threshold): (\w+)", page) == named
+
+
+def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):
+    maps = {"value iteration,\nsweep 1": report.ValueMap(np.ones(4), np.ones((4, 4)))}
+    report.value_figure(maps, Grid(2, 2, {}), tmp_path / "map.svg", title="lake")
+    texts = re.findall("<text[^>]*>([^<]*)</text>", (tmp_path / "map.svg").read_text())
+    assert {"value iteration,", "sweep 1", "lake"} <= {*texts}

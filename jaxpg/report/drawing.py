@@ -98,9 +98,14 @@ def inline_svg(figure: Figure) -> str:
     return with_titles(svg[svg.index("<svg") :].replace(INK, "currentColor"), texts)
 
 
-def literal(text: str) -> str:
-    """Text for matplotlib that is drawn as it is: between two dollar signs matplotlib would read a formula."""
-    return printable(text).replace("$", r"\$")
+def literal(text: str, keep: str = "") -> str:
+    """Text for matplotlib that is drawn as it is: between two dollar signs matplotlib would read a formula.
+
+    Args:
+        text: what is drawn.
+        keep: the control characters that are meant, as of `printable`.
+    """
+    return printable(text, keep=keep).replace("$", r"\$")
 
 
 def scale_steps(axes: Axes, *, logarithmic: bool, ticks: int = 6) -> None:

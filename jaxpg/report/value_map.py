@@ -39,7 +39,7 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
     """Draw maps side by side, on one scale of colours with white at zero, into a file (PNG, SVG or PDF).
 
     Args:
-        maps: by title, which may have several lines.
+        maps: by title, which may have more than one line.
         grid: how the states lie.
         path: the file to write.
         title: of the figure.
@@ -54,7 +54,7 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
         every = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (name, value_map) in zip(every, maps.items(), strict=False):
             _draw(axes, value_map, grid, norm)
-            axes.set_title("\n".join(map(literal, name.split("\n"))), fontsize=10)
+            axes.set_title(literal(name, keep="\n"), fontsize=9)
         for axes in every:
             axes.set_axis_off()
         figure.suptitle(literal(title), fontsize=11)
