@@ -236,6 +236,24 @@ def test_of_many_algorithms_the_best_and_the_fastest_are_named(threshold, named)
     assert re.findall(r"<p>(Best|First at the threshold): (\w+)", page) == named
 
 
+@pytest.mark.parametrize("score", [-3.0, 500.0, 1e9, 3e-5])
+def test_scores_that_differ_in_their_rounding_are_level_and_have_no_offset(score):
+    rounded = score * (1 + 1e-7 * np.random.default_rng(0).normal(size=(100, 5)))
+    final = Estimate(*map(np.asarray, (score, np.nan, np.nan)))
+    for figure, along in (
+        (curves_figure({"ppo": (STEPS, rounded)}, title="task"), "y"),
+        (finals_figure({"ppo": (rounded[-1], final)}, title="task"), "x"),
+    ):
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        axis = getattr(axes, f"{along}axis")
+        assert np.ptp(axis.get_view_interval()) == pytest.approx(0.1 * abs(score), rel=0.01)
+        assert axis.get_offset_text().get_text() == ""
+        labels = [text.get_text() for text in axis.get_ticklabels()]
+        assert len({*labels}) == len(labels) > 2
+        assert max(map(len, labels)) < 8
+
+
 def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):
     maps = {"value iteration,\nsweep 1": report.ValueMap(np.ones(4), np.ones((4, 4)))}
     report.value_figure(maps, Grid(2, 2, {}), tmp_path / "map.svg", title="lake")

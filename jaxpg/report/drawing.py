@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullFormatter, ScalarFormatter
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
@@ -116,6 +117,21 @@ def scale_steps(axes: Axes, *, logarithmic: bool, ticks: int = 6) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(ticks))
     axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
+
+
+def scale_scores(axis: Axis, limits: tuple[float, float]) -> tuple[float, float]:
+    """The limits of an axis of scores, wider where scores differ in their rounding alone.
+
+    Its numbers are written in full, very large and very small ones with prefixes: matplotlib would write a common
+    summand or factor at the end of the axis, over the subtitle.
+    """
+    low, high = limits
+    greatest = max(abs(low), abs(high))
+    plain = 1e-3 < greatest < 1e5
+    axis.set_major_formatter(ScalarFormatter(useOffset=False) if plain else EngFormatter(sep="\N{THIN SPACE}"))
+    if high - low < 1e-4 * greatest:  # equal returns in float32 would be a cliff
+        return (low + high) / 2 - 0.05 * greatest, (low + high) / 2 + 0.05 * greatest
+    return low, high
 
 
 def draw_named(axes: Axes, edges: Floats, name: str, line: Estimate, style: LineStyle) -> None:

@@ -23,6 +23,7 @@ from jaxpg.report.drawing import (
     label_ends,
     literal,
     save,
+    scale_scores,
     scale_steps,
 )
 from jaxpg.report.hover import show_on_hover
@@ -185,7 +186,8 @@ def _scale(
     """The axes that all panels share, as far as there are values in any, and a grid of scores."""
     known = np.isfinite([line.value for line in lines.values()]).any(axis=0)
     drawn = [axes.dataLim.intervaly for axes in panels]
-    limits = units.limits(panels[0].get_ylim(), (np.min(drawn), np.max(drawn)))
+    widened = scale_scores(panels[0].yaxis, panels[0].get_ylim())  # which all panels share
+    limits = units.limits(widened, (np.min(drawn), np.max(drawn)))
     for axes in panels:
         axes.grid(axis="y")
         scale_steps(axes, logarithmic=logarithmic, ticks=ticks)
@@ -224,7 +226,7 @@ def finals_figure(
             axes.axvline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
         axes.set_yticks(range(len(finals)), list(map(literal, finals)))
         axes.set_ylim(len(finals) - 0.4, -0.6)
-        axes.set_xlim(units.limits(axes.get_xlim(), axes.dataLim.intervalx))
+        axes.set_xlim(units.limits(scale_scores(axes.xaxis, axes.get_xlim()), axes.dataLim.intervalx))
         axes.set_xlabel(literal(units.score))
         axes.grid(axis="x")
     return figure
