@@ -254,6 +254,21 @@ def test_scores_that_differ_in_their_rounding_are_level_and_have_no_offset(score
         assert max(map(len, labels)) < 8
 
 
+def test_a_single_row_is_a_dot_and_a_curve_without_values_is_named():
+    curves = {"ppo": (STEPS[:1], np.ones((1, 3))), "a2c": curve(30_000.0), "dqn": (STEPS, np.full((100, 3), np.nan))}
+    (axes,) = curves_figure(curves, title="task").axes
+    assert [line.get_marker() for line in axes.lines[:3]] == ["o", "", ""]
+    names = [text.get_text().replace("\n", " ") for text in axes.texts]
+    assert {"ppo", "a2c", "dqn: no episode return"} <= {*names}
+    assert len(axes.lines) == 3 + 2 + 3  # no line leads to where there is no value
+
+
+def test_without_steps_the_axis_has_no_parts_of_a_step():
+    (axes,) = curves_figure({"ppo": (np.zeros(0), np.zeros((0, 3)))}, title="task").axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert [text.get_text() for text in axes.texts][-1] == "ppo: no episode return"
+
+
 def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):
     maps = {"value iteration,\nsweep 1": report.ValueMap(np.ones(4), np.ones((4, 4)))}
     report.value_figure(maps, Grid(2, 2, {}), tmp_path / "map.svg", title="lake")

@@ -115,7 +115,7 @@ def scale_steps(axes: Axes, *, logarithmic: bool, ticks: int = 6) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(ticks))
+        axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))  # also where there are no steps
     axes.xaxis.set_major_formatter(EngFormatter(sep="\N{THIN SPACE}"))
 
 
@@ -169,25 +169,29 @@ def middles(edges: Floats) -> Floats:
 
 
 def draw_line(axes: Axes, edges: Floats, line: Estimate, style: LineStyle, *, shade: float, width: float = 1.8) -> None:
-    """A curve with its interval as a shaded area."""
+    """A curve with its interval as a shaded area; a single value, as of a run with one row, is a dot."""
+    marker = "o" if np.isfinite(line.value).sum() == 1 else ""
     axes.fill_between(middles(edges), line.low, line.high, color=style.color, alpha=shade, linewidth=0)
-    axes.plot(middles(edges), line.value, color=style.color, linewidth=width, linestyle=style.dashes)
+    stroke: dict[str, Any] = {"color": style.color, "linewidth": width, "linestyle": style.dashes}
+    axes.plot(middles(edges), line.value, marker=marker, **stroke)
 
 
-def label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle]) -> None:
-    """Write each name at the end of its line, moved up or down as little as needed to avoid overlaps."""
+def label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle], score: str) -> None:
+    """Write each name at the end of its line, moved up or down as little as needed to avoid overlaps.
+
+    The name of a line without values is at the bottom, and says that there is no `score`.
+    """
     low, high = axes.get_ylim()
     ends = {name: line.value[np.isfinite(line.value)][-1:] for name, line in lines.items()}
-    labels = sorted((float(end[0]), name) for name, end in ends.items() if end.size)
-    if not labels:
-        return
+    labels = sorted((float(end[0]) if end.size else low, name) for name, end in ends.items())
     heights = [(end - low) / (high - low) for end, _ in labels]
-    texts = [broken(name) for _, name in labels]
+    texts = [broken(name if ends[name].size else f"{name}: no {score}") for _, name in labels]
     gap = 0.052 * max(text.count("\n") + 1 for text in texts)
     for height, place, text, (_, name) in zip(heights, spread_labels(heights, gap), texts, labels, strict=True):
         color, dashes = styles[name]
         style: dict[str, Any] = {"color": color, "transform": axes.transAxes, "clip_on": False}
-        axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
+        if ends[name].size:
+            axes.plot([1.0, 1.022], [height, place], linewidth=0.7, alpha=0.7, **style)
         axes.plot([1.024, 1.062], [place, place], linewidth=1.8, linestyle=dashes, **style)
         axes.annotate(text, (1.07, place), xycoords="axes fraction", color=color, fontweight="bold", va="center")
 

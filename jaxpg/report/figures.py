@@ -122,7 +122,7 @@ def curves_figure(
             axes.annotate(f"threshold {threshold:g}", place[0], (0, -4), xycoords=place[1], textcoords="offset points",
                           fontsize=8, alpha=0.7, ha="right", va="top")  # fmt: skip
         _scale([axes], edges, lines, units, logarithmic=logarithmic)
-        label_ends(axes, lines, styles)
+        label_ends(axes, lines, styles, units.score)
     return figure
 
 
