@@ -269,6 +269,23 @@ def test_without_steps_the_axis_has_no_parts_of_a_step():
     assert [text.get_text() for text in axes.texts][-1] == "ppo: no episode return"
 
 
+def test_long_names_leave_room_for_the_final_scores():
+    name = "my_long.module_name:spo_with_a_quadratic_wall, environment_settings.living_cost = 0.25"
+    estimate = report.bootstrap(np.arange(5.0))
+    figure = finals_figure({name: (np.arange(5.0), estimate), f"{name}, b": (np.arange(5.0), estimate)}, title="task")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_position().width > 0.55
+    upper, lower = (label.get_window_extent() for label in axes.get_yticklabels())
+    assert upper.y0 > lower.y1
+
+
+def test_a_name_in_letters_that_the_font_lacks_is_drawn_without_a_warning(tmp_path):
+    figure = curves_figure({"日本": curve(30_000.0)}, title="日本")
+    inline_svg(figure)
+    report.drawing.save(figure, tmp_path / "figure.png")
+
+
 def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):
     maps = {"value iteration,\nsweep 1": report.ValueMap(np.ones(4), np.ones((4, 4)))}
     report.value_figure(maps, Grid(2, 2, {}), tmp_path / "map.svg", title="lake")

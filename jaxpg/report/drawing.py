@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,10 +82,16 @@ def save(figure: Figure, path: str | Path) -> None:
     """
     path = Path(path)
     check_format(path)
+    replace_file(path, _written(figure, format=path.suffix[1:], dpi=200, facecolor="white"))
+
+
+def _written(figure: Figure, **settings: Any) -> bytes:
+    """A figure in a format; letters that the font lacks, as of a Chinese name, are boxes without a warning."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=path.suffix[1:], dpi=200, facecolor="white")
-    replace_file(path, buffer.getvalue())
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        figure.savefig(buffer, **settings)
+    return buffer.getvalue()
 
 
 def inline_svg(figure: Figure) -> str:
@@ -92,10 +99,8 @@ def inline_svg(figure: Figure) -> str:
 
     Values are shown where a mouse rests on dots (`hover`).
     """
-    texts, buffer = number_dots(figure), io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
+    texts = number_dots(figure)
+    svg = _written(figure, format="svg", transparent=True, metadata={"Date": None}).decode()
     return with_titles(svg[svg.index("<svg") :].replace(INK, "currentColor"), texts)
 
 

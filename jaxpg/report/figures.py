@@ -17,6 +17,7 @@ from jaxpg.report.drawing import (
     INK,
     STYLE,
     Units,
+    broken,
     decorate,
     draw_named,
     draw_threshold,
@@ -210,8 +211,10 @@ def finals_figure(
         threshold: score drawn as a dashed line.
         units: of the axes.
     """
+    names = list(map(broken, finals))
+    row = max(0.36, 0.18 * max(name.count("\n") + 1 for name in names))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 1.5 + 0.36 * len(finals)), layout="constrained")
+        figure = Figure(figsize=(7.6, 1.5 + row * len(names)), layout="constrained")
         axes = figure.add_subplot()
         decorate(axes, title, _subtitle([np.size(scores) for scores, _ in finals.values()]) + "; a dot for each seed")
         for index, (name, (scores, estimate)) in enumerate(finals.items()):
@@ -224,7 +227,7 @@ def finals_figure(
             axes.plot(estimate.value, index, "o", color=color, markersize=7)
         if threshold is not None:
             axes.axvline(threshold, color=INK, alpha=0.55, linewidth=0.9, dashes=(4, 3), zorder=1)
-        axes.set_yticks(range(len(finals)), list(map(literal, finals)))
+        axes.set_yticks(range(len(finals)), names)
         axes.set_ylim(len(finals) - 0.4, -0.6)
         axes.set_xlim(units.limits(scale_scores(axes.xaxis, axes.get_xlim()), axes.dataLim.intervalx))
         axes.set_xlabel(literal(units.score))
