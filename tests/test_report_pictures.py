@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from html import unescape
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jaxpg import report
 from jaxpg.envs.mdps import Grid
@@ -284,6 +286,30 @@ def test_a_name_in_letters_that_the_font_lacks_is_drawn_without_a_warning(tmp_pa
     figure = curves_figure({"日本": curve(30_000.0)}, title="日本")
     inline_svg(figure)
     report.drawing.save(figure, tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize(
+    ("width", "corner"),
+    [(200, "│ -12.26 │"), (85, "│-12.26│"), (80, "│-12.3│"), (65, "│-12│"), (60, "h ↓ → ↑ ←"), (20, "h↓→↑←")],
+)
+def test_a_map_fits_into_the_terminal(width, corner):
+    values = report.ValueMap(np.linspace(-13.0, 4.0, 24), np.eye(4)[np.arange(24) % 4])
+    grid = Grid(2, 12, {(0, 0): "hole", (1, 11): "goal", (1, 4): ""})
+    console = Console(width=width, file=StringIO())
+    console.print(report.value_table(values, grid, title="lake", width=width))
+    printed = console.file.getvalue()
+    assert corner in printed
+    assert "…" not in printed
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(14, 14), (30, 2), (4, 12)])
+def test_maps_of_any_size_fit_onto_a_page(rows, columns, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report.value_map, "save", lambda figure, path: figures.append(figure))
+    cells = report.ValueMap(np.ones(rows * columns), np.ones((rows * columns, 4)))
+    grid = Grid(rows, columns, {(0, 0): "hole"})
+    report.value_figure(dict.fromkeys("12345678", cells), grid, tmp_path / "map.png", title="lake")
+    assert max(figures[0].get_size_inches()) < 15
 
 
 def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):

@@ -91,7 +91,8 @@ def _show_map(
     from jaxpg import report
 
     final = report.ValueMap(np.asarray(plan.values), np.asarray(plan.policy))
-    console.print(report.value_table(final, grid, title="optimal values and a policy that earns them"))
+    title = "optimal values and a policy that earns them"
+    console.print(report.value_table(final, grid, title=title, width=console.width))
     out = arguments.out or PICTURE
     title = f"{config.task}, discount {arguments.gamma:g}"
     report.value_figure(_stages(mdp, arguments.gamma, arguments.tolerance), grid, out, title=title)

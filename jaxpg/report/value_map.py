@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from jaxpg.report.drawing import STYLE, literal, save
 ARROWS = {(0, -1): "←", (1, 0): "↓", (0, 1): "→", (-1, 0): "↑"}
 """The sign of a move, (down, right)."""
 WALL, END = "#8b949e", "#24292f"
+NUMBERED = 12  # the most rows and columns whose cells have numbers and arrows
+MAP_SIZE, PAGE_WIDTH = (2.4, 3.2), 13.5  # inches: a map's least width, which titles need, and its size without numbers
 
 
 class ValueMap(NamedTuple):
@@ -44,13 +46,13 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
         path: the file to write.
         title: of the figure.
     """
-    rows = ceil(len(maps) / max(1, 24 // grid.columns))
+    cell = _cell_size(grid)
+    width, height = max(MAP_SIZE[0], cell * grid.columns), cell * grid.rows + 0.55
+    rows = ceil(len(maps) / max(1, int(PAGE_WIDTH / width)))
     columns = ceil(len(maps) / rows)
-    width = max(2.4, 0.55 * grid.columns)
     norm = CenteredNorm(0.0, max(float(np.abs(m.values).max(initial=0.0)) for m in maps.values()) or 1.0)
     with matplotlib.rc_context(STYLE):
-        size = (columns * width, rows * (width * grid.rows / grid.columns + 0.55) + 0.4)
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(columns * width, rows * height + 0.4), layout="constrained")
         every = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, (name, value_map) in zip(every, maps.items(), strict=False):
             _draw(axes, value_map, grid, norm)
@@ -61,6 +63,12 @@ def value_figure(maps: Mapping[str, ValueMap], grid: Grid, path: str | Path, *, 
     save(figure, path)
 
 
+def _cell_size(grid: Grid) -> float:
+    """The side of a cell in inches: of a large grid, whose cells have no numbers, the map has a given size."""
+    side = max(grid.rows, grid.columns)
+    return max(0.55, MAP_SIZE[0] / side) if side <= NUMBERED else MAP_SIZE[1] / side
+
+
 def _draw(axes: Axes, value_map: ValueMap, grid: Grid, norm: CenteredNorm) -> None:
     for state, value in enumerate(value_map.values):
         row, column = divmod(state, grid.columns)
@@ -69,8 +77,9 @@ def _draw(axes: Axes, value_map: ValueMap, grid: Grid, norm: CenteredNorm) -> No
         axes.add_patch(Rectangle((column, -row), 0.96, 0.96, facecolor=shade, edgecolor="none"))
         center, ink = (column + 0.48, -row + 0.48), "#10151b" if abs(float(norm(value)) - 0.5) < 0.3 else "white"
         if label is not None:
-            axes.text(*center, label, ha="center", va="center", fontsize=7.5, color="white")
-        elif grid.columns <= 12:
+            size = min(7.5, 27 * _cell_size(grid))
+            axes.text(*center, label, ha="center", va="center", fontsize=size, color="white")
+        elif max(grid.rows, grid.columns) <= NUMBERED:
             for probability, (down, right) in zip(value_map.policy[state], grid.moves, strict=True):
                 if probability > 0.01:
                     _arrow(axes, center, down, right, ink)
@@ -85,21 +94,51 @@ def _arrow(axes: Axes, center: tuple[float, float], down: int, right: int, ink: 
     axes.annotate("", tip, tail, arrowprops={"arrowstyle": "-|>", "color": ink, "lw": 1.0, "shrinkA": 0, "shrinkB": 0})
 
 
-def value_table(value_map: ValueMap, grid: Grid, *, title: str) -> Table:
-    """The map as a table for the terminal: value and arrow per cell."""
-    table = Table(title=title, title_justify="left", show_header=False, show_lines=True)
-    for _ in range(grid.columns):
+def value_table(value_map: ValueMap, grid: Grid, *, title: str, width: float = inf) -> Table:
+    """The map as a table for the terminal: value and arrow per cell.
+
+    Args:
+        value_map: what is shown.
+        grid: how the states lie.
+        title: of the table.
+        width: of the terminal in letters. Where values with two digits do not fit, cells are set closer, then digits
+            are left out, and at last the values.
+    """
+    for digits, padding in ((2, 1), (2, 0), (1, 0), (0, 0)):
+        cells = [[_text(value_map, grid, row, column, digits) for column in range(grid.columns)]
+                 for row in range(grid.rows)]  # fmt: skip
+        widest = max(len(line) for row in cells for cell in row for line in cell.split("\n"))
+        if grid.columns * (widest + 2 * padding + 1) + 1 <= width:
+            return _lined(cells, title, padding)
+    return _arrows_alone(value_map, grid, title, " " if 2 * grid.columns <= width else "")
+
+
+def _lined(cells: Sequence[Sequence[str]], title: str, padding: int) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, show_lines=True, padding=(0, padding))
+    for _ in cells[0]:
         table.add_column(justify="center", no_wrap=True)
-    for row in range(grid.rows):
-        table.add_row(*(_text(value_map, grid, row, column) for column in range(grid.columns)))
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
-def _text(value_map: ValueMap, grid: Grid, row: int, column: int) -> str:
+def _arrows_alone(value_map: ValueMap, grid: Grid, title: str, between: str) -> Table:
+    """A letter per cell: the first of its label, or the first of its arrows."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.caption, table.caption_justify = "The terminal is too narrow for the values.", "left"
+    table.add_column(no_wrap=True)
+    for row in range(grid.rows):
+        cells = (_text(value_map, grid, row, column, 0).split("\n") for column in range(grid.columns))
+        table.add_row(between.join(lines[-1][0] for lines in cells))
+    return table
+
+
+def _text(value_map: ValueMap, grid: Grid, row: int, column: int, digits: int) -> str:
+    """The label of a cell, or its value with so many digits behind the point and its arrows in the next line."""
     state = row * grid.columns + column
     if (row, column) in grid.labels:
         return grid.labels[row, column] or "###"
     taken: Sequence[tuple[int, int]] = [
         move for p, move in zip(value_map.policy[state], grid.moves, strict=True) if p > 0.01
     ]
-    return f"{value_map.values[state]:.2f}\n{''.join(ARROWS[move] for move in taken)}"
+    return f"{value_map.values[state]:.{digits}f}\n{''.join(ARROWS[move] for move in taken)}"
