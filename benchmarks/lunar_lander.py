@@ -67,8 +67,8 @@ COLUMNS = (
     "length",
     "target",
 )
-machine.MACHINES["cpu"] = machine.CPU._replace(seeds_at_once=True)
-"""All seeds side by side, also on a CPU: a step of the physics is many small operations, and with four environments a
+SIDE_BY_SIDE = machine.CPU._replace(seeds_at_once=True)
+"""All seeds at once, also on a CPU: a step of the physics is many small operations, and with four environments a
 seed ten seeds by `vmap` are 2.7 times as fast as one after the other (benchmarks/LOG.md, "A2C lands")."""
 SPACES = {"discrete": "lunar_lander", "continuous": "lunar_lander_continuous"}
 FEWER_PASSES = {"environment_settings": {"velocity_iterations": 60, "position_iterations": 20}}
@@ -427,6 +427,7 @@ def main() -> None:
     parser.add_argument("--only", type=pattern, default="", help="only the runs whose name this pattern fits")
     parser.add_argument("--report", action="store_true", help="train nothing; make tables and figures")
     arguments = parser.parse_args()
+    machine.MACHINES["cpu"] = SIDE_BY_SIDE
     console = Console(highlight=False)
     tasks = [SPACES[space] for space in arguments.spaces]
     cells = [cell for cell in [*line(), *claims()] if cell.task in tasks and arguments.only.search(cell.name)]

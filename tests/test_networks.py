@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import chex
 import flax.errors
@@ -25,7 +26,7 @@ from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.episodes import episodic
 from jaxpg.types import Box, Discrete, Episodes, Params, Rollout, Transition
-from jaxpg.update.objective import Batch
+from jaxpg.update.objective import COUNTED, Batch
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
 SHAPE = (6, 5, 3)
@@ -561,7 +562,8 @@ def test_networks_that_do_not_belong_together_are_evaluated_apart():
     joint = make_objective(policy, critic, ladder.ppo())
     assert joint.joint_loss is not None
     nothing = lambda params, batch: (jnp.zeros(()), {})  # noqa: E731
-    assert joint._replace(policy_loss=nothing, value_loss=nothing).loss((), ()) == (0.0, {})
+    batch = SimpleNamespace(minibatch_weight=jnp.ones((1, 2)) / 2)
+    assert joint._replace(policy_loss=nothing, value_loss=nothing).loss((), batch) == (0.0, {COUNTED: 1.0})
 
 
 @pytest.mark.parametrize("shape", [(), (2, 1)])

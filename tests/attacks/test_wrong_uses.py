@@ -209,7 +209,7 @@ LOADS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no such checkpoint": (lambda path: jaxpg.load(path, checkpoint="first"), '"best" or "last"'),
     "a checkpoint that is a number": (lambda path: jaxpg.load(path, checkpoint=NOT_AN_ENV), '"best" or "last"'),
     "a damaged config": (lambda path: jaxpg.load(folder(path, "task = ")), "config.toml"),
-    "a config of nothing": (lambda path: jaxpg.load(folder(path, "")), "names no algorithm"),
+    "a config of nothing": (lambda path: jaxpg.load(folder(path, "")), "it is empty"),
     "a config of code": (
         lambda path: jaxpg.load(folder(path, 'algorithm = "mine:spo"\ntask = "x"\nenvironment = "CartPole-v1"')),
         "trust_code=True",
