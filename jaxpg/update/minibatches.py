@@ -106,8 +106,8 @@ def minibatch_epochs(
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
         if target_kl is not None:
             new_params, new_opt_state = tree_where(running, (new_params, new_opt_state), (params, opt_state))
-        counted = metrics[COUNTED] > 0.5
-        metrics = {**metrics, **norms, COUNTED: counted, "updates": running & counted}
+        counted = jnp.round(metrics[COUNTED])  # 1 but for rounding; all metrics of one type are stored as one vector
+        metrics = {**metrics, **norms, COUNTED: counted, "updates": running * counted}
         return _Progress(pack(new_params), new_opt_state, running), metrics
 
     start = _Progress(pack(params), opt_state, jnp.ones((), bool))
@@ -123,7 +123,7 @@ def _over_minibatches(metrics: Metrics) -> Metrics:
     counted = metrics[COUNTED].mean()
     means = {name: x.mean() for name, x in metrics.items() if name not in (COUNTED, "updates")}
     means |= {name: means[name] / counted for name in MEANS_OVER_STEPS if name in means}
-    return {**means, "updates": metrics["updates"].sum(dtype=jnp.float32)}
+    return {**means, "updates": metrics["updates"].sum()}
 
 
 def _cut(
