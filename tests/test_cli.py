@@ -105,7 +105,7 @@ def test_a_run_begins_with_the_devices_that_it_leaves_unused(
 
 
 def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And one for the policy before training, and one when it is compiled."""
+    """And one for the policy before training, and one when it is compiled; the last iteration of 64 is finished."""
     assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
     out = capsys.readouterr().out
     assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
@@ -115,7 +115,7 @@ def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.Captur
     assert re.match(r"0 / 3,000 steps each, compiling, evaluation -?[\d.]+$", lines[0])
     assert re.match(r"64 / 3,000 steps each, compiled in [\d.]+ s, evaluation .*, return -?[\d.]+$", lines[1])
     assert re.search(
-        r"3,000 / 3,000 steps each, [\d,]+ steps/s in all, 0:00 left, evaluation .*, return .*$", lines[-1]
+        r"3,008 / 3,000 steps each, [\d,]+ steps/s in all, 0:00 left, evaluation .*, return .*$", lines[-1]
     )
     assert re.search(r"^before training: -?[\d.]+", out, re.MULTILINE)
     assert "IQM [95%]" in out
