@@ -123,7 +123,7 @@ def test_two_processes_are_one_run(
     out, (first, second) = by_two
     assert (first[0], second) == (0, (0, "", "")), first
     assert "in 2 processes" in first[1]
-    assert first[1].count("9,000 / 9,000 steps") == 1
+    assert first[1].count("9,024 / 9,000 steps") == 1
     assert "IQM" in first[1]
     learned_the_same(run_directory.load_metrics(out), on_one_device)
     names = {path.name for path in out.iterdir()}
