@@ -63,6 +63,12 @@ def test_a_run_that_learns_or_has_learned_is_not_warned(metrics, settings):
     assert causes(table(**metrics), **settings) == []
 
 
+def test_where_nothing_is_trained_on_the_entropy_is_not_to_blame():
+    rows = {"return": FLAT, "advantage_std": 0.0, "entropy": 0.0}
+    assert causes(table(**rows, updates=0.0)) == ["signal"]
+    assert causes(table(**rows, updates=4.0)) == ["signal", "entropy"]
+
+
 def test_an_entropy_below_zero_is_not_gone():
     assert causes(table(**{"return": FLAT, "entropy": -3.0})) == ["return"]
 

@@ -19,8 +19,6 @@ from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.training.advance import advance_seeds, init_seeds
-from jaxpg.training.health import non_finite_metrics
 from jaxpg.types import Array, Box, Env, Episodes, Key, Params, Rollout, TimeStep, Transition, Tree
 from jaxpg.update import batching
 from jaxpg.update.gradients import summed_gradient
@@ -334,7 +332,7 @@ def test_a_batch_in_which_nothing_trains_changes_nothing():
     state = learner.init(jax.random.key(0))
     after, metrics = tiny.jit(learner.step)(state, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
-    assert all(np.isfinite(x) for name, x in metrics.items() if name not in update.objective.MEANS_OVER_STEPS)
+    assert all(np.isfinite(x) for x in metrics.values())
     assert (metrics["steps"], metrics["updates"]) == (8, 0)
 
 
@@ -551,8 +549,10 @@ def test_minibatches_of_padding_do_not_make_the_policy_look_certain(num_minibatc
 
 
 @pytest.mark.parametrize(("rounds", "trains"), [(None, True), (2, False)])
-def test_where_no_group_has_signal_the_entropy_is_measured_or_missing(rounds: int | None, trains: bool) -> None:
-    """Rewards are all equal: the steps keep their entropy; where resampling drops all, there is none to measure."""
+def test_where_no_group_has_signal_the_entropy_is_measured_or_no_update_is_counted(
+    rounds: int | None, trains: bool
+) -> None:
+    """Rewards are all equal: the steps keep their entropy. Where resampling drops all, there is none to measure."""
     cart_pole = envs.make("CartPole-v1")
 
     def step(key: Key, state: Tree, action: Array) -> tuple[Tree, TimeStep]:
@@ -563,8 +563,5 @@ def test_where_no_group_has_signal_the_entropy_is_measured_or_missing(rounds: in
     algorithm = ladder.dapo(num_envs=4, group_size=2, num_minibatches=2, max_resample_rounds=rounds)
     learner = policy_gradient(env, networks.mlp(env, hidden=(8,))[0], None, algorithm)
     metrics = jax.jit(learner.step)(learner.init(KEY), jax.random.key(1))[1]
-    np.testing.assert_allclose(metrics["entropy"], math.log(2) if trains else math.nan, atol=1e-3)
+    np.testing.assert_allclose(metrics["entropy"], math.log(2) if trains else 0.0, atol=1e-3)
     assert (metrics["updates"] > 0) == trains
-    run = init_seeds(learner, KEY[None])
-    row = jax.jit(partial(advance_seeds, learner))(jax.random.key(2)[None], run, 1)[1]
-    assert not non_finite_metrics(jax.tree.map(np.asarray, row))["entropy"].any()

@@ -6,7 +6,7 @@ end, not on whether the run was interrupted in between. So resuming is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,18 +20,10 @@ from jaxpg import parallel
 from jaxpg.parallel.machine import compiler_options, program_for
 from jaxpg.training.program import Program, traced_once
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
-from jaxpg.update.objective import MEANS_OVER_STEPS
 
-COUNTS = ("episodes", "correct", "incorrect")
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
-MEAN_OVER |= dict.fromkeys(MEANS_OVER_STEPS, "updates")
-"""Metrics that are means over what another metric counts, NaN where the count is 0; see `count_of`."""
-
-
-def count_of(name: str, metrics: Mapping[str, Any]) -> str:
-    """The metric that counts what a metric is a mean over: `iterations` unless MEAN_OVER names one that there is."""
-    counted = MEAN_OVER.get(name, "iterations")
-    return counted if counted in metrics else "iterations"
+"""Metrics that are means over what another metric counts, NaN where the count is 0."""
+COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
 
 
 class RunState(NamedTuple):
@@ -95,7 +87,7 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
     Returns:
         The state, and metrics `[S]` over the `iterations` of each seed in this call. Those in MEAN_OVER are means over
         the metric named there, NaN where it is 0; those in COUNTS are sums; `steps` and `iteration` are the last; all
-        others are means over iterations, also MEAN_OVER's where there is no such metric.
+        others are means over iterations.
     """
     return parallel.map_seeds(partial(_advance_one, learner, target))(keys, state)
 
@@ -119,8 +111,7 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
     end, vector = lax.while_loop(unfinished, iterate, (state, zeros))
     sums = unravel(vector)
     iterations = end.iteration - state.iteration
-    totals = {**sums, "iterations": iterations.astype(jnp.float32)}
-    means = {name: x / totals[count_of(name, sums)] for name, x in sums.items()}
+    means = {n: x / (sums[MEAN_OVER[n]] if n in MEAN_OVER else iterations.astype(x.dtype)) for n, x in sums.items()}
     counts = {n: sums[n] for n in COUNTS if n in sums}
     progress = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
     return end, means | counts | progress
@@ -130,11 +121,10 @@ def _times_counts(metrics: Metrics) -> Metrics:
     """The terms summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
 
     def total(name: str, value: Array) -> Array:
-        if (counted := count_of(name, metrics)) == "iterations":
-            return value
-        return jnp.where(metrics[counted] > 0, value * metrics[counted], 0.0)
+        count = metrics[MEAN_OVER[name]]
+        return jnp.where(count > 0, value * count, 0.0)
 
-    return {name: total(name, value) for name, value in metrics.items()}
+    return {name: total(name, value) if name in MEAN_OVER else value for name, value in metrics.items()}
 
 
 class Programs(NamedTuple):

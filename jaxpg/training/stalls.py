@@ -17,7 +17,17 @@ MIN_ROWS = 10
 FIRST_ROWS = 5
 GONE = 1e-3
 """Nats. Below that a policy takes the same action at least 9,999 times in 10,000."""
-READ = ("steps", "iterations", "return", "evaluation_return", "accuracy", "advantage_std", "truncated", "entropy")
+READ = (
+    "steps",
+    "iterations",
+    "return",
+    "evaluation_return",
+    "accuracy",
+    "advantage_std",
+    "truncated",
+    "entropy",
+    "updates",
+)
 """The metrics that `stalls` reads."""
 Metrics = Mapping[str, np.ndarray]
 
@@ -130,7 +140,8 @@ def _truncated(window: _Window) -> np.ndarray:
 
 
 def _without_entropy(window: _Window) -> np.ndarray:
-    return _always(window, "entropy", lambda x: (x >= 0) & (x < GONE))  # of a continuous policy it is soon below 0
+    gone = _always(window, "entropy", lambda x: (x >= 0) & (x < GONE))  # of a continuous policy it is soon below 0
+    return gone & ~_always(window, "updates", lambda x: x == 0)  # which leave no step to measure it by
 
 
 def _unmoved(window: _Window) -> np.ndarray:

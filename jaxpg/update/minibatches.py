@@ -118,11 +118,11 @@ def minibatch_epochs(
 def _over_minibatches(metrics: Metrics) -> Metrics:
     """Metrics `[minibatches]` of gradient steps as those of the update.
 
-    MEANS_OVER_STEPS are NaN where no minibatch had a step that counts.
+    MEANS_OVER_STEPS are 0 where no minibatch had a step that counts, which `updates` of 0 says.
     """
     counted = metrics[COUNTED].mean()
     means = {name: x.mean() for name, x in metrics.items() if name not in (COUNTED, "updates")}
-    means |= {name: means[name] / counted for name in MEANS_OVER_STEPS if name in means}
+    means |= {name: means[name] / jnp.where(counted > 0, counted, 1) for name in MEANS_OVER_STEPS if name in means}
     return {**means, "updates": metrics["updates"].sum()}
 
 
