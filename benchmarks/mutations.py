@@ -304,7 +304,7 @@ MUTATIONS = (
     Mutation(
         "advantages are normalised over steps that do not train",
         "update/objective.py",
-        "self.normalize(batch.advantage, mask)",
+        "self.normalize(batch.advantage, batch.rollout.loss_mask)",
         "self.normalize(batch.advantage, batch.rollout.steps.mask)",
         f"{UPDATE} tests/test_losses.py",
     ),

@@ -16,6 +16,8 @@ INT32_MAX = 2**31 - 1
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 FLOAT32_TINY = 2.0**-126
 """The smallest positive number that float32 holds with all of its digits; on many devices less is 0."""
+LARGEST_REWARD = 1e15
+"""In size: float32 ends at 3e38, and statistics and losses sum squares over many steps."""
 
 
 class Domain(NamedTuple):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpg.domains import LARGEST_REWARD
 from jaxpg.envs.contract import CONTRACT, TRIAL_STEPS, random_action
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
@@ -29,8 +30,6 @@ WALK_STEPS = 50
 AGREEING_STEPS = 8
 """Steps over which one environment alone and one among others must agree; the rounding of chaotic ones drifts later."""
 _ROUNDING = 1e-3
-_LARGEST_REWARD = 1e15
-"""Learners square returns, and add the squares of many steps; these are finite in float32."""
 _MOST = 0.9
 """Of many resets, some lie outside of the box that holds others, where their numbers are many and normal."""
 
@@ -154,11 +153,11 @@ def _finite(end: _Episode) -> Finding:
     wrong = int((~end.finite).sum())
     if wrong:
         return Finding(False, f"observations and rewards must be finite, and are not in {wrong} of {COLUMNS} episodes")
-    if (largest := float(end.largest_reward.max())) > _LARGEST_REWARD:
+    if (largest := float(end.largest_reward.max())) > LARGEST_REWARD:
         return Finding(
             False,
             f"a reward has the magnitude {largest:g}, and sums of its square are not finite in float32: divide rewards "
-            f"until none is beyond {_LARGEST_REWARD:g}",
+            f"until none is beyond {LARGEST_REWARD:g}",
         )
     return Finding(True, f"observations and rewards are finite in {COLUMNS} episodes of random actions")
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import parallel
+from jaxpg.domains import LARGEST_REWARD
 from jaxpg.errors import UserError
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.rollout.successors import successor_values
@@ -25,8 +26,6 @@ from jaxpg.training.health import EVALUATED, Diverged, last_checkpoint, non_fini
 from jaxpg.types import Array, Experience, Key, Rollout, Tree
 
 _OBSERVATION = "an observation that is not finite"
-LARGEST_REWARD = 1e15
-"""In size: float32 ends at 3e38, and statistics and losses sum squares over many steps."""
 
 
 class Fault(NamedTuple):

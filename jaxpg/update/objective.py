@@ -121,18 +121,13 @@ class Objective(NamedTuple):
     def as_minibatch(self, batch: Batch) -> Batch:
         """The batch with all that depends on the whole minibatch: normalised advantages and `minibatch_weight`.
 
-        To be called before a minibatch is cut into chunks. Where no step of whole episodes has a weight, such as of a
-        group without a signal, all of the loss mask count.
+        To be called before a minibatch is cut into chunks.
         """
-        mask = batch.rollout.loss_mask
-        total, *steps = collectives.psum([batch.weight.sum(), *([mask.sum()] if self.padded else [])])
-        share = _share(batch.weight, total)
-        if steps:
-            share = jnp.where(total > 0, share, _share(mask, steps[0]))
-        advantage = self.normalize(batch.advantage, mask)
+        total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
+        advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
         return batch._replace(
             advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(batch.advantage) else (),
-            minibatch_weight=share,
+            minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 
     def draw_noise(self, key: Key, batch: Batch) -> Batch:
@@ -141,10 +136,6 @@ class Objective(NamedTuple):
             return batch
         steps, columns = batch.weight.shape
         return batch._replace(noise=self.noise(collectives.device_key(key), (steps, columns)))
-
-
-def _share(x: Array, total: Array) -> Array:
-    return collectives.kept_apart(x) / jnp.maximum(total, jnp.finfo(x.dtype).tiny)
 
 
 def per_step(name: str, x: Any, steps: Array) -> Array:
