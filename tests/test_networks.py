@@ -16,9 +16,10 @@ import pytest
 import scipy.signal
 import tiny
 
-from jaxpg import envs, ladder, networks, values
+from jaxpg import envs, ladder, networks, parallel, values
 from jaxpg.algorithm import make_objective
 from jaxpg.errors import UserError
+from jaxpg.models import layers
 from jaxpg.models.cells import GRU
 from jaxpg.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian
 from jaxpg.models.layers import Dense
@@ -536,16 +537,36 @@ def test_values_of_many_observations_are_computed_a_few_steps_at_a_time(machine_
     assert set(re.findall(r"f32\[([\d,]+)\] = tanh", program)) == {f"{steps},4,5", of_final_obs}
 
 
-@pytest.mark.parametrize("limit", [27, 28])
-def test_torsos_of_many_rows_are_apart(machine_with, limit):
-    """28 rows: one product for each of two layers of both, or two."""
-    machine_with(torsos_at_once=limit)
+@pytest.mark.parametrize(("limit", "seeds"), [(27, 1), (28, 1), (83, 3), (84, 3)])
+def test_torsos_of_many_rows_are_apart(machine_with, limit, seeds):
+    """28 rows: one product for each of two layers of both, or two. Those of all seeds count."""
+    machine_with(torsos_at_once=limit, seeds_at_once=True)
     params, joint, _ = together(networks.mlp, COUNTER, hidden=(8, 4))
     rollout = random_rollout(COUNTER)
     zeros = jnp.zeros(rollout.steps.reward.shape)
     batch = Batch(rollout, zeros, zeros, zeros, zeros, zeros, ())
-    products = str(jax.make_jaxpr(joint.loss)(params, batch)).count("dot_general")
-    assert products == 2 + (2 if limit == 28 else 4)  # two heads
+    several = jax.tree.map(lambda x: jnp.stack([x] * seeds), (params, batch))
+    jaxpr = jax.make_jaxpr(parallel.map_seeds(joint.loss))(*several)
+    assert str(jaxpr).count("dot_general") == 2 + (2 if limit == 28 * seeds else 4)  # two heads
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_layer_of_few_outputs_has_the_derivatives_of_a_product(machine_with, limit):
+    """Three outputs: by `vmap`, forwards and backwards; its derivative by the inputs holds no product."""
+    machine_with(few_outputs=limit)
+    x, weights = jax.random.normal(jax.random.key(0), (4, 6, 5)), jax.random.normal(jax.random.key(1), (5, 3))
+    slope, x_dot = jnp.cos(jnp.arange(72.0).reshape(4, 6, 3)), jnp.sin(x)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+    y, pull = jax.vjp(lambda *arguments: jax.vmap(layers._dot, (0, None))(*arguments), x, weights)
+    close(y, np.einsum("abi,ij->abj", x, weights))
+    of_x, of_weights = pull(slope)
+    close(of_x, np.einsum("abj,ij->abi", slope, weights))
+    close(of_weights, np.einsum("abi,abj->ij", x, slope))
+    _, forwards = jax.jvp(layers._dot, (x, weights), (x_dot, 2 * weights))
+    close(forwards, np.einsum("abi,ij->abj", np.asarray(x_dot) + 2 * np.asarray(x), weights))
+    backwards = str(jax.make_jaxpr(jax.grad(lambda x: layers._dot(x, weights).sum()))(x))
+    assert ("f32[4,6,5] = dot_general" in backwards) == (limit == 2)
 
 
 def test_networks_that_do_not_belong_together_are_evaluated_apart():

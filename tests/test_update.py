@@ -18,6 +18,7 @@ from jaxpg.algorithm import make_objective
 from jaxpg.models.distributions import Categorical, DiagonalGaussian
 from jaxpg.objectives import advantages
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import side_by_side
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Array, Box, Env, Episodes, Key, Params, Rollout, TimeStep, Transition, Tree
 from jaxpg.update import batching
@@ -193,16 +194,14 @@ def test_a_minibatch_is_its_columns_of_every_array_bit_for_bit(x64):
         assert np.asarray(ours).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("carries_vector", "others", "size"), [(False, [(2, 3), (4, 1, 2)], 5), (True, [], 3 + 6 + 1 + 8 + 1)]
-)
-def test_packed_parameters_come_back_as_they_were(carries_vector, others, size, machine_with):
-    machine_with(carries_vector=carries_vector)
+@pytest.mark.parametrize(("rows", "others", "size"), [(9, [(2, 3), (4, 1, 2)], 5), (8, [], 3 + 6 + 1 + 8 + 1)])
+def test_packed_parameters_come_back_as_they_were(rows, others, size, machine_with):
+    machine_with(params_as_one=8)
     params = Params(
         {"bias": jnp.arange(3.0), "kernel": jnp.ones((2, 3)), "scale": jnp.array(0.1, jnp.bfloat16)},
         [jnp.full((4, 1, 2), 7.0), jnp.full(1, 1e-30)],
     )
-    pack, unpack = batching.pack_parameters(params)
+    pack, unpack = batching.pack_parameters(params, rows)
     matrices, vector = pack(params)
     assert [x.shape for x in jax.tree.leaves(matrices)] == others
     assert vector.shape == (size,)
@@ -212,22 +211,33 @@ def test_packed_parameters_come_back_as_they_were(carries_vector, others, size, 
 
 
 def test_the_matrices_of_a_large_network_are_carried_as_they_are(machine_with):
-    machine_with(carries_vector=True)
+    machine_with(params_as_one=8)
     params = {"kernel": jnp.zeros((2**10, 2**10)), "bias": jnp.zeros(3)}
-    matrices, vector = batching.pack_parameters(params)[0](params)
+    matrices, vector = batching.pack_parameters(params, 8)[0](params)
     assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2**10, 2**10)], (3,))
 
 
 def test_the_matrices_that_devices_share_are_carried_as_they_are(machine_with):
     """One vector of all would have to be gathered and cut again at every step."""
-    machine_with(carries_vector=True)
+    machine_with(params_as_one=8)
     params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}
     token = collectives.auto_mesh.set(Mesh(np.array(jax.devices()[:1]), (collectives.SHARD,)))
     try:
-        matrices, vector = batching.pack_parameters(params)[0](params)
+        matrices, vector = batching.pack_parameters(params, 8)[0](params)
     finally:
         collectives.auto_mesh.reset(token)
     assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2, 3)], (3,))
+
+
+@pytest.mark.parametrize(("runs", "arrays"), [(1, 1), (3, 2)])
+def test_parameters_of_many_rows_are_carried_as_they_are(runs, arrays, machine_with):
+    """Those of all runs side by side count, as many as a kernel works through."""
+    machine_with(params_as_one=24, vectors_as_one=False)
+    params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.arange(3.0)}
+    with side_by_side(runs):
+        pack, unpack = batching.pack_parameters(params, 12)
+    assert len(jax.tree.leaves(pack(params))) == arrays
+    jax.tree.map(np.testing.assert_array_equal, unpack(pack(params)), params)
 
 
 def slide(params, batch):

@@ -67,7 +67,24 @@ def _dot(x: Array, weights: Array) -> Array:
     """`[..., K]` times `[K, N]`, in another form for one N and many rows (`Machine.many_rows`)."""
     if weights.shape[-1] == 1 and x.size // x.shape[-1] >= machine().many_rows:
         return jnp.dot(x, jnp.pad(weights, ((0, 0), (0, 1))))[..., :1]
+    return _dot_of_few(x, weights) if weights.shape[-1] <= machine().few_outputs else jnp.dot(x, weights)
+
+
+@jax.custom_jvp
+def _dot_of_few(x: Array, weights: Array) -> Array:
+    """`[..., K]` times `[K, N]` for few N; the derivative by x is a sum of N multiples (`Machine.few_outputs`).
+
+    It replaces `jnp.dot`, whose derivative by x is a product.
+    """
     return jnp.dot(x, weights)
+
+
+@_dot_of_few.defjvp
+def _differentiate_dot_of_few(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (x, weights), (x_dot, weights_dot) = primals, tangents
+    columns = weights.T.reshape(-1, *(1,) * (x.ndim - 1), x.shape[-1])
+    of_columns = [(x_dot * column).sum(-1) for column in columns]  # transposed, a multiple each
+    return jnp.dot(x, weights), jnp.stack(of_columns, axis=-1) + jnp.dot(x, weights_dot)
 
 
 _NARROW = 8

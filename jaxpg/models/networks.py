@@ -31,7 +31,7 @@ from jaxpg.models.layers import (
     ValueHead,
     apply,
 )
-from jaxpg.parallel.machine import machine
+from jaxpg.parallel.machine import machine, rows_of_all
 from jaxpg.rollout.successors import bootstrap_steps, rollout_values, successor_values
 from jaxpg.types import (
     Array,
@@ -321,7 +321,7 @@ def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Tree, rows:
 
     That is up to so many rows as `Machine.torsos_at_once` says.
     """
-    if len(torsos) == 1 or rows > machine().torsos_at_once:
+    if len(torsos) == 1 or rows_of_all(rows) > machine().torsos_at_once:
         return [apply(torso, params, obs) for params in torsos]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *torsos)
     return jax.vmap(partial(apply, torso), (0, None))(stacked, obs)

@@ -75,9 +75,12 @@ class Machine(NamedTuple):
         for 128 rows ("layer normalisation").
     sums_at_once: sums over the same steps are one reduction of their stack, four kernels of a minibatch fewer on a
         GPU, 1 % on an H200; on a TPU the stack costs six operations more ("few categories").
-    carries_vector: the parameters of a small network are carried from minibatch to minibatch as one vector, where
-        otherwise only its vectors are one (`batching.pack_parameters`): of 49 kernels of a minibatch 4 fewer on a GPU,
-        of 109 operations 5 on a TPU.
+    params_as_one: the parameters of a small network are carried from minibatch to minibatch as one vector
+        (`batching.pack_parameters`) where a minibatch has up to so many rows: of 49 kernels of a minibatch 4 fewer on a
+        GPU, of 109 operations 5 on a TPU. With many rows a GPU had better be given arrays: a bias that is a piece of a
+        vector is no part of the kernel that multiplies, but read and written in one of its own, and with 65,536
+        environments an update takes 106 instead of 90 ms on an H200 ("bytes of many rows on an H200").
+    vectors_as_one: otherwise its scalars and vectors are one vector, and on a GPU nothing is.
     many_rows: a dense layer over so many rows is written in two other forms. A product with a matrix of one column,
         such as a critic's head, is one with two, the second of zeros: the compiler for TPUs makes sums of the former,
         and of its derivative, that go around the matrix unit, and an update takes 14.6 instead of 16.5 M cycles with
@@ -96,15 +99,20 @@ class Machine(NamedTuple):
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
         ("few categories"). On an H200 it is worth 4 % with 2,048 environments, nothing with 64. A CPU gains nothing by
         it and compiles 4 to 8 % longer.
+    few_outputs: of a layer of up to so many, the derivative by its inputs is a sum of multiples in place of a product
+        (layers._dot_of_few), which XLA joins with what reads it: a product of two million rows with two columns writes
+        half a gigabyte. On an H200 an update takes 0.95 of the time with 65,536 environments, 0.98 with 2,048 ("bytes
+        of many rows on an H200").
     few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
         scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
         `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
         caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
-    torsos_at_once: up to so many rows, those of policy and critic by `vmap`, one product for a layer of both
-        (networks._features_of_each). A minibatch of PPO takes 34 instead of 45 kernels on an H100, and PPO is 1.22
-        times as fast on an H200 with 2,048 rows, 1.03 with 32,768 (Breakout), 1.01 with 65,536. With two million, XLA
-        reads and writes the gradients of both more often ("an H200"). On a TPU it takes 1.05 times the cycles with 64
-        environments and 1.26 with 2,048 ("policy and critic together"); a CPU's fast products take one set of weights.
+    torsos_at_once: up to so many rows, of all seeds, those of policy and critic by `vmap`, one product for a layer of
+        both (networks._features_of_each). A minibatch of PPO takes 34 instead of 45 kernels on an H100, and PPO is 1.08
+        times as fast on an H200 with 2,048 rows, 1.01 with 32,768 (Breakout), 0.95 with 65,536, 0.86 with 131,072
+        (64 seeds): XLA then reads and writes the gradients of both more often ("bytes of many rows on an H200"). On a
+        TPU it takes 1.05 times the cycles with 64 environments and 1.26 with 2,048 ("policy and critic together"); a
+        CPU's fast products take one set of weights.
     queries_at_once: of a text, whose scores are in memory at the same time (decoder.attention). The gradient of two
         layers by 2,048 tokens takes 122 instead of 911 MB on a CPU and 0.38 of the time, by 128 tokens 1.00, since the
         scores of a block stay in its cache ("attention in blocks"). On accelerators this bounds the memory of texts of
@@ -133,10 +141,12 @@ class Machine(NamedTuple):
     rows_evaluated: int
     sums_rows_by_product: bool
     sums_at_once: bool
-    carries_vector: bool
+    params_as_one: int | float
+    vectors_as_one: bool
     many_rows: int | float
     few_final_obs: int
     few_categories: int
+    few_outputs: int
     few_slots: int
     torsos_at_once: int
     queries_at_once: int
@@ -161,10 +171,12 @@ CPU = Machine(
     rows_evaluated=8_192,
     sums_rows_by_product=True,
     sums_at_once=False,
-    carries_vector=False,
+    params_as_one=0,
+    vectors_as_one=True,
     many_rows=math.inf,
     few_final_obs=0,
     few_categories=0,
+    few_outputs=0,
     few_slots=0,
     torsos_at_once=0,
     queries_at_once=64,
@@ -188,12 +200,14 @@ GPU = Machine(
     rows_evaluated=524_288,
     sums_rows_by_product=False,
     sums_at_once=True,
-    carries_vector=True,
+    params_as_one=32_768,
+    vectors_as_one=False,
     many_rows=math.inf,
     few_final_obs=0,
     few_categories=8,
+    few_outputs=4,
     few_slots=64,
-    torsos_at_once=65_536,
+    torsos_at_once=32_768,
     queries_at_once=512,
     recomputes=False,
     calls_in_place=False,
@@ -201,14 +215,18 @@ GPU = Machine(
 TPU = GPU._replace(
     packs_outputs=False,
     sums_at_once=False,
+    params_as_one=math.inf,
+    vectors_as_one=True,
     many_rows=32_768,
     few_final_obs=4,
+    few_outputs=0,
     few_slots=0,
     torsos_at_once=0,
 )
 MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
+_runs: ContextVar[int] = ContextVar("runs", default=1)
 
 
 @contextmanager
@@ -233,6 +251,21 @@ def platform() -> str:
 def machine() -> Machine:
     """The machine that the program being traced is for; an unknown platform is taken for a GPU."""
     return MACHINES.get(platform(), GPU)
+
+
+@contextmanager
+def side_by_side(runs: int) -> Iterator[None]:
+    """What is traced inside is one of so many runs that are `vmap`ped; `mesh.map_seeds` enters it."""
+    token = _runs.set(_runs.get() * runs)
+    try:
+        yield
+    finally:
+        _runs.reset(token)
+
+
+def rows_of_all(rows: int) -> int:
+    """The rows of all runs side by side, of which this one has so many: what a kernel of the program works through."""
+    return rows * _runs.get()
 
 
 def compiler_options(*, runs_once: bool = False) -> dict[str, int | bool]:

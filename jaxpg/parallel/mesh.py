@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpg.errors import UserError
 from jaxpg.parallel.collectives import DATA, SHARD, auto_mesh, layout
 from jaxpg.parallel.cores import num_cores
-from jaxpg.parallel.machine import machine, program_for
+from jaxpg.parallel.machine import machine, program_for, side_by_side
 from jaxpg.types import Tree
 
 SEED = "seed"  # independent runs are split over it, nothing is communicated
@@ -208,8 +208,9 @@ def map_seeds(function: Callable[..., Any]) -> Callable[..., Any]:
     def mapped(*arguments: Any) -> Any:
         if not machine().seeds_at_once:
             return lax.map(lambda of_one_run: function(*of_one_run), arguments)
-        if len(jax.tree.leaves(arguments)[0]) > 1:
-            return jax.vmap(function)(*arguments)
+        if (runs := len(jax.tree.leaves(arguments)[0])) > 1:
+            with side_by_side(runs):
+                return jax.vmap(function)(*arguments)
         alone = function(*jax.tree.map(lambda x: x[0], arguments))
         return jax.tree.map(lambda x: x[None], alone)
 

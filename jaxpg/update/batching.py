@@ -17,7 +17,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxpg.parallel import collectives
-from jaxpg.parallel.machine import machine
+from jaxpg.parallel.machine import machine, rows_of_all
 from jaxpg.types import Array, Prompt, Tree
 from jaxpg.update.objective import Batch
 from jaxpg.update.optimizers import FLAT_BELOW
@@ -99,16 +99,20 @@ def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
     return gather
 
 
-def pack_parameters(params: Tree) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
-    """`pack, unpack`: parameters as they are carried through a loop, and the way back.
+def pack_parameters(params: Tree, rows: int) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:
+    """`pack, unpack`: parameters as they are carried through a loop over minibatches of `rows`, and the way back.
 
-    Replaces carrying every array: matrices stay, all scalars and vectors become one vector. Every array that is carried
-    is a separate operation at the end of a step, and XLA on a CPU wakes another thread if more than eight can start at
-    once, which for a small network costs more than the step. For the gain see `stacked_gather`. Where the machine gains
-    by it, the matrices of a small network are part of the vector (`Machine.carries_vector`).
+    Replaces carrying every array: matrices stay, all scalars and vectors become one vector (`Machine.vectors_as_one`).
+    Every array that is carried is a separate operation at the end of a step, and XLA on a CPU wakes another thread if
+    more than eight can start at once, which for a small network costs more than the step. For the gain see
+    `stacked_gather`. Where the machine gains by it, the matrices of a small network are part of the vector
+    (`Machine.params_as_one`).
     """
-    few = sum(x.size for x in jax.tree.leaves(params)) < FLAT_BELOW and collectives.auto_mesh.get() is None
-    largest = math.inf if few and machine().carries_vector else 1
+    small = sum(x.size for x in jax.tree.leaves(params)) < FLAT_BELOW and collectives.auto_mesh.get() is None
+    as_one = small and rows_of_all(rows) <= machine().params_as_one
+    if not as_one and not machine().vectors_as_one:
+        return (lambda params: params), (lambda carried: carried)
+    largest = math.inf if as_one else 1
     packed = jax.tree.map(lambda x: x.ndim <= largest, params)
     unravel = ravel_pytree(partition(params, packed)[0])[1]
 

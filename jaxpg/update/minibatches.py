@@ -90,7 +90,7 @@ def minibatch_epochs(
         key, noise_key = jax.random.split(key)
         noise_keys = jax.random.split(noise_key, epochs * num_minibatches)
     cut = _cut(objective, batch, key, epochs, num_minibatches, chunk_rows)
-    pack, unpack = pack_parameters(params)
+    pack, unpack = pack_parameters(params, batch.weight.size // num_minibatches)
 
     def one_minibatch(progress: _Progress, inputs: tuple[Array, Tree, Tree]) -> tuple[_Progress, Metrics]:
         columns, prepared, noise_key = inputs
