@@ -69,7 +69,7 @@ class Plan(NamedTuple):
     choices: cases of `choices`.
     rounds, turn_s: turns of every program, and the seconds that one is to take.
     workers: processes of the tests. files: those that have tests of the device lane.
-    traced: what is profiled: a workload, its environment, and updates.
+    traced: what is profiled: a workload, its environment, how many of those or completions, and updates.
     """
 
     groups: tuple[tuple[Case, ...], ...]
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     turn_s: float
     workers: int
     files: tuple[Path, ...]
-    traced: tuple[tuple[str, str, int], ...]
+    traced: tuple[tuple[str, str, int, int], ...]
 
 
 def ppo_case(num_envs: int, agents: int, updates: int) -> Case:
@@ -94,12 +94,16 @@ def chosen(workload: str, environment: str, num_envs: int, steps: int, choices: 
     return tuple(Work(Row(workload, choice=choice), environment, num_envs, steps) for choice in (None, *choices))
 
 
-MANY_ROWS = ("torsos_at_once=0", "few_categories=0", "sums_at_once=false", "few_final_obs=4", "round_equations=0")
+MOST_ROWS = ("torsos_at_once=Infinity", "params_as_one=Infinity", "few_outputs=0")
+MANY_ROWS = (
+    *("torsos_at_once=0", "params_as_one=0", "few_outputs=0", "few_categories=0", "sums_at_once=false"),
+    *("few_final_obs=4", "round_equations=0"),
+)
 FEW_ROWS = (
     *("prepares_minibatches=false", "packs_outputs=false", "recursion_unroll=1"),
     *("resets_where_any=true", "gathers_words=true"),
 )
-"""Other choices than `machine.GPU`, which matter with many environments, and those that matter with few."""
+"""Other choices than `machine.GPU`, which matter with the most environments, with many, and with few."""
 MARKED = [path for path in TESTS.glob("test_*.py") if "mark.device" in path.read_text(encoding="utf-8")]
 FILES = tuple(sorted(MARKED, key=lambda path: (path.stem != "test_device", path)))
 """Those of the device lane, what says most first: the last may be cut off."""
@@ -113,14 +117,15 @@ FULL = Plan(
     choices=(
         chosen("jaxpg_language", "1M", 64, 64 * language.TOKENS, ("few_slots=0", "steps_per_question=48")),
         chosen("jaxpg", "CartPole-v1", 64, 16 * 64 * PPO.num_steps, (*MANY_ROWS, *FEW_ROWS)),
-        chosen("jaxpg", "CartPole-v1", 2048, 16 * 2048 * PPO.num_steps, MANY_ROWS),
+        chosen("jaxpg", "CartPole-v1", 65536, 2 * 65536 * PPO.num_steps, MOST_ROWS),
+        chosen("jaxpg", "CartPole-v1", 2048, 16 * 2048 * PPO.num_steps, ("torsos_at_once=Infinity", *MANY_ROWS[2:])),
         chosen("jaxpg", "Breakout-MinAtar", 1024, 8 * 1024 * PPO.num_steps, MANY_ROWS[:1]),
     ),
     rounds=3,
     turn_s=1.0,
     workers=14,
     files=FILES,
-    traced=(("jaxpg", "CartPole-v1", 3), ("jaxpg_language", "1M", 1)),
+    traced=(("jaxpg", "CartPole-v1", 64, 3), ("jaxpg_language", "1M", 64, 1), ("jaxpg", "CartPole-v1", 65536, 1)),
 )
 REHEARSAL = Plan(
     groups=((ppo_case(1, 1, 1),), (ppo_case(8, 2, 1),)),
@@ -131,7 +136,7 @@ REHEARSAL = Plan(
     turn_s=0.05,
     workers=0,
     files=(TESTS / "test_machine.py",),
-    traced=(("jaxpg", "CartPole-v1", 1), ("jaxpg_language", "0.01M", 1)),
+    traced=(("jaxpg", "CartPole-v1", 8, 1), ("jaxpg_language", "0.01M", 8, 1)),
 )
 
 
@@ -379,18 +384,18 @@ def profile(plan: Plan, clock: Clock, results: Results) -> None:
     found: dict[str, Any] = {}
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # of Python's own calls there are more than of kernels
-    for name, environment, updates in plan.traced:
-        per_update = plan.columns * (language.TOKENS if name in LANGUAGE else PPO.num_steps)
-        program = workloads.WORKLOADS[name](environment, plan.columns, 1, 1, updates * per_update).build()
+    for name, environment, number, updates in plan.traced:
+        per_update = number * (language.TOKENS if name in LANGUAGE else PPO.num_steps)
+        program = workloads.WORKLOADS[name](environment, number, 1, 1, updates * per_update).build()
         jax.block_until_ready(program.run())
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder, profiler_options=options):
                 jax.block_until_ready(program.run())
             (traced,) = Path(folder).rglob("*.xplane.pb")
-            title = f"{name}, {environment}, {plan.columns}"
+            title = f"{name}, {environment}, {number}"
             found[title] = {"updates": updates} | kernels(jax.profiler.ProfileData.from_file(str(traced)))
             for trace in Path(folder).rglob("*.trace.json.gz"):
-                shutil.copy(trace, results.folder / f"{results.name}.{name}.trace.json.gz")
+                shutil.copy(trace, results.folder / f"{results.name}.{name}-{number}.trace.json.gz")
         results.put("profile", found)
 
 
