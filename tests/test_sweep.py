@@ -293,6 +293,17 @@ def test_a_curve_of_equal_scores_is_drawn_and_goes_from_left_to_right(monkeypatc
     assert line.get_ydata().tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("greatest", [1e-2, 1e38])
+def test_no_point_of_a_logarithmic_curve_is_cut_off(greatest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    heatmap.sweep_figure({"learning_rate": [1e-4, 1e-3, greatest]}, np.ones((3, 2)), "curve.png", title="")
+    drawn[0].draw_without_rendering()
+    (axes,) = drawn[0].axes
+    first, last = axes.transAxes.inverted().transform(axes.transData.transform([(1e-4, 1.0), (greatest, 1.0)]))[:, 0]
+    assert 0.03 < first < last < 0.97
+
+
 def test_where_a_run_diverged_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A curve has a cross below the point, a map a word in the cell; without such a run neither has any."""
     drawn = []

@@ -145,7 +145,8 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
         axes.set_xlim(-0.5, len(values) - 0.5)
     elif min(x) > 0 and max(x) / min(x) >= 20:
         axes.set_xscale("log")
-        axes.set_xlim(min(x) / 1.2, max(x) * 1.2)
+        margin = (max(x) / min(x)) ** 0.05
+        axes.set_xlim(min(x) / margin, max(x) * margin)
     else:
         margin = 0.05 * (max(x) - min(x))
         axes.set_xlim(min(x) - margin, max(x) + margin)
