@@ -262,7 +262,7 @@ def _sentence(name: str, run: RunResult, summary: Summary, threshold: float | No
     count = int(np.isfinite(reached).sum())
     median = _median(reached)
     first = f", the median after {format_quantity(median)}" if math.isfinite(median) else ""
-    return f"{sentence}; {count} of {len(reached)} seeds reached {threshold:g}{first}."
+    return f"{sentence}; {count} of {len(reached)} seeds reached {threshold:g} in training{first}."
 
 
 def _per_seed(summaries: Mapping[str, Summary], seeds: Sequence[int]) -> list[tuple[str, ...]]:
@@ -289,10 +289,12 @@ def to_jsonable(value: Any) -> Any:
 
 
 def format_number(x: float) -> str:
-    """Four significant digits in decimal notation; 0 below 0.001, a dash if not finite."""
+    """Four significant digits in decimal notation, from 0.001 to a million; a dash if not finite."""
     if not math.isfinite(x):
         return "–"
-    return f"{x:.{max(0, 3 - max(0, math.floor(math.log10(abs(x)))))}f}" if abs(x) >= 1e-3 else "0"
+    if not 1e-3 <= abs(x) < 1e6:
+        return f"{x:.4g}" if x else "0"
+    return f"{x:.{max(0, 3 - max(0, math.floor(math.log10(abs(x)))))}f}"
 
 
 def format_quantity(x: float) -> str:
