@@ -9,6 +9,8 @@ from io import StringIO
 
 import numpy as np
 import pytest
+from chromium import PATH as CHROMIUM
+from chromium import chromium
 from rich.console import Console
 
 from jaxpg import report
@@ -17,6 +19,7 @@ from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.report.comparison import RunResult, comparison_page
+from jaxpg.report.diagnostics import diagnostics_figure
 from jaxpg.report.drawing import Units, inline_svg
 from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, ladder_figure
 from jaxpg.report.hover import with_titles
@@ -215,10 +218,44 @@ def test_a_page_says_what_happened_and_tells_prompt_and_answer_apart():
     assert (
         "<p>ppo: episode return 96.43 [96.43, 96.43] after 100 k environment steps, 0 before training; 5 of 5" in page
     )
-    assert "seeds reached 60, the median after 28 k.</p>" in page
+    assert "seeds reached 60 in training, the median after 28 k.</p>" in page
     assert '<p class="warning">ppo: Nothing was learned.</p>' in page
     assert '<td>✗</td><td class="completion"><span class="quiet">1+1=</span><b>3</b></td>' in page
     assert page.index("<summary>late</summary>") < page.index("<summary>after 0 tokens</summary>")
+
+
+def test_a_page_says_what_its_curves_and_figures_are():
+    run = RunResult(*curve(30_000.0), np.ones(5), 75.0, 1000.0, metrics={"entropy": np.ones((100, 5))})
+    page = comparison_page({"ppo": run}, title="task", details={}, units=Units("tokens", 'an "<i>accuracy"'))
+    assert "Learning and steps to threshold: of the episodes of training" in page
+    assert "of 5 or more seeds" in page
+    labels = ['Learning: an "<i>accuracy" over tokens', 'Final performance: an "<i>accuracy"']
+    labels += ["Diagnostics over tokens"]
+    assert list(map(unescape, re.findall('<figure role="img" aria-label="([^"]*)">', page))) == labels
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_page_can_be_read_on_a_desktop_on_a_phone_and_on_paper(tmp_path):
+    steps, returns = curve(30_000.0)
+    runs = {name: RunResult(steps, -10 * returns, returns[-1] - 1e3, 75.0, 1e3, returns[0]) for name in ("a2c", "ppo")}
+    path = tmp_path / "comparison.html"
+    path.write_text(comparison_page(runs, title="task", threshold=-900.0, details={"Command": "jaxpg " * 99}))
+    fits = "[...document.querySelectorAll('%s')].every(x => x.scrollWidth <= x.clientWidth)"
+    with chromium() as page:
+        page.screen(1200, 900)
+        page.open(path.as_uri())
+        assert page.evaluate(fits % ".scroll:has(.key), figure")
+        page.screen(390, 800)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        letters = page.evaluate("document.querySelector('svg text').getBoundingClientRect().height")
+        assert letters > 9  # pixels, of a number of an axis
+        assert page.evaluate("getComputedStyle(document.querySelector('figure')).overflowX") == "auto"
+        page.screen(700, 1000)
+        page.call(
+            "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+        )
+        assert page.evaluate("getComputedStyle(document.querySelector('svg')).color") == "rgb(36, 41, 47)"
+        assert page.evaluate(fits % ".scroll:has(.key), figure, pre")
 
 
 @pytest.mark.parametrize(
@@ -263,6 +300,55 @@ def test_a_single_row_is_a_dot_and_a_curve_without_values_is_named():
     names = [text.get_text().replace("\n", " ") for text in axes.texts]
     assert {"ppo", "a2c", "dqn: no episode return"} <= {*names}
     assert len(axes.lines) == 3 + 2 + 3  # no line leads to where there is no value
+
+
+def test_a_single_value_of_a_diagnostic_and_of_a_line_behind_others_is_a_dot():
+    figure = diagnostics_figure({"ppo": (STEPS[:1], {"entropy": np.ones((1, 3))}), "a2c": (STEPS, {})})
+    assert [line.get_marker() for line in figure.axes[0].lines] == ["o"]
+    curves = {str(i): (STEPS[:1], np.full((1, 3), i)) for i in range(len(COLORS) + 1)}
+    for axes in curves_figure(curves, title="task").axes:
+        assert {line.get_marker() for line in axes.lines} == {"o"}
+
+
+def test_diagnostics_name_their_steps_and_lose_no_long_name():
+    names = [f"{letter}_module.of_ones_own:with_an_algorithm, learning_rate = 0.0003" for letter in "abcde"]
+    figure = diagnostics_figure(dict.fromkeys(names, (STEPS, {"entropy": np.ones((100, 3))})), Units("tokens"))
+    figure.draw_without_rendering()
+    assert figure.get_supxlabel() == "tokens"
+    (legend,) = figure.legends
+    assert ["".join(text.get_text().split()) for text in legend.get_texts()] == ["".join(x.split()) for x in names]
+    for text in legend.get_texts():
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.axes[0].get_position().height * figure.get_figheight() > 0.9
+
+
+@pytest.mark.parametrize("top", [12.0, 50.0, 2000.0])
+def test_a_logarithmic_diagnostic_has_more_than_one_number(top):
+    norms = np.linspace(0.2, 0.2 * top, 100)[:, None] * np.ones((1, 3))
+    figure = diagnostics_figure({"ppo": (STEPS, {"gradient_norm": norms})})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    numbers = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+    assert axes.get_yscale() == "log"
+    assert len(numbers) > 2 - (top > 100)
+    assert top > 100 or {float(number) for number in numbers} > {0.5, 1.0}
+
+
+def test_the_reward_of_the_accuracy_is_not_called_a_share_of_pairs():
+    values = np.ones((100, 3))
+    titles = []
+    for metrics in ({"accuracy": values, "reward_accuracy": values}, {"reward_accuracy": values, "margin": values}):
+        figure = diagnostics_figure({"a": (STEPS, metrics)})
+        titles.append([axes.get_title(loc="left") for axes in figure.axes])
+    assert titles == [["accuracy"], ["share of pairs as judged"]]
+
+
+def test_two_panels_take_the_width_of_the_figure():
+    figure = ladder_figure({name: curve(30_000.0) for name in ("reinforce", "ppo", "grpo")}, PARENTS, title="task")
+    figure.draw_without_rendering()
+    assert max(axes.get_position().x1 for axes in figure.axes) > 0.9
 
 
 def test_without_steps_the_axis_has_no_parts_of_a_step():

@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
-from jaxpg.report.drawing import STYLE, literal, scale_steps
+from jaxpg.report.drawing import DEFAULT_UNITS, STYLE, Units, broken, literal, marker_of, scale_steps
 from jaxpg.report.hover import add_hover
 from jaxpg.report.palette import LineStyle, line_styles
 from jaxpg.report.statistics import Floats, binned, interquartile_mean
@@ -48,16 +48,19 @@ TITLES = {
     "epsilon": "epsilon",
 }
 """The metrics that are drawn, in this order, with their titles and units."""
+LEFT_OUT = {"gradient_norm": "policy_gradient_norm", "reward_accuracy": "accuracy"}
+"""Metrics that are not drawn of a run that has another: the whole gradient beside its parts; `reward_accuracy` beside
+`accuracy`, where it is not DPO's share of pairs but the mean of the reward of that name."""
 LOGARITHMIC = ("policy_gradient_norm", "value_gradient_norm", "gradient_norm", "td_loss")
-COLUMNS, BINS = 3, 50
+COLUMNS, BINS, WIDTH = 3, 50, 7.6
 Metrics = Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]]
 """label -> (steps `[N]` or `[N, S]`, metric -> values `[N, S]`)."""
 
 
-def diagnostics_figure(runs: Metrics) -> Figure | None:
-    """The interquartile mean over seeds of every metric of TITLES over environment steps, a panel each.
+def diagnostics_figure(runs: Metrics, units: Units = DEFAULT_UNITS) -> Figure | None:
+    """The interquartile mean over seeds of every metric of TITLES over steps, a panel each.
 
-    The whole gradient's norm is left out of runs that have those of policy and critic. None if no run has a metric.
+    None if no run has a metric.
     """
     curves = {label: _curves(steps, metrics) for label, (steps, metrics) in runs.items()}
     drawn = [name for name in TITLES if any(name in metrics for _, metrics in curves.values())]
@@ -66,18 +69,28 @@ def diagnostics_figure(runs: Metrics) -> Figure | None:
     styles = line_styles(curves)
     rows = -(-len(drawn) // COLUMNS)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 0.5 + 1.55 * rows), layout="constrained")
+        keys, across, height = _keys(styles)
+        figure = Figure(figsize=(WIDTH, 0.6 + height + 1.55 * rows), layout="constrained")
         for name, axes in zip(drawn, figure.subplots(rows, COLUMNS, squeeze=False).flat, strict=False):
             for label, (steps, metrics) in curves.items():
                 if name in metrics:
-                    axes.plot(steps, metrics[name], **_line(styles[label]))
+                    axes.plot(steps, metrics[name], marker=marker_of(metrics[name]), **_line(styles[label]))
                     add_hover(axes, steps[:: BINS // 10], metrics[name][:: BINS // 10], label)
             _decorate(axes, name)
         for axes in figure.axes[len(drawn) :]:
             axes.remove()
-        keys = [Line2D([], [], label=literal(label), **_line(style)) for label, style in styles.items()]
-        figure.legend(handles=keys, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
+        figure.supxlabel(literal(units.steps), fontsize=9)
+        figure.legend(handles=keys, loc="outside upper left", ncols=across, frameon=False, fontsize=8)
     return figure
+
+
+def _keys(styles: Mapping[str, LineStyle]) -> tuple[list[Line2D], int, float]:
+    """A key for each name, which may be long; how many stand side by side, and the height of all in inches."""
+    keys = [Line2D([], [], label=broken(label), **_line(style)) for label, style in styles.items()]
+    names = [str(key.get_label()).split("\n") for key in keys]
+    widest = max(len(line) for name in names for line in name)
+    across = max(1, min(5, int(WIDTH / (0.6 + 0.08 * widest))))  # of letters of 8 points
+    return keys, across, 0.14 * -(-len(keys) // across) * max(map(len, names))
 
 
 def _line(style: LineStyle) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats,
     means = {
         name: interquartile_mean(binned(steps, values, edges))
         for name, values in metrics.items()
-        if name in TITLES and not (name == "gradient_norm" and "policy_gradient_norm" in metrics)
+        if name in TITLES and LEFT_OUT.get(name) not in metrics
     }
     return (edges[:-1] + edges[1:]) / 2, {name: x for name, x in means.items() if np.isfinite(x).any()}
 
@@ -101,9 +114,13 @@ def _decorate(axes: Axes, name: str) -> None:
     scale_steps(axes, logarithmic=False, ticks=3)
     axes.grid(axis="y")
     values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
-    if name in LOGARITHMIC and 0 < 10 * np.nanmin(values) < np.nanmax(values):
+    low, high = np.nanmin(values), np.nanmax(values)
+    if name in LOGARITHMIC and 0 < 10 * low < high:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
+        if high < 100 * low:  # a power of ten alone would be a single number
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.get_offset_text().set_fontsize(6)

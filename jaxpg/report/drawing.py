@@ -174,11 +174,15 @@ def middles(edges: Floats) -> Floats:
 
 
 def draw_line(axes: Axes, edges: Floats, line: Estimate, style: LineStyle, *, shade: float, width: float = 1.8) -> None:
-    """A curve with its interval as a shaded area; a single value, as of a run with one row, is a dot."""
-    marker = "o" if np.isfinite(line.value).sum() == 1 else ""
+    """A curve with its interval as a shaded area."""
     axes.fill_between(middles(edges), line.low, line.high, color=style.color, alpha=shade, linewidth=0)
     stroke: dict[str, Any] = {"color": style.color, "linewidth": width, "linestyle": style.dashes}
-    axes.plot(middles(edges), line.value, marker=marker, **stroke)
+    axes.plot(middles(edges), line.value, marker=marker_of(line.value), **stroke)
+
+
+def marker_of(values: Floats) -> str:
+    """A dot for a single value, as of a run with one row, which has no line."""
+    return "o" if np.isfinite(values).sum() == 1 else ""
 
 
 def label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle], score: str) -> None:

@@ -10,20 +10,21 @@ from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from jaxpg.printable import printable
 from jaxpg.report.diagnostics import Metrics, diagnostics_figure
 from jaxpg.report.drawing import DEFAULT_UNITS, Units, inline_svg
 from jaxpg.report.figures import Curves, curves_figure, finals_figure, ladder_figure
 from jaxpg.report.palette import color_of
-from jaxpg.report.statistics import Estimate
+from jaxpg.report.statistics import MIN_SCORES, Estimate
 
 Completions = Mapping[str, Sequence[Any]]
 """heading -> completions, records with prompt, completion, reward and accuracy (`experiments.completions.Sample`)."""
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #24292f; --paper: #ffffff; --quiet: #6a737d; --line: #d8dee4; --tint: #f6f8fa }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --paper: #12161c; --quiet: #96a0ab; --line: #2f363e; --tint: #1a2028 }
 }
 * { box-sizing: border-box }
@@ -34,12 +35,12 @@ h2 { margin: 2.6rem 0 0.7rem; font-size: 1.15rem }
 h2::first-letter { text-transform: uppercase }
 p { margin: 0.6rem 0 }
 .quiet, summary, dt { color: var(--quiet) }
-figure { margin: 1.4rem 0 }
-svg { display: block; width: 100%; height: auto }
+figure { margin: 1.4rem 0; overflow-x: auto }
+svg { display: block; width: 100%; min-width: 34rem; height: auto }
 svg text { font-family: inherit !important }
 .scroll { overflow-x: auto }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { padding: 0.42rem 0.65rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+table { border-collapse: collapse; width: 100%; font-size: 0.93rem; font-variant-numeric: tabular-nums }
+th, td { padding: 0.42rem 0.45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th { font-weight: 600; color: var(--quiet); font-size: 0.86rem }
 th:first-child, td:first-child { text-align: left }
 tbody tr:hover { background: var(--tint) }
@@ -55,6 +56,17 @@ summary { cursor: pointer }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1.2rem;
   margin: 0.4rem 0 0.8rem; font-size: 0.92rem }
 dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap }
+@media print {
+  :root { color-scheme: light }
+  body { padding: 0; max-width: none; font-size: 0.8rem }
+  figure, tr { break-inside: avoid; overflow: visible }
+  h2, h2 + p { break-after: avoid }
+  svg { min-width: 0 }
+  .scroll { overflow: visible }
+  th, td { padding: 0.3rem; white-space: normal }
+  .key, .warning { print-color-adjust: exact }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere }
+}
 """
 
 
@@ -100,10 +112,13 @@ def html_page(
         parents: algorithm -> its parent.
         units: of the axes.
     """
-    learning = inline_svg(curves_figure(curves, title="Learning", threshold=threshold, units=units))
-    performance = inline_svg(finals_figure(finals, title="Final performance", threshold=threshold, units=units))
+    learning = curves_figure(curves, title="Learning", threshold=threshold, units=units)
+    performance = finals_figure(finals, title="Final performance", threshold=threshold, units=units)
     note = (
-        "IQM: interquartile mean of the final performance over seeds. Intervals: 95% stratified bootstrap. "
+        "Learning and steps to threshold: of the episodes of training with their exploration, or of evaluations where "
+        "training has none. Final performance: of the last evaluation. "
+        "IQM: interquartile mean of the final performance over seeds. "
+        f"Intervals: 95% stratified bootstrap, of {MIN_SCORES} or more seeds. "
         "Steps to threshold: of the median seed, and the number of seeds that reached it. "
         "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0. "
         "A value is shown where the mouse rests on a curve or a dot."
@@ -111,9 +126,9 @@ def html_page(
     lead = "".join(f"<p>{_text(sentence)}</p>" for sentence in findings.sentences)
     warned = "".join(f'<p class="warning">{_text(sentence)}</p>' for sentence in findings.warnings)
     ladder = ladder_figure(curves, parents, title="Each beside its parent", units=units) if len(curves) > 2 else None
-    lines = "" if ladder is None else f"<figure>{inline_svg(ladder)}</figure>"
-    further = diagnostics_figure(diagnostics)
-    metrics = "" if further is None else f"<h2>Diagnostics</h2><figure>{inline_svg(further)}</figure>"
+    lines = "" if ladder is None else _figure(ladder, f"Each beside its parent: {units.score} over {units.steps}")
+    further = diagnostics_figure(diagnostics, units)
+    metrics = "" if further is None else _diagnostics(further, units)
     texts = "".join(_completions(name, written, named=len(curves) > 1) for name, written in completions.items())
     sections = "".join(f"<h2>{_text(name)}</h2>{_detail(value)}" for name, value in details.items())
     return (
@@ -121,10 +136,20 @@ def html_page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_CSS}</style></head><body>"
         f"<h1>{_text(title)}</h1>{lead}{warned}"
-        f"<figure>{learning}</figure>{_table(rows, keyed=True)}"
-        f'<p class="quiet">{note}</p><figure>{performance}</figure>{lines}'
+        f"{_figure(learning, f'Learning: {units.score} over {units.steps}')}{_table(rows, keyed=True)}"
+        f'<p class="quiet">{note}</p>{_figure(performance, f"Final performance: {units.score}")}{lines}'
         f"<h2>Each seed</h2>{_table(seeds, keyed=False)}{metrics}{texts}{sections}</body></html>\n"
     )
+
+
+def _figure(figure: Figure, label: str) -> str:
+    """A figure, and what it is for readers who do not see it."""
+    return f'<figure role="img" aria-label="{_text(label)}">{inline_svg(figure)}</figure>'
+
+
+def _diagnostics(figure: Figure, units: Units) -> str:
+    note = '<p class="quiet">Interquartile means over seeds.</p>'
+    return f"<h2>Diagnostics</h2>{note}{_figure(figure, f'Diagnostics over {units.steps}')}"
 
 
 def _completions(name: str, written: Completions, *, named: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxpg.report.drawing import add_title, broken, draw_line, draw_named, draw_threshold, middles
+from jaxpg.report.drawing import add_title, broken, draw_line, draw_named, draw_threshold, marker_of, middles
 from jaxpg.report.palette import LineStyle, color_of
 from jaxpg.report.statistics import Estimate, Floats
 
@@ -34,17 +34,18 @@ def panels(
         subtitle: of the figure.
         threshold: score drawn as a dashed line.
     """
-    rows = -(-len(behind) // COLUMNS)
+    columns = min(COLUMNS, len(behind))
+    rows = -(-len(behind) // columns)
     figure = Figure(figsize=(7.6, 1.3 + 1.4 * rows), layout="constrained")
     add_title(figure, title, subtitle)
-    grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, (name, others) in zip(grid, behind.items(), strict=False):
         _draw_panel(axes, edges, lines, name, others)
         if threshold is not None:
             draw_threshold(axes, threshold)
     for axes in grid[len(behind) :]:
         axes.remove()
-    for axes in grid[max(len(behind) - COLUMNS, 0) : len(behind)]:
+    for axes in grid[max(len(behind) - columns, 0) : len(behind)]:
         axes.tick_params(labelbottom=True)  # also where there is no panel below
     return figure, list(grid[: len(behind)])
 
@@ -57,7 +58,8 @@ def _draw_panel(axes: Axes, edges: Floats, lines: Mapping[str, Estimate], name: 
                       textcoords="offset points", fontsize=7, alpha=0.7)  # fmt: skip
     else:
         for other in others:
-            axes.plot(middles(edges), lines[other].value, color=GREY.color, alpha=0.4, linewidth=0.7)
+            values = lines[other].value
+            axes.plot(middles(edges), values, marker=marker_of(values), color=GREY.color, alpha=0.4, linewidth=0.7)
     color = color_of(name)
     draw_named(axes, edges, name, lines[name], LineStyle(color, "-"))
     pad = 12 if len(others) == 1 else 3
