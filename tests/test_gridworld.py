@@ -530,6 +530,18 @@ def test_numbers_can_be_read_on_every_colour(dark, browser, address):
 
 
 @needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper_the_board_keeps_its_colours_and_the_text_is_dark(scheme, browser, address):
+    """Browsers print no backgrounds unless told to: white numbers would be on white."""
+    page = opened(browser, address)
+    page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    adjusted = "[...document.querySelectorAll('.cell')].every((x) => getComputedStyle(x).printColorAdjust === 'exact')"
+    assert page.evaluate(adjusted)
+    assert page.evaluate(f"{LUMINANCE}(getComputedStyle(document.body).color)") < 0.1
+    page.call("Emulation.setEmulatedMedia", media="")
+
+
+@needs_chromium
 def test_a_world_without_values_is_explained(browser, address):
     page = opened(browser, address, gamma=1, walls=(48, 57))
     assert text(page, "problem") == (
