@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -302,6 +303,32 @@ def test_no_point_of_a_logarithmic_curve_is_cut_off(greatest: float, monkeypatch
     (axes,) = drawn[0].axes
     first, last = axes.transAxes.inverted().transform(axes.transData.transform([(1e-4, 1.0), (greatest, 1.0)]))[:, 0]
     assert 0.03 < first < last < 0.97
+
+
+def test_long_values_below_a_map_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    values = [[(64, 64), (128, 128, 128), (1024, 1024, 1024, 1024)], np.geomspace(1e-5, 1e-2, 8).tolist(), [1, 2, 3]]
+    for across in values:
+        scores = np.random.default_rng(0).normal(size=(2 * len(across), 5))
+        heatmap.sweep_figure({"setting": across, "gamma": [0.9, 0.99]}, scores, "map.png", title="")
+        figure = drawn.pop()
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert axes.get_position().height * figure.get_figheight() > 0.9
+    assert axes.get_xticklabels()[0].get_rotation() == 0  # short ones lie
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e6])
+def test_the_axis_of_a_curve_has_no_offset(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    scores = 500 + scale * np.random.default_rng(0).normal(size=(3, 2))
+    heatmap.sweep_figure({"learning_rate": [0.1, 0.2, 0.3]}, scores, "curve.png", title="")
+    drawn[0].draw_without_rendering()
+    assert drawn[0].axes[0].yaxis.get_offset_text().get_text() == ""
 
 
 def test_where_a_run_diverged_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

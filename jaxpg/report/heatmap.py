@@ -23,7 +23,7 @@ from jaxpg.errors import UserError
 from jaxpg.files import replace_file
 from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
-from jaxpg.report.drawing import STYLE, literal, save
+from jaxpg.report.drawing import STYLE, literal, save, scale_scores
 from jaxpg.report.palette import BLUE, VERMILION
 from jaxpg.report.statistics import Estimate, bootstrap
 
@@ -169,11 +169,14 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
         axes.set_title("× a run diverged", loc="right", color=VERMILION, fontsize=9)
     axes.set_xlabel(literal(name))
     axes.set_ylabel("final return, IQM and 95% interval" if some else "final return, IQM")
+    axes.set_ylim(scale_scores(axes.yaxis, axes.get_ylim()))
     axes.grid(axis="y")
     return figure
 
 
+_CELL = 0.82, 0.55  # inches
 _INCHES_PER_CHARACTER = 0.12  # of a bold heading of 12 points
+_INCHES_PER_LETTER = 0.085  # of the value of a setting
 
 
 def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: str) -> Figure:
@@ -190,8 +193,11 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
     some = np.isfinite(estimate.low).any()
     lines = [title, "final return, IQM [95% interval]" if some else "final return, IQM"]
     needed = 0.3 + _INCHES_PER_CHARACTER * max(map(len, lines))
-    width = max(needed, 1.2 + maps_per_row * (0.9 + 0.82 * columns))
-    figure = Figure(figsize=(width, 1.3 + map_rows * (1.0 + 0.55 * rows)), layout="constrained")
+    width = max(needed, 1.2 + maps_per_row * (0.9 + _CELL[0] * columns))
+    below = [literal(format_setting(x)) for x in grid[names[across]]]
+    longest = _INCHES_PER_LETTER * max(map(len, below))
+    upright = longest if longest > 0.9 * _CELL[0] else 0.0  # else side by side
+    figure = Figure(figsize=(width, 1.3 + map_rows * (1.0 + _CELL[1] * rows + upright)), layout="constrained")
     figure.suptitle("\n".join(map(literal, lines)), x=0.01, ha="left", fontweight="bold", fontsize=12)
     known = estimate.value[np.isfinite(estimate.value)]
     scale = Normalize(known.min(initial=np.inf), known.max(initial=-np.inf)) if known.size else Normalize(0, 1)
@@ -203,7 +209,7 @@ def _maps(grid: Grid, estimate: Estimate, places: np.ndarray, best: int, title: 
         subtitle = ", ".join(f"{names[i]} {format_setting(x)}" for i, x in zip(others, combination, strict=True))
         axes.set_title(literal(subtitle), fontsize=9)
         _map(axes, estimate, map_, best, scale)
-        axes.set_xticks(range(columns), [literal(format_setting(x)) for x in grid[names[across]]])
+        axes.set_xticks(range(columns), below, rotation=90 if upright else 0)
         axes.set_yticks(range(rows), [literal(format_setting(x)) for x in grid[names[down]]])
         axes.set_xlabel(literal(names[across]))
         axes.set_ylabel(literal(names[down]))
