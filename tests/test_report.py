@@ -345,6 +345,18 @@ def test_of_a_long_name_the_table_loses_no_letter_and_no_heading():
     assert name in folded
 
 
+def test_the_table_names_every_figure_of_huge_and_tiny_scores():
+    for scale in (-1e30, 1e-9):
+        runs = {name: run._replace(final=run.final * scale) for name, run in toy_runs().items()}
+        console = Console(file=io.StringIO(), width=80)
+        console.print(report.comparison_table(report.summarize(runs, threshold=80.0), title="task"))
+        printed = console.file.getvalue()
+        assert "…" not in printed
+        (row,) = (line for line in printed.splitlines() if line.split()[:1] == ["ppo"])
+        assert row.split()[-1] == "1:15"
+        assert {"reinforce", "threshold", "wall"} <= {*printed.split()}
+
+
 @pytest.mark.parametrize(
     ("initial", "text"),
     [

@@ -133,9 +133,14 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
         column.no_wrap = True
     for name, summary in summaries.items():
         first, *rest = cells(name, summary)
-        lines = (Text(cell.replace(" [", "\n[").replace(" (", "\n(")) for cell in rest)
-        table.add_row(Text(printable(first), f"bold {color_of(name)}"), *lines)
+        table.add_row(Text(printable(first), f"bold {color_of(name)}"), *map(_stacked, rest))
     return table
+
+
+def _stacked(cell: str) -> Text:
+    """A cell with what is in brackets in a line of its own, and each end of a wide interval too."""
+    value, *bracketed = cell.replace(" (", "\n(").split(" [")
+    return Text("\n[".join([value, *(x.replace(", ", ",\n") if len(x) > 18 else x for x in bracketed)]))
 
 
 def _before_training(summaries: Mapping[str, Summary]) -> str | None:
