@@ -239,7 +239,7 @@ def test_a_page_can_be_read_on_a_desktop_on_a_phone_and_on_paper(tmp_path):
     steps, returns = curve(30_000.0)
     runs = {name: RunResult(steps, -10 * returns, returns[-1] - 1e3, 75.0, 1e3, returns[0]) for name in ("a2c", "ppo")}
     path = tmp_path / "comparison.html"
-    path.write_text(comparison_page(runs, title="task", threshold=-900.0, details={"Command": "jaxpg " * 99}))
+    path.write_text(comparison_page(runs, title="task" * 40, threshold=-900.0, details={"Command": "jaxpg " * 99}))
     fits = "[...document.querySelectorAll('%s')].every(x => x.scrollWidth <= x.clientWidth)"
     with chromium() as page:
         page.screen(1200, 900)

@@ -29,7 +29,7 @@ _CSS = """
 }
 * { box-sizing: border-box }
 body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 62rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif }
+  overflow-wrap: anywhere; font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif }
 h1 { margin: 0; font-size: 1.9rem; letter-spacing: -0.015em }
 h2 { margin: 2.6rem 0 0.7rem; font-size: 1.15rem }
 h2::first-letter { text-transform: uppercase }
