@@ -548,8 +548,11 @@ def test_recorded_pairs_are_drawn_whole_and_each_from_its_split():
 
 def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
     train, test = (reverse(length=3, letters=6, min_length=3, split=split) for split in ("train", "test"))
-    with pytest.raises(UserError, match=r"All demonstrations of reverse are right.*slip_rate above 0"):
-        make_pairs(train, test)
+    for judge in (None, "accuracy", "length"):
+        with pytest.raises(UserError, match=r"All demonstrations of reverse are equally good.*slip_rate above 0"):
+            make_pairs(train, test, judge=judge)
+    with pytest.raises(UserError, match=r"pairs.judge = overlong would find all completions equal"):
+        make_pairs(train, test, judge="overlong", slip_rate=0.3)
     with pytest.raises(UserError, match="slip_rate is a probability"):
         make_pairs(train, test, slip_rate=1.5)
     judged = make_pairs(train, test, slip_rate=0.3, sharpness=1e6)

@@ -172,6 +172,7 @@ def test_the_rounds_of_a_shipped_task() -> None:
         ('initial = "reward_model"', 'initial = "sft"', "earlier_share is a share of the pairs of the reward model"),
         ('initial = "grpo"\nreward = "judge_2"', 'initial = "judge_2"', "of reward_model and contains no policy"),
         ("num_pairs = 40, ", "", "num_pairs must say how many pairs are sampled, at least 1; it is none"),
+        ("earlier_share", 'judge = "lenght", earlier_share', "no reward 'lenght' of sort. Did you mean 'length'"),
         ('initial = "reward_model"', 'initial = "none"', "earlier_share is a share of .* not to none"),
         ('initial = "reward_model"', 'initial = "nowhere"', "nowhere is not the directory of a run"),
         ("earlier_share = 0.25", "earlier_share = 1.5", "earlier_share must be at most 1, not 1.5"),

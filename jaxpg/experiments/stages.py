@@ -16,7 +16,7 @@ import jax
 
 from jaxpg import preferences
 from jaxpg.errors import UserError
-from jaxpg.experiments.build import Experiment, build, reward_network
+from jaxpg.experiments.build import Experiment, build, reward_network, text_task
 from jaxpg.experiments.config import Config, load_config, make_env, resolve_config, trainable
 from jaxpg.experiments.config_file import merge, nested
 from jaxpg.experiments.pair_sampling import check_earlier_pairs
@@ -152,7 +152,7 @@ def _check_sampled_pairs(config: Config, planned: Mapping[str, Config]) -> None:
     """Refuse settings of pairs that cannot be sampled; `planned` are the configs of runs that are not there yet."""
     if sampled_table(config) != "pairs":
         return
-    preferences.check_sampled(config.pairs)
+    preferences.check_sampled(config.pairs, text_task(config, "train"))
     if config.initial is None or config.initial in planned:
         check_earlier_pairs(config, planned.get(config.initial or ""))
     else:

@@ -7,12 +7,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxpg.envs.text import Task, preference_pairs
 from jaxpg.envs.text.rewards import grade, make_reward
 from jaxpg.errors import UserError
-from jaxpg.preferences.pairs import Pairs, corrupted_demonstrations, judged_pairs, stored_pairs
+from jaxpg.preferences.pairs import (
+    Pairs,
+    completion_length,
+    corrupted_demonstrations,
+    judged_pairs,
+    stored_pairs,
+)
 from jaxpg.preferences.sampled_pairs import load_pairs
-from jaxpg.types import Array, Tree
+from jaxpg.types import Array, Key, Tree
+
+TrueReward = Callable[[Tree, Array, Array], Array]
+"""What a judge goes by: problem, completion [T], length [] -> [], as a task's `verify` reads a completion."""
+DEMONSTRATIONS_COMPARED = 256
+"""Pairs of demonstrations in which a judge has to see a difference at least once."""
 
 
 def make_pairs(
@@ -49,8 +62,8 @@ def make_pairs(
             many; else such a pair is an error.
 
     Raises:
-        UserError: a file that cannot be used, demonstrations that do not fit into max_tokens, or a judge who could
-            never see two different completions; settings that nothing reads.
+        UserError: a file that cannot be used, demonstrations that do not fit into max_tokens, or a judge to whom any
+            two of them are equal; settings that nothing reads.
     """
     if sampled_from is not None:
         if file is None:
@@ -66,17 +79,15 @@ def make_pairs(
     refuse_unread("pairs", make_pairs, skipping, "used only with a file of pairs, and none is given")
     if not 0 <= slip_rate <= 1:
         raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
-    if judge is None and task.true_reward is None and not slip_rate:
-        raise UserError(
-            f"All demonstrations of {task.name} are right, so a judge has nothing to prefer: set pairs.slip_rate above "
-            "0, or name a file of pairs."
-        )
+    reward = true_reward(judge, task)
     for judged in (task, held_out):
         judged.check_demonstrations()
+    if not slip_rate and reward is not task.true_reward:
+        _check_differences(task, reward, judge)
     return judged_pairs(
         task,
         held_out,
-        true_reward(judge, task),
+        reward,
         generate=corrupted_demonstrations(task, rate=slip_rate),
         num_pairs=num_pairs,
         sharpness=sharpness,
@@ -96,16 +107,41 @@ def refuse_unread(table: str, function: Callable[..., Any], settings: Mapping[st
         raise UserError(f"{' and '.join(given)} {verb} {why}: remove {them}.")
 
 
-def true_reward(judge: str | None, task: Task) -> Callable[[Tree, Array, Array], Array]:
+def true_reward(judge: str | None, task: Task) -> TrueReward:
     """What a judge goes by: a reward function of the task by its name, else the task's true reward or its accuracy.
 
     Raises:
-        UserError: no such reward function.
+        UserError: no such reward function, or overlong, which is 0 for every completion where there is no cache.
     """
     if judge is None and task.true_reward is not None:
         return task.true_reward
+    if judge == "overlong":
+        raise UserError("pairs.judge = overlong would find all completions equal. Use length, to prefer shorter ones.")
     reward = make_reward(judge or "accuracy", 1.0, task)
     return lambda problem, completion, length: reward.function(grade(task, problem, completion, length))
+
+
+def _check_differences(task: Task, reward: TrueReward, judge: str | None) -> None:
+    """Raise a UserError if a judge prefers no demonstration of a task to another one of the same problem.
+
+    Then the labels would be coin tosses.
+    """
+
+    def differ(key: Key) -> Array:
+        draw_key, *write_keys = jax.random.split(key, 3)
+        problem = task.draw(draw_key)
+        texts = [task.demonstration(problem, write_key) for write_key in write_keys]
+        a, b = (reward(problem, text, completion_length(text, task.vocabulary.end)) for text in texts)
+        return a != b
+
+    with jax.ensure_compile_time_eval():
+        found = jax.jit(jax.vmap(differ))(jax.random.split(jax.random.key(0), DEMONSTRATIONS_COMPARED)).any()
+    if not found:
+        by = f" by {judge}" if judge else ""
+        raise UserError(
+            f"All demonstrations of {task.name} are equally good{by}, so a judge has nothing to prefer: set "
+            "pairs.slip_rate above 0, or name a file of pairs."
+        )
 
 
 def _pairs_of_file(file: str, task: Task, skip_long_prompts: bool) -> Pairs:
@@ -125,8 +161,13 @@ def _pairs_of_file(file: str, task: Task, skip_long_prompts: bool) -> Pairs:
     return stored_pairs(train, test, end=task.vocabulary.end)
 
 
-def check_sampled(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of `make_pairs` with which no pairs can be sampled."""
+def check_sampled(settings: Mapping[str, Any], task: Task) -> None:
+    """Refuse settings of `make_pairs` with which no pairs on a task can be sampled.
+
+    Raises:
+        UserError: no number of pairs, or as `true_reward`.
+    """
     number = settings.get("num_pairs")
     if number is None or number < 1:
         raise UserError(f"pairs.num_pairs must say how many pairs are sampled, at least 1; it is {number or 'none'}.")
+    true_reward(settings.get("judge"), task)
