@@ -17,6 +17,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import file_name, read_task
 from jaxpg.experiments.grid import CompiledGroup, plan_grid
+from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import check_name
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import checkpoint, run_directory
@@ -158,6 +159,12 @@ def _check_groups(groups: Sequence[CompiledGroup], stages: Sequence[Stage], opti
         raise UserError(
             f"--grid cannot have {inherited[0]}, which all points share with their first stage {stages[0].name}. "
             "Train that alone, and begin with its directory: --from RUN."
+        )
+    table = sampled_table(groups[0].config)
+    if table and not getattr(groups[0].config, table).get("file"):
+        raise UserError(
+            f"A sweep samples no {table}: let jaxpg train write them once, with one point's settings, and set "
+            f"{table}.file to the {SAMPLED_FILES[table]} in the directory of that run."
         )
     if groups[0].config.callbacks:
         raise UserError("A sweep takes no callbacks, since its runs share a program: train those alone that need them.")

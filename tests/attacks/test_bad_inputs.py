@@ -415,6 +415,10 @@ COMMANDS: list[tuple[list[str], str]] = [
     ([*SWEEP, "network.kind=mlp,cnn"], "A cnn reads observations of shape"),
     ([*SWEEP, "num_envs=4,7", "--set=num_minibatches=8", "--set=num_steps=4"], "num_minibatches = 8 does not divide"),
     (["sweep", "sort", "grpo", "--grid", "network.width=32,64"], "which all points share with their first stage sft"),
+    (
+        ["sweep", "summarise_toy", "dpo", "--set=pairs.sampled_from=sft", "--grid=beta=0.1,0.2"],
+        "A sweep samples no pairs",
+    ),
     *(
         ([*SWEEP, "clip=0.1", f"--memory={x}"], "--memory must be")
         for x in ("0", "-1", "nan", "inf", "abc", "", "1e400")
