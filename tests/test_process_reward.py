@@ -214,6 +214,8 @@ def test_labels_of_a_file_stand_where_its_steps_end(tmp_path):
         ({"labels": "110"}, "line 2: the field 'labels' must be a list"),
         ({"labels": None}, "the field 'labels' must be a list"),
         ({"completions": ["<think>0", 1, "x"]}, "a step in 'completions' must be a non-empty string, not 1"),
+        ({"completions": ["<think>0", "", "x"]}, "a step in 'completions' must be a non-empty string, not ''"),
+        ({"completions": ["<think>0", "1", None]}, "a step in 'completions' must be a non-empty string, not None"),
         (
             {"completions": ["<think>", "01", "</think><answer>1</answer>"]},
             "line 2: the steps in 'completions' do not end where those of parity do.*this completion into 3: .'<thi",
@@ -237,6 +239,10 @@ def test_steps_of_ones_own_texts_end_with_their_separator(tmp_path):
     padded = jnp.array(tokens + [tokens[1]] * 4)  # separators behind the end
     np.testing.assert_array_equal(np.flatnonzero(task.step_ends(padded, jnp.int32(len(tokens)))), [1, 7, 9])
     assert json_lines(data).step_ends is None
+    steps = [{"prompt": row["prompt"], "completions": ["1\n", "2\n", ""], "labels": [1, 0, 1]} for row in rows]
+    labels = labelled_steps(written(tmp_path, *steps), task)
+    np.testing.assert_array_equal(labels.label[0, :5], [-1, 1, -1, 0, 1])  # the last step is the end alone
+    assert labels.tokens[0, 4] == task.vocabulary.end
     with pytest.raises(UserError, match="No token of the vocabulary contains step_separator = ';'"):
         json_lines(data, step_separator=";")
     with pytest.raises(UserError, match="data cannot check the steps of a completion itself"):

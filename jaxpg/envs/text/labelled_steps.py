@@ -48,8 +48,9 @@ def labelled_steps(path: str | Path, task: Task, *, split: str = "train", skip_l
 
         {"prompt": "3+5*2=", "completions": ["<think>8", "6", "</think><answer>6</answer>"], "labels": [1, 1, 1]}
 
-    The steps in a row are the completion, without its end token. A label is true, false, or a number from 0 to 1, such
-    as the share of continuations that were right.
+    The steps in a row are the completion, without its end token. The last one is empty where a completion ends with a
+    separator of steps. A label is true, false, or a number from 0 to 1, such as the share of continuations that were
+    right.
 
     Args:
         path: the file.
@@ -90,11 +91,13 @@ def _encode_steps(record: Record, task: Task) -> _Row:
         raise UserError(
             f"{record.location}: {len(steps)} steps in {STEPS!r} and {len(labels)} labels: give one label for each."
         )
-    for step in steps:
-        if not isinstance(step, str) or not step:
+    for i, step in enumerate(steps):
+        # The last one may be the end alone, behind a separator.
+        if not isinstance(step, str) or not (step or i == len(steps) - 1):
             raise UserError(f"{record.location}: a step in {STEPS!r} must be a non-empty string, not {excerpt(step)}.")
-    pieces = encode_fields([Record(record.location, {STEPS: step}) for step in steps], [STEPS], task.vocabulary)
-    pieces[-1].append(task.vocabulary.end)
+    texts = [Record(record.location, {STEPS: step}) for step in steps]
+    pieces = encode_fields(texts[:-1], [STEPS], task.vocabulary)
+    pieces += encode_fields(texts[-1:], [STEPS], task.vocabulary, end=True)
     ends = (np.cumsum([len(piece) for piece in pieces]) - 1).tolist()
     if ends[-1] >= task.max_tokens:
         raise UserError(
