@@ -100,6 +100,20 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, content: bytes
         load_pairs(path, SORT)
 
 
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Whichever byte is another one: of the archive, of compressed numbers, or of the header of an array."""
+    path = tmp_path / "pairs.npz"
+    preferences.save_pairs(path, *draw_pairs(numbered(1, 2), jax.random.key(1), num_pairs=10))
+    written, refused = path.read_bytes(), 0
+    for place in range(0, len(written), 3):
+        path.write_bytes(written[:place] + bytes([written[place] ^ 0xFF]) + written[place + 1 :])
+        try:
+            load_pairs(path, SORT)  # some bytes are not read
+        except UserError:
+            refused += 1
+    assert refused > len(written) // 6
+
+
 def test_a_reward_model_keeps_the_head_of_another_one_and_replaces_that_of_a_policy() -> None:
     own = {"params": {"body": jnp.zeros(3), "head": jnp.zeros((4, 1))}}
     other, policy = ({"params": {"body": jnp.ones(3), "head": jnp.ones((4, n))}} for n in (1, 9))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from pathlib import Path
 
 import jax
@@ -43,7 +42,7 @@ def load_pairs(path: Path, task: Task) -> tuple[PairData, PairData]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of many types, for damaged archives
         raise UserError(f"The preference pairs in {path} cannot be read: {error}.") from error
     widths = dict(zip(FIELDS, (task.prompt_length,) * 2 + (task.max_tokens,) * 2, strict=True))
     expected = {f"{split}_{field}": width for split in SPLITS for field, width in widths.items()}
