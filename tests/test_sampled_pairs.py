@@ -90,6 +90,7 @@ def arrays(**changes: np.ndarray) -> bytes:
         (arrays(train_chosen=np.array([{}], object)), "cannot be read: Object arrays cannot be loaded"),
         (arrays(train_chosen=np.zeros((2, 99), int)), r"does not hold preference pairs of sort, with prompts of"),
         (arrays(train_chosen=np.zeros((2, SORT.max_tokens))), "does not hold preference pairs"),
+        (arrays(held_out_chosen=np.zeros((3, SORT.max_tokens), int)), "does not hold preference pairs"),
         (arrays(more=np.zeros((2, 2), int)), "does not hold preference pairs"),
     ],
 )

@@ -45,9 +45,10 @@ def load_pairs(path: Path, task: Task) -> tuple[PairData, PairData]:
     except Exception as error:  # of many types, for damaged archives
         raise UserError(f"The preference pairs in {path} cannot be read: {error}.") from error
     widths = dict(zip(FIELDS, (task.prompt_length,) * 2 + (task.max_tokens,) * 2, strict=True))
-    expected = {f"{split}_{field}": width for split in SPLITS for field, width in widths.items()}
+    expected = {f"{split}_{field}": (split, width) for split in SPLITS for field, width in widths.items()}
     if found.keys() != expected.keys() or any(
-        x.ndim != 2 or x.shape[1] != expected[name] or x.dtype.kind not in "ib" for name, x in found.items()
+        found[name].shape != (*found[f"{split}_chosen"].shape[:1], width) or found[name].dtype.kind not in "ib"
+        for name, (split, width) in expected.items()
     ):
         raise UserError(
             f"{path} does not hold preference pairs of {task.name}, with prompts of {task.prompt_length} tokens and "
