@@ -35,7 +35,7 @@ from jaxpg.runs.fitting import _name_of
 from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
 from jaxpg.training.health import last_checkpoint
-from jaxpg.types import Env, Learner, Policy
+from jaxpg.types import Discrete, Env, Learner, Policy
 
 SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 8, "evaluation_episodes": 4, "evaluations": 2, "progress": False}
 
@@ -266,6 +266,20 @@ def test_double_precision_of_the_session_changes_nothing(tmp_path: Path) -> None
     assert [x.dtype for x in jax.tree.leaves(got)] == [x.dtype for x in jax.tree.leaves(expected)]
 
 
+def test_double_precision_of_the_session_changes_no_sample() -> None:
+    """Nor where observations are integers, whose one-hot vectors would have the precision of the session."""
+    env = tiny.counter()._replace(observation_space=Discrete(5))
+    policy = networks.mlp(env, hidden=(4,))[0]
+
+    def samples() -> list[np.ndarray]:
+        flown = flying(env, policy)
+        return [flown.act(np.arange(5), greedy=False) for _ in range(4)]
+
+    expected = samples()
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(samples(), expected)
+
+
 @pytest.mark.parametrize("name", ["reinforce", "a2c", "trpo", "ppo", "grpo"])
 def test_a_learner_keeps_its_dtypes_under_double_precision(name: str) -> None:
     """A scan over `step` needs that; parameters are float32, biases too."""
@@ -459,6 +473,8 @@ def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path
         actions, memory = act(x, memory, begins)
         np.testing.assert_allclose(actions, flown.act(x), rtol=1e-5, atol=1e-7)
     assert act(obs[0][:1])[0].shape == (1, 2)
+    with jax.enable_x64(True):  # of whoever loads it
+        np.testing.assert_array_equal(act(obs[0].astype(float))[0], act(obs[0])[0])
     samples = [np.asarray(act(obs[0], greedy=False, seed=seed)[0]) for seed in (0, 1, 1)]
     assert np.abs(samples[0]).max() <= 1
     np.testing.assert_array_equal(samples[1], samples[2])

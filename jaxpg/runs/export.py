@@ -45,7 +45,8 @@ def export_policy(run: Run, out: Path, seed_index: int | None = None) -> Path:
     """
     index = run.seed_index(seed_index)
     run.refuse_without_actions()
-    program = policy_program(run.experiment.learner, run.learner_of(index), run.experiment.env)
+    with jax.enable_x64(False):  # as it was trained
+        program = policy_program(run.experiment.learner, run.learner_of(index), run.experiment.env)
     with explain_os_error(out):
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / POLICY, program)

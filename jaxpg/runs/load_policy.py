@@ -25,6 +25,6 @@ def load(path: str | Path) -> Any:
         obs = jax.tree.map(lambda y, x: jnp.asarray(x).astype(y.dtype), wanted, obs)
         begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(jax.tree.leaves(obs)[0]))
         memory = memory or [jnp.zeros(begins.shape + x.shape[1:], x.dtype) for x in memories]
-        return program.call(obs, begins, greedy, next(calls) if seed is None else seed, memory)
+        return program.call(obs, begins, greedy, jnp.int32(next(calls) if seed is None else seed), memory)
 
     return act

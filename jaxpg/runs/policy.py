@@ -52,6 +52,12 @@ class TrainedPolicy:
                 memory, a batch of another size since `reset`.
         """
         batch, batched = self._batch(obs)
+        with jax.enable_x64(False):  # as it was trained
+            actions = self._act_batch(batch, greedy)
+        return actions if batched else actions[0]
+
+    def _act_batch(self, batch: Tree, greedy: bool) -> np.ndarray:
+        """`act` for observations with a batch axis."""
         size = len(jax.tree.leaves(batch)[0])
         if self._memory is None:
             self._memory, self._begins = self._start(self._state, batch), np.ones(size, bool)
@@ -66,7 +72,7 @@ class TrainedPolicy:
         actions, self._memory = self._act(self._state, self._memory, self._begins, batch, key, greedy=greedy)
         self._acted += 1
         self._begins = np.zeros(size, bool)
-        return np.asarray(actions) if batched else np.asarray(actions)[0]
+        return np.asarray(actions)
 
     def reset(self, begins: ArrayLike | None = None) -> None:
         """Forget what was seen: a new episode begins with the next observation.
