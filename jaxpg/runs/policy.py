@@ -92,7 +92,7 @@ class TrainedPolicy:
             raise UserError(
                 f"reset takes a boolean for each place of the batch, and there was {there}: {begins.shape}."
             )
-        self._begins = begins
+        self._begins = self._begins | begins  # those of an earlier call, too, before the next observation
 
     def _batch(self, obs: Any) -> tuple[Tree, bool]:
         """Observations with a batch axis, and whether they had one."""
