@@ -18,6 +18,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.config import resolve_config
 from jaxpg.runs.loggers import LOGGERS, Logger, Loggers, check_loggers
+from jaxpg.training.health import UNKEPT
 from jaxpg.training.metrics_writer import tag_of
 
 CONFIG = resolve_config("cartpole", "ppo", {"seeds": [3, 5]})
@@ -66,6 +67,8 @@ class Wandb:
         return SimpleNamespace(log=lambda x, step: self.logged.append((x, step)), finish=self.finish)
 
     def finish(self) -> None:
+        if self.fails:
+            raise ValueError("upload failed")
         self.finished = True
 
     @staticmethod
@@ -94,7 +97,12 @@ def test_wandb_has_means_seeds_settings_and_completions(tmp_path: Path, monkeypa
     }
     assert texts == {"completions": (["prompt", "completion", "reward", "accuracy"], [list(SAMPLES[0])])}
     assert fake.finished
+    log = Loggers(["wandb"], CONFIG, tmp_path / f"{UNKEPT}x")  # whose files nobody would see
+    log.on_row(ROW)
+    assert (fake.settings["dir"], fake.settings["group"]) == (None, None)
     fake.fails = True
+    with pytest.raises(UserError, match="upload failed"):
+        log.close()
     with pytest.raises(UserError, match=r"api_key not configured.*WANDB_MODE=offline"):
         Loggers(["wandb"], CONFIG, tmp_path).on_row(ROW)
 
@@ -169,6 +177,11 @@ def test_every_logger_that_was_opened_is_closed(opens: bool, tmp_path: Path, mon
 def test_loggers_are_a_list_of_names(loggers: Any) -> None:
     with pytest.raises(UserError, match=r"list of names|no logger 'tensorbord'. Did you mean 'tensorboard'"):
         check_loggers(loggers)
+
+
+def test_events_that_would_be_deleted_are_refused() -> None:
+    with pytest.raises(UserError, match="give out=DIRECTORY"):
+        jaxpg.fit("cartpole", "ppo", loggers=["tensorboard"], progress=False)
 
 
 def test_a_sweep_takes_none(capsys: pytest.CaptureFixture[str]) -> None:

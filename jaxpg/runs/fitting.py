@@ -67,7 +67,7 @@ def fit(
         out: the directory to write; None to keep nothing on disk.
         callbacks: what sees the metrics and the policy during training, and may end it; Callback records, or a table
             of names "module:function" with their settings, which the run then names.
-        loggers: where the run is logged beside its directory: "wandb", "tensorboard".
+        loggers: where the run is logged beside its directory: "wandb", "tensorboard", which needs `out`.
         progress: show it.
         **settings: of the algorithm, the task and the environment, as in a config: learning_rate=1e-3,
             environment_settings={"gravity": 5.0}.
@@ -89,6 +89,8 @@ def fit(
     task, name = named.env(env), named.algorithm(algorithm)
     _check_callbacks(callbacks)
     check_loggers(loggers)
+    if out is None and "tensorboard" in loggers:
+        raise UserError("TensorBoard's events are in the directory of the run: give out=DIRECTORY to have them.")
     console = make_console(quiet=not progress, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         stack.enter_context(user_code.give(named.functions))

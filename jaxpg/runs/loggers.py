@@ -18,6 +18,7 @@ from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.files import explain_os_error, flatten
+from jaxpg.training.health import is_kept
 from jaxpg.training.metrics_writer import TENSORBOARD, Row, open_events, tag_of
 from jaxpg.user_code import describe_failure
 
@@ -106,17 +107,19 @@ def _settings(config: Config) -> dict[str, Any]:
 def _wandb(config: Config, out: Path) -> Logger:
     """A run of Weights & Biases in `out`; WANDB_MODE=offline needs neither an account nor a network.
 
+    Where `out` will be deleted it is in the folder that wandb chooses, as its files would be lost.
     It has the means over finite seeds, and each seed in a section of its own. A run that is resumed is another run
     of the same group.
     """
     wandb = _import_wandb()
+    kept = is_kept(out)
     explained = partial(_explained, "Weights & Biases", "WANDB_MODE=offline logs without an account")
     with explained():
         run = wandb.init(
             project="jaxpg",
             name=f"{config.task} {config.algorithm}",
-            group=out.name,
-            dir=str(out),
+            group=out.name if kept else None,
+            dir=str(out) if kept else None,
             config=_settings(config),
             reinit="create_new",
         )
@@ -139,7 +142,11 @@ def _wandb(config: Config, out: Path) -> Logger:
             table = wandb.Table(columns=list(Sample._fields), data=[list(sample) for sample in samples])
             run.log({"completions": table}, step=steps)
 
-    return Logger(on_row, on_completions, run.finish)
+    def close() -> None:
+        with explained():
+            run.finish()
+
+    return Logger(on_row, on_completions, close)
 
 
 @contextlib.contextmanager

@@ -110,9 +110,14 @@ UNKEPT = "jaxpg-unkept-"
 """What the name of a directory begins with that is deleted when its training ends."""
 
 
+def is_kept(run_dir: Path) -> bool:
+    """Whether a directory is there when its training has ended."""
+    return not any(part.startswith(UNKEPT) for part in run_dir.parts)
+
+
 def last_checkpoint(run_dir: Path) -> str:
     """Which checkpoint of a run is good, as a clause of a sentence."""
-    if any(part.startswith(UNKEPT) for part in run_dir.parts):
+    if not is_kept(run_dir):
         return "Nothing was kept: give out=DIRECTORY to have checkpoints"
     last = checkpoint.find(run_dir / checkpoint.CHECKPOINTS)
     return f"The last good checkpoint is {last.path}" if last else f"There was no checkpoint yet in {run_dir}"
