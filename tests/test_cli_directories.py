@@ -180,6 +180,9 @@ def test_a_comparison_says_before_and_after_what_differs(
 
 
 def test_metrics_that_are_gone_are_no_run_that_ended_early(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not the directory of a run"):  # as one that was moved since it was opened
+        run_directory.load_metrics(tmp_path)
+    (tmp_path / "config.toml").touch()
     with pytest.raises(UserError, match="ended before its first chunk"):
         run_directory.load_metrics(tmp_path)
     (tmp_path / "checkpoints" / "000000000001").mkdir(parents=True)

@@ -160,6 +160,8 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) ->
     run(tmp_path, evaluate=peak_at_ten, evaluate_every=12)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint: that after 48 steps is gone"):
+        loop.restore(toy(), tmp_path, [0, 1, 2])
     with pytest.raises(UserError, match=r"has no checkpoint, although one was written after 48 steps.*Put .* back"):
         run(tmp_path, evaluate=peak_at_ten, evaluate_every=12, resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -191,7 +191,7 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
         if rows.checksum is not None and zlib.crc32(content[: rows.size]) != rows.checksum:
             raise ValueError(f"its first {rows.size:,} bytes are not the rows that the last checkpoint counted")
         parsed = _parse_rows(content)
-        if not rows.size and (saved := _steps_of_a_checkpoint(parsed)):
+        if not rows.size and (saved := steps_of_a_checkpoint(parsed)):
             raise UserError(
                 f"{run_dir} has no checkpoint, although one was written after {saved:,} steps: to go on would delete "
                 f"all its metrics. Put {run_dir / CHECKPOINTS} back from a copy, or train a new run with another --out."
@@ -200,7 +200,7 @@ def check_records(run_dir: Path, rows: WrittenRows) -> None:
     read_file(path, check, ADVICE)
 
 
-def _steps_of_a_checkpoint(rows: Sequence[Row]) -> int:
+def steps_of_a_checkpoint(rows: Sequence[Row]) -> int:
     """Steps after which a run with these rows wrote a checkpoint, 0 if it need not have written one.
 
     What is evaluated is saved after its row. So each evaluation in training has a checkpoint, but for that of the last
@@ -343,10 +343,11 @@ def load_metrics(run_dir: Path) -> dict[str, np.ndarray]:
     An incomplete last line, of a process that was killed, is left out.
 
     Raises:
-        UserError: there are none, or the file is damaged.
+        UserError: there are none, the file is damaged, or the run is not there, as after it was moved.
     """
     rows = load_rows(run_dir)
     if not rows:
+        check_is_run(run_dir)
         why = "the file is gone or empty" if has_begun(run_dir) else "the run ended before its first chunk was trained"
         raise UserError(f"{run_dir} has no metrics in {METRICS}: {why}.")
     return stack_rows(rows)
