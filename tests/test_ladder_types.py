@@ -1,4 +1,4 @@
-"""What mypy knows of the ladder's settings, which `mypy` checks: it fails where one of these lines has no error.
+"""What mypy knows of the ladder's settings and of `fit`: `mypy` fails where one of the marked lines has no error.
 
 At run time the same calls are refused, except that types are not checked.
 """
@@ -10,10 +10,11 @@ from typing import Unpack
 import jax.numpy as jnp
 import pytest
 
-from jaxpg import ladder
+from jaxpg import envs, ladder, networks, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
 from jaxpg.ladder_settings import A2CSettings, ReinforceSettings, child_of
+from jaxpg.runs.fitting import Network
 
 
 def test_a_misspelt_setting() -> None:
@@ -92,3 +93,11 @@ def test_a_setting_that_the_parent_does_not_have_cannot_be_passed_on() -> None:
 
     with pytest.raises(TypeError, match="grpo has no setting 'num_steps'"):
         wrong(num_steps=3)
+
+
+def test_every_kind_of_network_that_fit_takes() -> None:
+    """Functions of the policy gradients and of the DQN family, and what they return."""
+    env = envs.make("CartPole-v1")
+    kinds: list[Network] = ["mlp", {"kind": "mlp"}, networks.mlp, networks.mlp(env), values.mlp, values.mlp(env)]
+    wrong: Network = 3  # type: ignore[assignment]
+    assert wrong not in kinds

@@ -35,7 +35,10 @@ from jaxpg.training.health import UNKEPT
 from jaxpg.training.loop import TrainingHooks, check_total_steps
 from jaxpg.types import Critic, Env, Policy
 
-Network = str | Mapping[str, Any] | tuple[Policy, Critic | None] | Callable[..., tuple[Policy, Critic | None]]
+Made = tuple[Policy, Critic | None] | nn.Module
+"""What a network is: a pair, or, of the DQN family, a flax module."""
+Network = str | Mapping[str, Any] | Made | Callable[..., Made]
+Seeds = int | Sequence[int] | np.ndarray
 
 
 def fit(
@@ -43,7 +46,7 @@ def fit(
     algorithm: str | PolicyGradient | Callable[..., Any],
     *,
     network: Network | None = None,
-    seeds: int | Sequence[int] = 8,
+    seeds: Seeds = 8,
     total_steps: int | None = None,
     out: str | Path | None = None,
     callbacks: Sequence[Callback] | Mapping[str, Any] = (),
@@ -61,7 +64,8 @@ def fit(
             "module:function"), a function that returns an Env, or an Env.
         algorithm: its name ("ppo"), a function of settings that returns a PolicyGradient, or a PolicyGradient.
         network: its kind ("mlp"), a table {"kind": "mlp", "hidden": [64]}, a function (env, *, ...) -> (Policy,
-            Critic), or such a pair; by default that of the task, or one that fits the observations.
+            Critic), or such a pair (of the DQN family, both with a flax module from observations to features); by
+            default that of the task, or one that fits the observations.
         seeds: how many, numbered from 0, or their numbers.
         total_steps: environment steps of each seed; by default the task's.
         out: the directory to write; None to keep nothing on disk.
@@ -139,12 +143,10 @@ def _train(
         train(TrainingHooks(on_row=show))
 
 
-def _overrides(
-    named: _Named, network: Network | None, seeds: int | Sequence[int], total_steps: int | None
-) -> dict[str, Any]:
+def _overrides(named: _Named, network: Network | None, seeds: Seeds, total_steps: int | None) -> dict[str, Any]:
     """The arguments of `fit` that are settings of a config."""
     seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer) else seeds
-    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    numbers: Any = range(seeds) if type(seeds) is int else seeds  # True is no number
     if not isinstance(numbers, range) and not _are_integers(numbers):
         raise UserError(f"seeds must be the number of seeds or a list of ints, not {excerpt(seeds)}.")
     check_seeds(numbers)

@@ -83,6 +83,7 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a network of three": (lambda: cartpole(network=(1, 2, 3)), "network"),
     "no seeds": (lambda: cartpole(seeds=0), "seeds"),
+    "seeds that are a yes": (lambda: cartpole(seeds=True), "seeds"),
     "seeds below 0": (lambda: cartpole(seeds=-3), "seeds"),
     "seeds as text": (lambda: cartpole(seeds="8"), "seeds"),
     "half a seed": (lambda: cartpole(seeds=1.5), "seeds"),
