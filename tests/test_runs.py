@@ -34,6 +34,7 @@ from jaxpg.runs.export import policy_program
 from jaxpg.runs.fitting import _name_of
 from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
+from jaxpg.training.advance import RunState
 from jaxpg.training.health import last_checkpoint
 from jaxpg.types import Discrete, Env, Learner, Policy
 
@@ -84,6 +85,19 @@ def test_the_chunk_in_which_a_program_is_compiled_says_nothing_of_its_speed() ->
     assert steps_per_second(metrics) == 25
     assert np.isnan(steps_per_second({name: x[:2] for name, x in metrics.items()}))
     assert steps_per_second({name: x[1:3] for name, x in metrics.items()}) == 30  # without evaluations
+
+
+def test_tables_and_runs_are_compared_and_shown_without_their_arrays() -> None:
+    """Two tables with the same numbers are two, and whoever types the name of a run does not get its parameters."""
+    assert TABLE == TABLE
+    assert MetricsTable({name: x.copy() for name, x in TABLE.columns.items()}, TABLE.seeds) != TABLE
+    state = RunState({"w": np.zeros(3)}, np.zeros(1), np.zeros(1))
+    config, experiment = configs.resolve_config("cartpole", "ppo", {}), None
+    one, other = (Run(config, experiment, state._replace(steps=np.zeros(2)), Path("runs/ppo")) for _ in range(2))
+    assert one != other
+    assert "runs/ppo" in repr(one)
+    assert "cartpole" in repr(one)
+    assert "array" not in repr(one)
 
 
 def test_pandas_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from jaxpg.training.run_directory import WALL_TIMES
 from jaxpg.training.stalls import stalls
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MetricsTable:
-    """The metrics of a run of S seeds, in N rows.
+    """The metrics of a run of S seeds, in N rows. It equals itself alone.
 
     columns: name -> [N, S], NaN where a row lacks it; `seconds` and `chunk_seconds` are [N].
     seeds: the numbers of the seeds.
@@ -36,7 +36,7 @@ class MetricsTable:
         return tuple(self.columns)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A metric, [N, S].
+        """A metric, [N, S], or [N] of `seconds` and `chunk_seconds`.
 
         Raises:
             UserError: the run has none of this name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from jaxpg.training.advance import RunState
 from jaxpg.training.loop import restore
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A run that was trained, of S seeds.
+    """A run that was trained, of S seeds. It is shown without its arrays, and equals itself alone.
 
     config: its settings.
     experiment: what they describe: the environment, the learner, the evaluation.
@@ -38,8 +38,8 @@ class Run:
     """
 
     config: Config
-    experiment: Experiment
-    state: RunState
+    experiment: Experiment = field(repr=False)
+    state: RunState = field(repr=False)
     directory: Path
 
     @cached_property
