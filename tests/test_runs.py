@@ -223,6 +223,14 @@ def test_other_observations_are_refused(obs: Any, sentence: str) -> None:
         flying(env, networks.mlp(env, hidden=(4,))[0]).act(obs)
 
 
+@pytest.mark.parametrize("obs", [5, -1, 0.5, [0, 7], np.eye(6)[5] * 5])
+def test_an_integer_beyond_its_space_is_refused(obs: Any) -> None:
+    """Its one-hot vector would be zeros, which no training had."""
+    env = tiny.counter()._replace(observation_space=Discrete(5))
+    with pytest.raises(UserError, match="is an integer from 0 to 4, not "):
+        flying(env, networks.mlp(env, hidden=(4,))[0]).act(obs)
+
+
 def watching(**found: Any) -> Callback:
     """A callback that notes what it sees, and ends the run at 256 steps."""
     rows, looks = found["rows"], found["looks"]

@@ -48,8 +48,8 @@ class TrainedPolicy:
             One action, or a batch of them.
 
         Raises:
-            UserError: observations of another shape than in training, or with NaN in them; where the policy has a
-                memory, a batch of another size since `reset`.
+            UserError: observations of another shape than in training, with NaN in them, or beyond a Discrete space;
+                where the policy has a memory, a batch of another size since `reset`.
         """
         batch, batched = self._batch(obs)
         with jax.enable_x64(False):  # as it was trained
@@ -130,7 +130,13 @@ class TrainedPolicy:
             raise UserError(f"An {what} of {self._env.name} holds NaN, so no action is better than another: mend it.")
         if given.dtype == np.uint8 and isinstance(space, Box) and len(shape) == 3 and np.all(space.high <= 1):
             raise UserError(f"{self._env.name} was trained on images divided by 255: divide these bytes too.")
-        return given.astype(np.float32 if isinstance(space, Box) else np.int32)
+        if isinstance(space, Box):
+            return given.astype(np.float32)
+        if given.min() < 0 or given.max() >= space.n or (given % 1).any():
+            raise UserError(
+                f"An {what} of {self._env.name} is an integer from 0 to {space.n - 1}, not {excerpt(given)}."
+            )
+        return given.astype(np.int32)
 
 
 def act_all(
