@@ -246,13 +246,15 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
     """What was trained until then is there, and its last state is in a checkpoint."""
     rows: list[Any] = []
     looks: list[Any] = []
+    kept: list[Run] = []
+    careless = Callback(lambda row: row.clear(), kept.append)
     run = jaxpg.fit(
         "frozen_lake",
         "q_learning",
         seeds=1,
         total_steps=512,
         out=tmp_path / "run",
-        callbacks=[watching(rows=rows, looks=looks)],
+        callbacks=[careless, watching(rows=rows, looks=looks)],
         **SMALL | {"evaluations": 4},
     )
     assert np.asarray(run.state.steps).tolist() == [256]
@@ -260,6 +262,7 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
     evaluated = np.flatnonzero(np.isfinite(run.metrics["evaluation_return"][:, 0]))
     assert [number - 1 for number, _ in looks] == evaluated.tolist()  # the row of the evaluation is there already
     assert len(looks) == 3
+    assert [len(run.metrics["steps"]) for run in kept] == [number for number, _ in looks]  # then, and not now
     again = jaxpg.load(tmp_path / "run", checkpoint="last")
     jax.tree.map(np.testing.assert_array_equal, again.state, run.state)
     with pytest.raises(UserError, match="holds a run already"):

@@ -63,9 +63,9 @@ class Watched:
         self.has_stopped = False  # whether one of them has ended the run; asked again, it may answer otherwise
 
     def on_row(self, row: Row) -> None:
-        """Show a row to all of them."""
+        """Show a row to all of them, to each in a table of its own, which it may change."""
         for callback in self._callbacks:
-            callback.on_row(row)
+            callback.on_row(dict(row))
 
     def on_evaluation(self, make_run: Callable[[], Any]) -> None:
         """Show them the run, which is made only if one of them looks."""

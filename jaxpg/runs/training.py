@@ -162,12 +162,17 @@ def _evaluation_hook(
     """What happens after every evaluation, in the main process: completions and report of a text task; callbacks."""
     log_completions = completions.CompletionLogger(config, experiment, out, console)
 
+    def run_so_far(state: RunState) -> Run:
+        run = Run(config, experiment, jax.device_get(state), out)
+        run.metrics  # noqa: B018 - whoever keeps the run reads them when there are more rows, or none any more
+        return run
+
     def on_evaluation(state: RunState) -> None:
         if samples := log_completions(state):
             log.on_completions(int(np.asarray(state.steps)[0]), samples)
         if experiment.env.context and np.any(state.iteration):  # there is no curve before the first iteration
             write_page(config, out)
-        watched.on_evaluation(lambda: Run(config, experiment, jax.device_get(state), out))
+        watched.on_evaluation(partial(run_so_far, state))
 
     return on_evaluation if processes.is_main_process() else lambda state: None
 
