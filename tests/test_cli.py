@@ -147,6 +147,29 @@ def test_eval_play_and_plot(trained: Path, tmp_path: Path, capsys: pytest.Captur
     assert "a2c" in (tmp_path / "curves.svg").read_text()
 
 
+def test_eval_and_play_are_greedy_where_the_evaluations_of_the_run_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A grid world's are; a policy that explores always draws another picture."""
+    run, gif = tmp_path / "run", tmp_path / "x.gif"
+    settings = ["--set", "epsilon_end=1.0", "--set", "epsilon_start=1.0", "--steps", "4000", "--seeds", "1"]
+    assert main(["train", "gridworld", "q_learning", *settings, "--out", str(run), "--quiet"]) == 0
+
+    def told(*command: str) -> str:
+        capsys.readouterr()
+        assert main([command[0], str(run), *command[1:]]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "8 greedy episodes" in told("eval", "--episodes", "8")
+    assert "8 sampled episodes" in told("eval", "--episodes", "8", "--no-greedy")
+
+    def drawn(*option: str) -> bytes:
+        told("play", "--gif", str(gif), *option)
+        return gif.read_bytes()
+
+    assert drawn() == drawn("--greedy") != drawn("--no-greedy")
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 def test_eval_plays_the_mode_only_with_greedy(trained: Path, capsys: pytest.CaptureFixture[str], greedy: bool) -> None:
     """The printed return of each seed is that of an actor made by hand."""

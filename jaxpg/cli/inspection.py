@@ -46,10 +46,11 @@ def run_eval(arguments: argparse.Namespace) -> int:
     episodes = arguments.episodes
     run = _load_run(arguments)
     config, experiment = run.config, run.experiment
-    if arguments.greedy and arguments.samples and experiment.env.context:
-        raise UserError("--greedy completions of one prompt are all equal: leave out --samples.")
+    greedy = _is_greedy(arguments, config)
+    if greedy and arguments.samples and experiment.env.context:
+        raise UserError("Greedy completions of one prompt are all equal: leave out --samples, or add --no-greedy.")
     samples = arguments.samples or config.evaluation_samples
-    group_size = 1 if arguments.greedy and experiment.env.context else samples
+    group_size = 1 if greedy and experiment.env.context else samples
     if rest := episodes % group_size:
         groups = f"--samples {samples}" if arguments.samples else f"evaluation_samples = {samples} in this run's config"
         raise UserError(
@@ -57,7 +58,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
             f"of that, such as --episodes {episodes - rest + group_size}."
         )
     if arguments.reward is not None and group_size == 1:
-        raise UserError("--reward chooses among several completions of a prompt: add --samples 8, without --greedy.")
+        raise UserError("--reward chooses among several completions of a prompt: add --samples 8 --no-greedy.")
 
     env = experiment.held_out if arguments.reward is None else _selecting(arguments.reward, config, experiment)
 
@@ -67,7 +68,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
             experiment.learner.actor(state),
             key,
             episodes=episodes,
-            greedy=arguments.greedy,
+            greedy=greedy,
             group_size=group_size,
         )
 
@@ -75,10 +76,15 @@ def run_eval(arguments: argparse.Namespace) -> int:
     with signals.ends_at_once():
         result = jax.device_get(jax.jit(jax.vmap(evaluate_seed))(run.state.learner, keys))
     host_callback.raise_failure()
-    sampling = "greedy" if arguments.greedy else "sampled"
+    sampling = "greedy" if greedy else "sampled"
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
     _print_evaluation(config, result, Starts(episodes // group_size, group_size, word), sampling)
     return 0
+
+
+def _is_greedy(arguments: argparse.Namespace, config: Config) -> bool:
+    """Whether actions are the most likely ones: as the option says, else as in the run's own evaluations."""
+    return config.evaluation_greedy if arguments.greedy is None else arguments.greedy
 
 
 def _selecting(run_dir: str, config: Config, experiment: Experiment) -> Env:
@@ -170,7 +176,8 @@ def run_play(arguments: argparse.Namespace) -> int:
     index = run.seed_index(arguments.seed_index)
     of_seed = run.learner_of(index)
     actor = experiment.learner.actor(of_seed)
-    record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=arguments.greedy))
+    greedy = _is_greedy(arguments, config)
+    record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=greedy))
     with signals.ends_at_once():
         episode = jax.device_get(record(jax.random.key(arguments.seed)))
     host_callback.raise_failure()

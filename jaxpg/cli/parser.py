@@ -176,6 +176,7 @@ def _add_run_commands(commands: Any) -> None:
     """The commands that look at runs: eval, sample, play, export, plot."""
     trained = _trained_arguments()
     evaluate = commands.add_parser("eval", parents=[trained], help="measure a trained policy")
+    _add_greedy_argument(evaluate)
     evaluate.add_argument("--episodes", type=episodes, default=100, metavar="N", help="per seed (default 100)")
     evaluate.add_argument(
         "--samples", type=count, metavar="N", help="completions per prompt (default evaluation_samples of the config)"
@@ -189,9 +190,11 @@ def _add_run_commands(commands: Any) -> None:
 
     sample = commands.add_parser("sample", parents=[trained], help="completions of a trained language model")
     _add_seed_index_argument(sample)
+    sample.add_argument("--greedy", action="store_true", help="take the most likely token instead of sampling")
     _add_sample_arguments(sample)
 
     play = commands.add_parser("play", parents=[trained], help="draw a trained policy playing an episode")
+    _add_greedy_argument(play)
     _add_seed_index_argument(play)
     play.add_argument("--gif", type=path, required=True, metavar="FILE", help="where to write")
 
@@ -325,10 +328,17 @@ def _trained_arguments() -> ArgumentParser:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("run", type=path, metavar="RUN", help="the directory of a run")
     _add_checkpoint_argument(parser)
-    parser.add_argument("--greedy", action="store_true", help="take the most likely action instead of sampling")
     parser.add_argument("--seed", type=count_or_0, default=0, metavar="N", help="seed of the episodes (default 0)")
     _add_trust_argument(parser)
     return parser
+
+
+def _add_greedy_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--greedy",
+        action=argparse.BooleanOptionalAction,
+        help="take the most likely action, or sample (default: as the run's own evaluations)",
+    )
 
 
 def _add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
