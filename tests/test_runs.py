@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -267,6 +268,32 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
     jax.tree.map(np.testing.assert_array_equal, again.state, run.state)
     with pytest.raises(UserError, match="holds a run already"):
         jaxpg.fit("frozen_lake", "q_learning", out=tmp_path / "run", **SMALL)
+
+
+def test_after_ctrl_c_the_run_is_saved_and_goes_on_from_there(tmp_path: Path) -> None:
+    """The chunk ends first; a second Ctrl-C would be Python's own; without a directory the first is."""
+    settings = {"seeds": 1, "total_steps": 512, "progress": False, **SMALL}
+
+    def at_the_third_row(row: Any) -> None:
+        rows.append(row)
+        if len(rows) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    rows: list[Any] = []
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    with pytest.raises(KeyboardInterrupt, match=re.escape(f"jaxpg resume {twice}")):
+        jaxpg.fit("frozen_lake", "q_learning", out=twice, callbacks=[Callback(at_the_third_row)], **settings)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(rows) == 3
+    stopped = jaxpg.load(twice, checkpoint="last")
+    assert stopped.state.steps.tolist() == rows[-1]["steps"].tolist()
+    assert main(["resume", str(twice), "--quiet"]) == 0
+
+    whole = jaxpg.fit("frozen_lake", "q_learning", out=once, **settings)
+    jax.tree.map(np.testing.assert_array_equal, jaxpg.load(twice, checkpoint="last").state, whole.state)
+    rows.clear()
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        jaxpg.fit("frozen_lake", "q_learning", callbacks=[Callback(at_the_third_row)], **settings)
 
 
 SETTINGS = {"num_envs": 4, "evaluation_episodes": 8, "evaluations": 2}

@@ -27,6 +27,7 @@ from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
 from jaxpg.files import explain_os_error
 from jaxpg.runs import training
 from jaxpg.runs.callbacks import Callback
+from jaxpg.runs.interrupts import saving_first
 from jaxpg.runs.loggers import check_loggers
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
@@ -81,6 +82,7 @@ def fit(
 
     Raises:
         UserError: something that cannot be trained or written, in a sentence, before anything is compiled.
+        KeyboardInterrupt: after Ctrl-C; with `out` the current chunk is trained and saved first.
     """
     if jax.process_count() > 1:
         raise UserError("fit trains in one process; several hosts take the command: jaxpg train ... --distributed.")
@@ -113,7 +115,8 @@ def fit(
         for stage in plan:
             if not is_finished(stage):
                 watching = callbacks if stage is plan[-1] else ()
-                _train(stage, console, watching, loggers, stage.directory if out else None)
+                with saving_first(directory) if out else contextlib.nullcontext(_never) as interrupted:
+                    _train(stage, console, watching, loggers, stage.directory if out else None, interrupted)
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there
         return run
@@ -132,15 +135,24 @@ def _check_kept(directory: Path, environment: str) -> None:
     run_directory.refuse_begun(directory, remedy)
 
 
+def _never() -> bool:
+    return False
+
+
 def _train(
-    stage: Stage, console: Console, callbacks: Sequence[Callback], loggers: Sequence[str], shown: Path | None
+    stage: Stage,
+    console: Console,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[str],
+    shown: Path | None,
+    interrupted: Callable[[], bool],
 ) -> None:
     """Train one run of the plan, whose directory is `shown` unless nobody else will see it."""
     config = stage.config
     mesh = parallel.make_mesh(len(config.seeds), config.batch_size, training.devices_of(config))
     train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks, loggers=loggers)
     with training.progress(console, training.header(stage, mesh, shown), config.total_steps) as show:
-        train(TrainingHooks(on_row=show))
+        train(TrainingHooks(on_row=show, should_stop=interrupted))
 
 
 def _overrides(named: _Named, network: Network | None, seeds: Seeds, total_steps: int | None) -> dict[str, Any]:
