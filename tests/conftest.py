@@ -81,7 +81,7 @@ FULL = {
         "test_a_comparison_goes_on_without_an_algorithm_that_diverges",
         "test_interrupt_twice_stops_at_once",
         "test_a_run_whose_output_nobody_reads_any_more_is_saved[together]",
-        "test_every_core_is_a_device_unless_more_are_asked_for",
+        "test_every_core_is_a_device_unless_another_number_is_asked_for",
         "test_a_run_goes_on_with_other_devices",
         "test_devices_share_the_seeds_and_the_environments[--devices 4]",
         "test_devices_share_the_seeds_and_the_environments[--mesh shard=4]",

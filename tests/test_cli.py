@@ -108,7 +108,8 @@ def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.Captur
     """And one for the policy before training, and one when it is compiled; the last iteration of 64 is finished."""
     assert main(["train", "catch", "a2c", "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run"), *SHORT]) == 0
     out = capsys.readouterr().out
-    assert "a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu (one XLA device per core), jax" in out
+    per_core = " (one XLA device per core)" if len(os.sched_getaffinity(0)) == jax.device_count() else ""
+    assert f"a2c on catch, 2 seeds, 3,000 steps each; 2 x cpu{per_core}, jax" in out
     lines = re.findall(r"^[\d,]+ / 3,000 steps each, .*$", out, re.MULTILINE)
     assert len(run_directory.load_metrics(tmp_path / "run")["steps"]) > 40
     assert len(lines) == 12
@@ -367,6 +368,7 @@ REFUSED = [
     (["train", "cartpole", "ppo", "--mesh", "data=2,shard=2"], "--mesh takes data=N"),
     (["train", "sort", "grpo", "--mesh", "shard=3"], "3 devices cannot share"),
     (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "2 devices cannot share 3 seeds"),
+    (["train", "cartpole", "ppo", "--mesh", "seed=2", "--seeds", "3"], "or use a multiple of 2 seeds"),
     (["train", "cartpole", "ppo", "--mesh", "data=2", "--devices", "3"], "has 2 devices, and --devices says 3"),
     (["train", "cartpole", "ppo", "--devices", "3", "--seeds", "2"], "3 devices can"),
     (["train", "cartpole", "ppo", "--seed", "5000000000"], "--seed must be at most 2^31 - 1"),
@@ -697,14 +699,25 @@ def test_help_is_instant() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == "set()\n"
 
 
-def test_every_core_is_a_device_unless_more_are_asked_for(tmp_path: Path) -> None:
-    """As a user starts it, without the four devices that these tests begin with."""
+def test_every_core_is_a_device_unless_another_number_is_asked_for(tmp_path: Path) -> None:
+    """As a user starts it, without the four devices that these tests begin with; XLA_FLAGS are a user's number too."""
     environment = {name: x for name, x in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     cores = len(os.sched_getaffinity(0))
-    for layout, expected in (([], cores), (["--devices", str(cores + 1)], cores + 1)):
+    forced = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={cores + 2}"}
+    asked: list[tuple[list[str], dict[str, str], int]] = [
+        ([], {}, cores),
+        (["--devices", str(cores + 1)], {}, cores + 1),
+        ([], forced, cores + 2),
+    ]
+    for layout, flags, expected in asked:
         arguments = ["train", "catch", "a2c", "--seeds", str(expected), *SHORT, *layout, "--out", str(tmp_path / "run")]
         message = subprocess.run(
-            [sys.executable, "-m", "jaxpg", *arguments], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-m", "jaxpg", *arguments],
+            env=environment | flags,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-        assert f"{expected} x cpu (one XLA device per core)" in message
+        per_core = " (one XLA device per core)" if expected == cores else ""
+        assert f"{expected} x cpu{per_core}, jax" in message
         shutil.rmtree(tmp_path / "run")

@@ -57,10 +57,13 @@ def make_mesh(
         devices_per_seed = len(devices) // math.gcd(num_seeds, len(devices))
     seed_devices = len(devices) // devices_per_seed
     if num_seeds % seed_devices or num_envs % devices_per_seed:
+        remedy = "Use a number of devices that divides the seeds, or environments that are a multiple of "
+        remedy += str(devices_per_seed)
+        if num_seeds % seed_devices:
+            remedy = f"Lay the seeds over as many devices as divide them, or use a multiple of {seed_devices} seeds"
         raise UserError(
             f"{len(devices)} devices cannot share {num_seeds} seeds of {num_envs} environments evenly, "
-            f"{seed_devices} over the seeds and {devices_per_seed} over the environments. Use a number of devices that "
-            f"divides the seeds, or environments that are a multiple of {devices_per_seed}."
+            f"{seed_devices} over the seeds and {devices_per_seed} over the environments. {remedy}."
         )
     return Mesh(np.asarray(devices).reshape(seed_devices, devices_per_seed), (SEED, SHARD if sharded else DATA))
 
@@ -69,7 +72,7 @@ def describe_mesh(mesh: Mesh) -> str:
     """The devices of a mesh in words."""
     kind = mesh.devices.flat[0].device_kind
     sizes = {"seeds": mesh.shape[SEED], "environments": batch_shards(mesh)}
-    per_core = kind == "cpu" and jax.local_device_count() >= num_cores()
+    per_core = kind == "cpu" and jax.local_device_count() == num_cores()
     details = ["one XLA device per core"] if per_core else []
     if min(sizes.values()) > 1:
         details.append(" and ".join(f"{size} over {what}" for what, size in sizes.items()))
