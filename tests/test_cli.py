@@ -517,6 +517,15 @@ def test_devices_share_the_seeds_and_the_environments(
     np.testing.assert_allclose(shared["value_loss"][:3], on_one_device["value_loss"][:3], rtol=1e-3)
 
 
+@pytest.mark.full
+def test_a_seed_on_a_device_of_its_own_is_the_same_to_the_last_bit(
+    tmp_path: Path, on_one_device: dict[str, np.ndarray]
+) -> None:
+    shared = laid_out(tmp_path / "run", ["--mesh", "seed=2"])
+    for name in on_one_device.keys() - {"seconds", "chunk_seconds"}:
+        np.testing.assert_array_equal(shared[name], on_one_device[name])
+
+
 def test_a_run_goes_on_with_other_devices(tmp_path: Path) -> None:
     """Half of the way on four devices, then on four or on two that share parameters: checkpoints know no devices."""
     half = laid_out(tmp_path / "4", ["--mesh", "data=4"], "--steps", "1500")

@@ -301,7 +301,7 @@ def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = Fa
         "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
     )
     parser.add_argument(
-        "--mesh", type=name, metavar="A=N,A=N", help="device mesh, such as data=4,seed=2 (default: seed)"
+        "--mesh", type=name, metavar="A=N,A=N", help="device mesh, such as data=4,seed=2 (default: over the seeds)"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     too = shown("also log to Weights & Biases")
