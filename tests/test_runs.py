@@ -91,6 +91,8 @@ def test_the_chunk_in_which_a_program_is_compiled_says_nothing_of_its_speed() ->
 def test_tables_and_runs_are_compared_and_shown_without_their_arrays() -> None:
     """Two tables with the same numbers are two, and whoever types the name of a run does not get its parameters."""
     assert TABLE == TABLE
+    assert [*TABLE] == [*TABLE.names] == [*TABLE.columns]
+    assert "steps" in TABLE
     assert MetricsTable({name: x.copy() for name, x in TABLE.columns.items()}, TABLE.seeds) != TABLE
     state = RunState({"w": np.zeros(3)}, np.zeros(1), np.zeros(1))
     config, experiment = configs.resolve_config("cartpole", "ppo", {}), None

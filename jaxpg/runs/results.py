@@ -35,6 +35,10 @@ class MetricsTable:
         """The metrics that there are."""
         return tuple(self.columns)
 
+    def __iter__(self) -> Iterator[str]:
+        """The names, as of a dictionary."""
+        return iter(self.columns)
+
     def __getitem__(self, name: str) -> np.ndarray:
         """A metric, [N, S], or [N] of `seconds` and `chunk_seconds`.
 
