@@ -193,7 +193,7 @@ CASES = {
         "dqn",
         REPLAY | {"train_frequency": 2, "gradient_steps": 2, "target_period": 1, "target_rate": 0.1, "batch_size": 12},
         env=pictures,
-        network=partial(values.cnn, channels=(2,), hidden=(4,), activation="tanh", layer_norm=True),
+        network=partial(values.cnn, channels=(4,), hidden=(4,), activation="tanh", layer_norm=True),  # two: a sign each
         adam=True,
         devices=False,
         quick=False,
