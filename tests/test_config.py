@@ -396,3 +396,12 @@ def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
     assert (again.task, again.settings["gamma"], again.seeds) == ("cartpole", 0.5, (0, 5))
     with pytest.raises(UserError, match="is not the directory of a run"):
         configs.load_config(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "kind"), [({}, "cnn"), ({"frame_stack": {"num": 2}}, "cnn"), ({"flatten": {}}, "mlp")]
+)
+def test_the_network_of_an_environment_without_a_config_is_for_what_its_wrappers_show(
+    wrappers: dict[str, Any], kind: str
+) -> None:
+    assert configs.resolve_config("Breakout-MinAtar", "ppo", {"wrappers": wrappers}).network["kind"] == kind

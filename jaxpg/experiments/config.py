@@ -191,8 +191,10 @@ def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any])
     """The table `network` for an environment without a config: a cnn for images, of Mnih et al. 2015 for large ones."""
     if not networks_of(algorithm):
         return {}
-    settings = _nested_overrides(overrides).get("environment_settings", {})
-    env = envs.make(environment, **check(options(Config)["environment_settings"], settings))
+    fields, given = options(Config), _nested_overrides(overrides)
+    settings, wrappers = (check(fields[name], given.get(name, {})) for name in ("environment_settings", "wrappers"))
+    _check_tables("wrappers", wrappers)
+    env = _wrap_all(envs.make(environment, **settings), environment, wrappers)
     images = [space.shape for _, space in space_leaves(env.observation_space) if len(space.shape) == 3]
     if len(images) != 1:
         return {}
@@ -317,13 +319,18 @@ def wrapped(config: Config, env: Env) -> Env:
     Raises:
         UserError: as `envs.wrap`, or there are wrappers of a text task, whose completions are also written without it.
     """
-    if config.wrappers and envs.task_factory(config.environment):
+    return _wrap_all(env, config.environment, config.wrappers)
+
+
+def _wrap_all(env: Env, environment: str, wrappers: Mapping[str, Mapping[str, Any]]) -> Env:
+    """`wrapped` by the name of the environment and the table of its wrappers."""
+    if wrappers and envs.task_factory(environment):
         raise UserError(
-            f"{config.environment} is a text task, which takes no wrappers: remove "
-            f"{', '.join(f'wrappers.{name}' for name in config.wrappers)}. How long completions may be is a setting of "
+            f"{environment} is a text task, which takes no wrappers: remove "
+            f"{', '.join(f'wrappers.{name}' for name in wrappers)}. How long completions may be is a setting of "
             "the task, max_tokens."
         )
-    for name, arguments in config.wrappers.items():
+    for name, arguments in wrappers.items():
         env = envs.wrap(env, name, **arguments)
     return env
 
@@ -366,6 +373,12 @@ def _dotted_names(algorithm: str, merged: Mapping[str, Any], known: Mapping[str,
     return [*known, "network.kind", *(f"network.{name}" for name in of_the_network)]
 
 
+def _check_tables(table: str, values: Mapping[str, Any]) -> None:
+    """Check that each entry of a table of names is a table of settings."""
+    for name, settings in values.items():
+        check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
+
+
 def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: Mapping[str, Option]) -> Config:
     """Merged settings as a Config, every value checked; `own` are the options of the algorithm."""
     tables = ("environment_settings", "wrappers", "network", "rewards", "optimizer", "schedule", "callbacks")
@@ -378,8 +391,7 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
     for name, (source, words) in DATA.items():
         checked[name] = check_table(checked[name], options(source), f" of {words}")
     for table in ("wrappers", "callbacks"):
-        for name, settings in checked[table].items():
-            check(Option(f"{table}.{name}", REQUIRED, dict, ""), settings)
+        _check_tables(table, checked[table])
     for name in ("optimizer", "schedule"):
         check_kind(name, checked[name])
     check_rewards(checked)

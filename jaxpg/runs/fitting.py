@@ -39,7 +39,7 @@ from jaxpg.types import Critic, Env, Policy
 Made = tuple[Policy, Critic | None] | nn.Module
 """What a network is: a pair, or, of the DQN family, a flax module."""
 Network = str | Mapping[str, Any] | Made | Callable[..., Made]
-Seeds = int | Sequence[int] | np.ndarray
+Seeds = int | Sequence[int] | np.ndarray | jax.Array
 
 
 def fit(
@@ -157,7 +157,7 @@ def _train(
 
 def _overrides(named: _Named, network: Network | None, seeds: Seeds, total_steps: int | None) -> dict[str, Any]:
     """The arguments of `fit` that are settings of a config."""
-    seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer) else seeds
+    seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer | jax.Array) else seeds
     numbers: Any = range(seeds) if type(seeds) is int else seeds  # True is no number
     if not isinstance(numbers, range) and not _are_integers(numbers):
         raise UserError(f"seeds must be the number of seeds or a list of ints, not {excerpt(seeds)}.")
