@@ -65,7 +65,11 @@ def reference(room: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Fill in what a page takes from the source, and lead its links to where the site has their files."""
+    """Fill in what a page takes from the source, and lead its links to where the site has their files.
+
+    What stands between `<!-- in the repository -->` and `<!-- end -->` is for who reads the files themselves.
+    """
+    markdown = re.sub(r"^<!-- in the repository -->$.*?^<!-- end -->$", "", markdown, flags=re.MULTILINE | re.DOTALL)
     for name, fill in (("code", code), ("diff", diff), ("outcome", outcome)):
         markdown = re.sub(rf"^<!-- {name}: (.*) -->$", partial(_filled, fill), markdown, flags=re.MULTILINE)
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", partial(_link, page.file.src_uri, files), markdown)
