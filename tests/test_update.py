@@ -21,7 +21,7 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import side_by_side
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Array, Box, Env, Episodes, Key, Params, Rollout, TimeStep, Transition, Tree
-from jaxpg.update import batching
+from jaxpg.update import batching, minibatches
 from jaxpg.update.gradients import summed_gradient
 from jaxpg.update.trust_region import natural_step
 
@@ -229,15 +229,25 @@ def test_the_matrices_that_devices_share_are_carried_as_they_are(machine_with):
     assert ([x.shape for x in jax.tree.leaves(matrices)], vector.shape) == ([(2, 3)], (3,))
 
 
-@pytest.mark.parametrize(("runs", "arrays"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("runs", "arrays"), [(1, 1), (3, 3)])
 def test_parameters_of_many_rows_are_carried_as_they_are(runs, arrays, machine_with):
     """Those of all runs side by side count, as many as a kernel works through."""
     machine_with(params_as_one=24, vectors_as_one=False)
-    params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.arange(3.0)}
+    params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.arange(3.0), "scale": jnp.ones(3)}
     with side_by_side(runs):
         pack, unpack = batching.pack_parameters(params, 12)
     assert len(jax.tree.leaves(pack(params))) == arrays
     jax.tree.map(np.testing.assert_array_equal, unpack(pack(params)), params)
+
+
+def test_the_rows_of_a_minibatch_decide_how_parameters_are_carried(monkeypatch):
+    rows, pack = [], batching.pack_parameters
+    monkeypatch.setattr(minibatches, "pack_parameters", lambda params, n: rows.append(n) or pack(params, n))
+    start = Params(jnp.zeros(T * B), ())
+    update.minibatch_epochs(
+        objective(visits), update.sgd(), 1.0, start, (), blank_batch(), jax.random.key(0), epochs=2, num_minibatches=3
+    )
+    assert rows == [T * B // 3]
 
 
 def slide(params, batch):

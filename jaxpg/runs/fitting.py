@@ -33,7 +33,7 @@ from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
 from jaxpg.training.health import UNKEPT
-from jaxpg.training.loop import TrainingHooks, check_total_steps
+from jaxpg.training.loop import NO_HOOKS, TrainingHooks, check_total_steps
 from jaxpg.types import Critic, Env, Policy
 
 Made = tuple[Policy, Critic | None] | nn.Module
@@ -115,7 +115,7 @@ def fit(
         for stage in plan:
             if not is_finished(stage):
                 watching = callbacks if stage is plan[-1] else ()
-                with saving_first(directory) if out else contextlib.nullcontext(_never) as interrupted:
+                with saving_first(directory) if out else contextlib.nullcontext(NO_HOOKS.should_stop) as interrupted:
                     _train(stage, console, watching, loggers, stage.directory if out else None, interrupted)
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there
@@ -133,10 +133,6 @@ def _check_kept(directory: Path, environment: str) -> None:
         os.listdir(directory)
     remedy = f"Go on with it by the command jaxpg resume {directory}, or choose another out."
     run_directory.refuse_begun(directory, remedy)
-
-
-def _never() -> bool:
-    return False
 
 
 def _train(

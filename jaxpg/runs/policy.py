@@ -132,7 +132,7 @@ class TrainedPolicy:
             raise UserError(f"{self._env.name} was trained on images divided by 255: divide these bytes too.")
         if isinstance(space, Box):
             return given.astype(np.float32)
-        if given.min() < 0 or given.max() >= space.n or (given % 1).any():
+        if np.any((given < 0) | (given >= space.n) | (given % 1 != 0)):
             raise UserError(
                 f"An {what} of {self._env.name} is an integer from 0 to {space.n - 1}, not {excerpt(given)}."
             )
