@@ -31,7 +31,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy, training
-from jaxpg.runs.export import policy_program
+from jaxpg.runs.export import export_policy, policy_program
 from jaxpg.runs.fitting import _name_of
 from jaxpg.runs.results import steps_per_second
 from jaxpg.training import run_directory
@@ -335,6 +335,30 @@ def test_double_precision_of_the_session_changes_no_sample() -> None:
     expected = samples()
     with jax.enable_x64(True):
         np.testing.assert_array_equal(samples(), expected)
+
+
+@pytest.mark.full
+def test_double_precision_of_the_session_changes_nothing_of_an_exported_policy(tmp_path: Path) -> None:
+    lake = envs.make("frozen_lake")
+
+    def reset(key: Any) -> Any:
+        state, obs = lake.reset(key)
+        return state, obs.argmax()
+
+    def step(key: Any, state: Any, action: Any) -> Any:
+        state, timestep = lake.step(key, state, action)
+        return state, timestep._replace(obs=timestep.obs.argmax())
+
+    numbered = lake._replace(reset=reset, step=step, observation_space=Discrete(16))
+    run = jaxpg.fit(numbered, ladder.a2c(num_envs=4), seeds=1, total_steps=64, evaluation_episodes=4, progress=False)
+    export_policy(run, tmp_path / "one")
+    with jax.enable_x64(True):
+        export_policy(run, tmp_path / "other")
+    one, other = (load_policy.load(tmp_path / name / "policy.jax") for name in ("one", "other"))
+    for seed in range(3):
+        samples = [np.asarray(act(np.arange(16), greedy=False, seed=seed)[0]) for act in (one, other)]
+        np.testing.assert_array_equal(*samples)
+        assert samples[0].dtype == samples[1].dtype
 
 
 @pytest.mark.parametrize("name", ["reinforce", "a2c", "trpo", "ppo", "grpo"])
