@@ -272,8 +272,10 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
         jaxpg.fit("frozen_lake", "q_learning", out=tmp_path / "run", **SMALL)
 
 
-def test_after_ctrl_c_the_run_is_saved_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_after_ctrl_c_the_run_is_saved_and_goes_on_from_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The chunk ends first; a second Ctrl-C would be Python's own; without a directory the first is."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, old))
     settings = {"seeds": 1, "total_steps": 512, "progress": False, **SMALL}
 
     def at_the_third_row(row: Any) -> None:
