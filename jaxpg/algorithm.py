@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
 from jaxpg.objectives.kl import ReferenceKL, k3
@@ -140,6 +140,8 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
     """sum_t weight_t (surrogate_t + KL_t - entropy_coefficient H_t), and metrics of it."""
     steps, kl = batch.rollout.steps, algorithm.reference_kl
     log_prob, entropy = distribution.log_prob_and_entropy(steps.action)
+    log_prob = per_step("policy's log_prob", log_prob, batch.weight)
+    entropy = per_step("policy's entropy", entropy, batch.weight)
     if algorithm.collector.whole_episodes:
         log_prob, batch = _without_ratios_of_nothing(log_prob, batch)
     surrogate = _surrogate_loss(algorithm, batch, log_prob)
@@ -178,7 +180,7 @@ def _surrogate_loss(algorithm: PolicyGradient, batch: Batch, log_prob: Array) ->
     of_ratio = given.surrogate if isinstance(given, PerEpisode) else given
 
     def surrogate(log_prob: Array, old_log_prob: Array, advantage: Array) -> Array:
-        return per_step("surrogate", of_ratio(log_prob, old_log_prob, advantage), log_prob)
+        return per_step("algorithm's surrogate", of_ratio(log_prob, old_log_prob, advantage), log_prob)
 
     if of_ratio is given:
         return loss_and_clipped(surrogate, log_prob, steps.log_prob, batch.advantage)
@@ -193,7 +195,7 @@ def _value_loss(critic: Critic, algorithm: PolicyGradient, params: Params, batch
 def _loss_of_value(algorithm: PolicyGradient, batch: Batch, value: Array) -> tuple[Array, Metrics]:
     """value_coefficient sum_t weight_t value_loss_t, and that sum as a metric."""
     assert algorithm.value_loss is not None
-    errors = per_step("value_loss", algorithm.value_loss(value, batch.old_value, batch.target), value)
+    errors = per_step("algorithm's value_loss", algorithm.value_loss(value, batch.old_value, batch.target), value)
     loss = (batch.weight * errors).sum()
     return algorithm.value_coefficient * loss, {"value_loss": lax.stop_gradient(loss)}
 
@@ -228,20 +230,34 @@ def make_batch(
     zeros = jnp.zeros_like(rollout.steps.reward)
     v_tm1, v_t = zeros, zeros
     if critic:
-        v_tm1, v_t = forward_pass(critic.values, _text_reader(policy, critic, algorithm), params, rollout)
+        v_tm1, v_t = _values(critic, _text_reader(policy, critic, algorithm), params, rollout)
     credit = algorithm.credit(rollout.steps, v_tm1, v_t, baseline, gamma=algorithm.gamma)
     if not isinstance(credit, Credit):
         raise UserError(f"The algorithm's credit must give an advantages.Credit, not a {type(credit).__name__}.")
+    if credit.baseline is None or jnp.shape(credit.baseline) != ():
+        raise UserError(f"The baseline of a Credit is one number, not {excerpt(credit.baseline)}.")
     batch = Batch(
         rollout=rollout,
-        advantage=per_step("credit", credit.advantage, zeros),
-        target=per_step("credit's target", credit.target, zeros) if algorithm.value_loss else credit.target,
+        advantage=per_step("algorithm's credit", credit.advantage, zeros),
+        target=per_step("algorithm's credit's target", credit.target, zeros) if algorithm.value_loss else credit.target,
         old_value=v_tm1,
-        weight=per_step("loss_weights", algorithm.loss_weights(rollout.loss_mask), zeros),
+        weight=per_step("algorithm's loss_weights", algorithm.loss_weights(rollout.loss_mask), zeros),
         minibatch_weight=(),
         reference_log_prob=reference_log_prob,
     )
-    return batch, credit
+    return batch, credit._replace(baseline=jnp.asarray(credit.baseline, baseline.dtype))
+
+
+def _values(critic: Critic, reader: TextReader | None, params: Params, rollout: Rollout) -> tuple[Array, Array]:
+    """V of the observations and V of their successors, `[T, B]` each."""
+    found = forward_pass(critic.values, reader, params, rollout)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise UserError(
+            "The values of a Critic are a pair, V of the observations and V of their successors, as "
+            f"rollout.rollout_values makes them, not {excerpt(found)}."
+        )
+    v_tm1, v_t = (per_step("critic's values", x, rollout.steps.reward) for x in found)
+    return v_tm1, v_t
 
 
 def _log_prob(policy: Policy, params: Params, rollout: Rollout) -> Array:

@@ -129,6 +129,20 @@ def check_functions(algorithm: Any, fields: Iterable[str]) -> None:
             raise UserError(f"The {field} of an algorithm is a function, not {excerpt(function)}.{advice}")
 
 
+def check_numbers(algorithm: Any, fields: Iterable[str]) -> None:
+    """Raise a UserError for a field of an algorithm that must be one number, traced or not, and is none."""
+    for field in fields:
+        given = getattr(algorithm, field)
+        if callable(given):
+            raise UserError(
+                f"The {field} of an algorithm is a number, not {excerpt(given)}. One that changes while training is "
+                "set by the `adaptation` of a PolicyGradient (docs/algorithm.md)."
+            )
+        is_number = isinstance(given, int | float) or hasattr(given, "dtype")
+        if not is_number or getattr(given, "shape", ()) != ():
+            raise UserError(f"The {field} of an algorithm is one number, not {excerpt(given)}.")
+
+
 def refuse_unknown(what: str, given: object, known: Iterable[str], where: str = "") -> NoReturn:
     """Raise a UserError for an unknown name of a `what`, with a suggestion from the known names (`hint`)."""
     suggestion = hint(given if isinstance(given, str) else "", known)

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
-from jaxpg.errors import UserError, check_functions, check_record, excerpt, refuse_unknown
+from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt, refuse_unknown
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.initial_weights import in_one_loop
 from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.adaptation import Adaptation
-from jaxpg.objectives.kl import k1
+from jaxpg.objectives.kl import ReferenceKL, k1
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.parallel import collectives
-from jaxpg.rollout.collector import CollectorState, RolloutStats, acting_params, make_actor, reset_env
+from jaxpg.rollout.collector import Collector, CollectorState, RolloutStats, acting_params, make_actor, reset_env
 from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
 from jaxpg.types import (
     Actor,
@@ -171,13 +171,21 @@ def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
     ):
         if kind is not Critic or given is not None:
             check_record("policy_gradient", given, kind, example)
-    check_functions(algorithm, FUNCTIONS if isinstance(algorithm.surrogate, PerEpisode) else ("surrogate", *FUNCTIONS))
-    for field in NUMBERS:
-        if callable(given := getattr(algorithm, field)):
-            raise UserError(
-                f"The {field} of an algorithm is a number, not {excerpt(given)}. One that changes while training is "
-                "set by the algorithm's `adaptation` (docs/algorithm.md)."
-            )
+    _check_fields(algorithm)
+
+
+def _check_fields(algorithm: PolicyGradient) -> None:
+    """Refuse fields of an algorithm that are of another kind than PolicyGradient says."""
+    check_record("A PolicyGradient", algorithm.collector, Collector, "rollout.continuing(...)")
+    for optional, kind, example in (
+        (algorithm.reference_kl, ReferenceKL, 'objectives.kl.reference_kl("loss_k3", 0.1)'),
+        (algorithm.adaptation, Adaptation, "Adaptation(init, apply, update)"),
+    ):
+        if optional is not None:
+            check_record("A PolicyGradient", optional, kind, example)
+    functions = FUNCTIONS if isinstance(algorithm.surrogate, PerEpisode) else ("surrogate", *FUNCTIONS)
+    check_functions(algorithm, functions if algorithm.value_loss is None else (*functions, "value_loss"))
+    check_numbers(algorithm, NUMBERS)
 
 
 OF_WHOLE_EPISODES = (
@@ -264,7 +272,15 @@ def _check_actions(env: Env, policy: Policy, params: Tree, collector: Tree) -> N
         begun = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), collector)
     else:
         begun = jax.eval_shape(partial(reset_env, env, policy), params, jax.random.key(0))
-    distribution, _ = jax.eval_shape(policy.act, params, begun.memory, begun.obs)
+    acted = jax.eval_shape(policy.act, params, begun.memory, begun.obs)
+    if not isinstance(acted, tuple) or len(acted) != 2 or not hasattr(acted[0], "mode"):
+        raise UserError(f"The act of a policy gives a distribution and the memory, not {excerpt(acted)}.")
+    distribution, memory = acted
+    _check_distribution(distribution)
+    if (new := _kinds(memory)) != (old := _kinds(begun.memory)):
+        raise UserError(
+            f"The memory of a policy keeps its shapes and dtypes: start gives {old}, and act makes it {new}."
+        )
     action = jax.eval_shape(lambda x: x.mode(), distribution)
     space = env.action_space
     kind = jnp.integer if isinstance(space, Discrete) else jnp.floating
@@ -279,6 +295,20 @@ def _check_actions(env: Env, policy: Policy, params: Tree, collector: Tree) -> N
             f"An action of {env.name} is {expected}, and the policy's distribution gives {action.dtype.name}"
             f"{list(action.shape)}{choices}. Make the network from this environment, or change its last layer."
         )
+
+
+def _check_distribution(distribution: Any) -> None:
+    missing = [x for x in ("noise", "at", "sample", "log_prob", "log_prob_and_entropy") if not hasattr(distribution, x)]
+    if missing:
+        raise UserError(
+            f"The distribution of a policy, a {type(distribution).__name__}, has no {' and no '.join(missing)}: "
+            "jaxpg/models/distributions.py says what each does."
+        )
+
+
+def _kinds(tree: Tree) -> Any:
+    """The shapes and dtypes of a tree, as a tree of text that a sentence can show."""
+    return jax.tree.map(lambda x: f"{x.dtype.name}{list(x.shape)}", tree)
 
 
 def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metrics]:
@@ -298,10 +328,13 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     )
     batch, credit = make_batch(parts.policy, parts.critic, algorithm, params, state.reference, state.baseline, rollout)
     learning_rate = algorithm.learning_rate(state.steps)
-    params, opt_state, metrics = algorithm.update(
-        parts.objective, parts.optimizer, learning_rate, params, state.opt_state, batch, update_key
-    )
-    metrics = {**metrics, "learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighted}
+    if jnp.shape(learning_rate) != ():
+        raise UserError(f"The learning_rate of an algorithm gives one number, not {excerpt(learning_rate)}.")
+    params, opt_state, metrics = _updated(parts, learning_rate, state, batch, update_key)
+    of_rollout = {"learning_rate": learning_rate, **_rollout_metrics(parts, batch, rollout, stats), **weighted}
+    if known := sorted(metrics.keys() & of_rollout):
+        raise UserError(f"The update of an algorithm gives the metric {known[0]!r}, which is one already: rename it.")
+    metrics |= of_rollout
     if known := sorted(metrics.keys() & state.algorithm):
         raise UserError(f"The state of an adaptation is a metric, and {known[0]!r} is one already: rename it.")
     steps = state.steps + stats.steps.astype(jnp.int32)
@@ -320,16 +353,48 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
 
 
+def _updated(
+    parts: Parts, learning_rate: Array, state: TrainState, batch: Batch, key: Key
+) -> tuple[Params, Tree, Metrics]:
+    """The algorithm's update: parameters, optimizer state and metrics, a number each."""
+    result = parts.algorithm.update(
+        parts.objective, parts.optimizer, learning_rate, state.params, state.opt_state, batch, key
+    )
+    if not isinstance(result, tuple) or len(result) != 3 or not isinstance(result[2], dict):
+        raise UserError(
+            "The update of an algorithm gives params, opt_state and a dict of metrics, as update.gradient_step does, "
+            f"not {excerpt(result)}."
+        )
+    params, opt_state, metrics = result
+    for name, x in metrics.items():
+        if jnp.shape(x) != ():
+            raise UserError(
+                f"A metric is one number, and the update of the algorithm gives {name!r} as an array "
+                f"{list(jnp.shape(x))}: take its mean, or give every number a name of its own."
+            )
+    return params, opt_state, dict(metrics)
+
+
 def _before_training(adaptation: Adaptation | None) -> Metrics:
     """The state of an adaptation before the first iteration."""
-    state = adaptation.init() if adaptation else {}
-    for name, x in state.items():
+    return _as_state(adaptation.init()) if adaptation else {}
+
+
+def _as_state(given: Any) -> Metrics:
+    """What an adaptation gave as its state: float32 numbers by name.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not isinstance(given, dict):
+        raise UserError(f"The state of an adaptation is a dict of numbers, not {excerpt(given)}.")
+    for name, x in given.items():
         if isinstance(x, dict) or jnp.shape(x):
             raise UserError(
                 f"The state of an adaptation is a dict of numbers, each of which is a metric, and {name!r} is "
                 f"{excerpt(x)}: give every number a name of its own."
             )
-    return state
+    return {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
 
 
 def _after_iteration(adaptation: Adaptation | None, state: Metrics, metrics: Metrics) -> Metrics:
@@ -337,11 +402,17 @@ def _after_iteration(adaptation: Adaptation | None, state: Metrics, metrics: Met
     if adaptation is None:
         return state
     try:
-        return adaptation.update(state, metrics)
+        new = _as_state(adaptation.update(state, metrics))
     except KeyError as error:
         if error.args[0] in metrics:
             raise
         refuse_unknown("metric", error.args[0], metrics, " for the adaptation of this algorithm")
+    if new.keys() != state.keys():
+        raise UserError(
+            f"The update of an adaptation must keep the numbers that its init gave, {sorted(state)}, and gives "
+            f"{sorted(new)}."
+        )
+    return new
 
 
 def _adapted(parts: Parts, state: TrainState) -> Parts:
@@ -350,6 +421,18 @@ def _adapted(parts: Parts, state: TrainState) -> Parts:
     if adaptation is None:
         return parts
     algorithm = adaptation.apply(parts.algorithm, state.algorithm)
+    check_record(
+        "The apply of an adaptation gives the algorithm, and policy_gradient",
+        algorithm,
+        PolicyGradient,
+        "algorithm._replace(...)",
+    )
+    for field in ("reference_kl", "value_loss"):
+        if (getattr(algorithm, field) is None) != (getattr(parts.algorithm, field) is None):
+            raise UserError(
+                f"An adaptation cannot add or remove the {field}, for which the learner has parameters: begin with "
+                "one, of weight 0 where it is to come later."
+            )
     for field in ("collector", "optimizer"):
         if getattr(algorithm, field) is not getattr(parts.algorithm, field):
             raise UserError(

@@ -141,7 +141,8 @@ def check_free_settings(name: str, value: Any) -> None:
             check_free_settings(name, inner)
     elif isinstance(value, str):
         if printable(value) != value:
-            raise UserError(f"{name} must be a string of printable characters, not {excerpt(value)}.")
+            hint = " Where a setting takes line breaks, write the two characters \\n for one." if "\n" in value else ""
+            raise UserError(f"{name} must be a string of printable characters, not {excerpt(value)}.{hint}")
     elif isinstance(value, int | float):
         check_number(name, value)
     else:

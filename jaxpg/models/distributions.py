@@ -3,7 +3,8 @@
 All have the same methods:
 
     noise(key)                    random numbers for one sample; they depend only on the shapes of the parameters, so
-                                  they can be drawn before the parameters are known
+                                  they can be drawn before the parameters are known. Where a sample needs those, as of
+                                  a Beta, they are the key itself
     at(noise)                     the sample with these random numbers
     sample(key)                   at(noise(key))
     log_prob(action), entropy()   in nats

@@ -38,7 +38,7 @@ class CollectorState(NamedTuple):
 
 
 class RolloutStats(NamedTuple):
-    """Sums over a rollout on all devices, [] each.
+    """Sums over a rollout on all devices, [] float32 each.
 
     steps: environment steps.
     episodes: episodes that ended.

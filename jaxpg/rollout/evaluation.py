@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, check_record, excerpt
 from jaxpg.rollout.metrics import outcome_metrics
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
@@ -80,15 +80,18 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
         group_size: number of neighbouring episodes that share a start state (static), as answers to one prompt do.
 
     Raises:
-        UserError: `episodes` is not positive, or does not divide into groups.
+        UserError: `env` or `actor` is no record of its kind; `episodes` is no integer from 1 on, or does not divide
+            into groups.
     """
+    check_record("evaluate", env, Env, 'envs.make("CartPole-v1")')
+    check_record("evaluate", actor, Actor, "learner.actor(state)")
     return _evaluate(env, actor, _episode_keys(key, episodes, group_size), greedy=greedy, group_size=group_size)
 
 
 def _episode_keys(key: Key, episodes: int, group_size: int) -> Key:
     """The keys `[episodes]` of an evaluation; its numbers are checked."""
-    if episodes < 1:
-        raise UserError(f"episodes must be at least 1, not {episodes}")
+    if not isinstance(episodes, int) or episodes < 1:
+        raise UserError(f"episodes must be an integer, at least 1, not {excerpt(episodes)}.")
     if episodes % group_size:
         raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
     return jax.random.split(key, episodes)

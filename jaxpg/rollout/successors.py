@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.errors import UserError
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Rollout, Transition, Tree
 from jaxpg.vectorize import count_chunks
@@ -39,11 +40,19 @@ def rollout_values(rollout: Rollout, value: Callable[[Tree], Array]) -> tuple[Ar
 
     `value(obs)` is V of observations with any leading axes. Successors are as in `successor_values`. Of many
     observations it gets a few steps at a time, which replaces one call: `Machine.rows_evaluated`.
+
+    Raises:
+        UserError: `value` gives something else than one number per observation.
     """
     num_steps, num_columns = rollout.steps.last.shape
     num_chunks = count_chunks(num_steps, max(1, machine().rows_evaluated // num_columns))
     obs = rollout.steps.obs
     v_tm1 = value(obs) if num_chunks == 1 else lax.map(value, obs, batch_size=num_steps // num_chunks)
+    if jnp.shape(v_tm1) != (num_steps, num_columns):
+        raise UserError(
+            f"A value function gives one number per observation, {[num_steps, num_columns]} here, not an array of "
+            f"shape {list(jnp.shape(v_tm1))}: take the last axis off, [..., 0]."
+        )
     return v_tm1, successor_values(rollout, v_tm1, value)
 
 

@@ -74,7 +74,11 @@ class MetricsTable:
         return pandas.DataFrame(self.long_form())
 
     def to_csv(self, path: str | Path) -> None:
-        """Write `long_form` to a file, the names in its first line; a number that is not there is an empty cell."""
+        """Write `long_form` to a file, the names in its first line; a number that is not there is an empty cell.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         text, columns = io.StringIO(), self.long_form()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)

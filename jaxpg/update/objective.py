@@ -126,7 +126,9 @@ class Objective(NamedTuple):
         total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
         advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
         return batch._replace(
-            advantage=per_step("normalize", advantage, batch.weight) if jax.tree.leaves(batch.advantage) else (),
+            advantage=per_step("algorithm's normalize", advantage, batch.weight)
+            if jax.tree.leaves(batch.advantage)
+            else (),
             minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 
@@ -139,12 +141,12 @@ class Objective(NamedTuple):
 
 
 def per_step(name: str, x: Any, steps: Array) -> Array:
-    """`x`, which a function of the algorithm gave for these steps. Another shape would be broadcast, unnoticed.
+    """`x`, which a function of the user's may have given for these steps. Another shape would be broadcast, unnoticed.
 
     Raises:
         UserError: it is no array, or has another shape than `steps`.
     """
-    expected = f"The algorithm's {name} must give one number per step, {list(steps.shape)} here, not"
+    expected = f"The {name} must give one number per step, {list(steps.shape)} here, not"
     if not isinstance(x, jax.Array | np.ndarray | np.generic | float | int):
         raise UserError(f"{expected} {'None' if x is None else f'a {type(x).__name__}'}.")
     if jnp.shape(x) != steps.shape:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Params, Tree
 
+TRIED_STEPS = 1_000
+"""So many updates of an optimizer are looked at for the first that is not 0."""
 FLAT_BELOW = 2**20
 """Parameters from which on the optimizer updates array by array instead of as one vector."""
 
@@ -66,18 +69,24 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str, params: Cal
     """Try an optimizer on one gradient, if that depends on nothing that is traced.
 
     One whose labels or masks are a tree of the parameters themselves is tried on such a tree of small arrays:
-    `params()` has its structure, and numbers of axes. Updates of 0, as at the beginning of a warm-up, pass.
+    `params()` has its structure, and numbers of axes. Where its updates begin with 0, as in a warm-up or where
+    gradients are accumulated, the same gradient is given again, up to TRIED_STEPS times.
 
     Raises:
         UserError: its updates of the policy or of the critic point against the gradient, as those of `optax.adam` do.
     """
     with jax.ensure_compile_time_eval():
-        updates = _first_updates(optimizer, Params(jnp.ones(3), jnp.ones(3)))
+        gradient: Tree = Params(jnp.ones(3), jnp.ones(3))
+        updates = _first_updates(optimizer, gradient)
         if updates is None and params is not None:
-            like = jax.eval_shape(params)
-            updates = _first_updates(optimizer, jax.tree.map(lambda x: jnp.ones([min(n, 2) for n in x.shape]), like))
+            gradient = jax.tree.map(lambda x: jnp.ones([min(n, 2) for n in x.shape]), jax.eval_shape(params))
+            updates = _first_updates(optimizer, gradient)
         uphill = [x.sum() for x in jax.tree.leaves(updates)]
-        if any(isinstance(x, jax.core.Tracer) for x in uphill) or min(uphill, default=0) >= 0:
+        if any(isinstance(x, jax.core.Tracer) for x in uphill):
+            return
+        if uphill and not any(uphill):
+            uphill = [x.sum() for x in jax.tree.leaves(_later_updates(optimizer, gradient))]
+        if min(uphill, default=0) >= 0:
             return
     raise UserError(
         f"{what} returns updates that include the sign. jaxpg applies sign and step size itself: use one without them, "
@@ -92,6 +101,22 @@ def _first_updates(optimizer: optax.GradientTransformation, gradient: Tree) -> T
         return optimizer.update(gradient, optimizer.init(gradient), gradient)[0]
     except (TypeError, ValueError, AttributeError, KeyError):
         return None
+
+
+def _later_updates(optimizer: optax.GradientTransformation, gradient: Tree) -> Tree:
+    """The first updates that are not all 0, of the same gradient again and again; 0 after TRIED_STEPS of them."""
+
+    def are_zero(carry: tuple[Array, Tree, Tree]) -> Array:
+        step, _, updates = carry
+        return (step < TRIED_STEPS) & ~jnp.stack([(x != 0).any() for x in jax.tree.leaves(updates)]).any()
+
+    def update(carry: tuple[Array, Tree, Tree]) -> tuple[Array, Tree, Tree]:
+        step, state, _ = carry
+        updates, state = optimizer.update(gradient, state, gradient)
+        return step + 1, state, updates
+
+    start = jnp.zeros((), jnp.int32), optimizer.init(gradient), jax.tree.map(jnp.zeros_like, gradient)
+    return lax.while_loop(are_zero, update, start)[2]
 
 
 def gradient_norms(gradient: Tree, opt_state: Tree) -> dict[str, Array]:

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpg.errors import UserError, check_functions, check_record, excerpt
+from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt
+from jaxpg.models.networks import zero_obs
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.rollout.metrics import episode_metrics
@@ -49,7 +50,7 @@ class DeepQ(NamedTuple):
     epsilon: environment steps so far -> share of random actions.
     collector: how experience is gathered, a continuing rollout.
     head: number of actions -> the last layers of the network (q_networks.py).
-    selector: whose values choose the successor's action (targets.py).
+    selector: whose values choose the successor's action, two arrays `[R, A]` -> `[R, A]` (targets.py).
     loss: estimates and targets -> the loss of each row (targets.py).
     sampling: how rows are drawn from the replay buffer (replay.py), None without a buffer.
     move_target: target network, parameters, updates so far -> target network (targets.py); None for targets by the
@@ -136,14 +137,15 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
         algorithm: the algorithm (dqn.py).
 
     Raises:
-        UserError: the actions of the environment are not discrete, an argument is of another kind, or the updates of
-            the optimizer have the sign in them.
+        UserError: the actions of the environment are not discrete, an argument or a field of the algorithm is of
+            another kind or out of range, or the updates of the optimizer have the sign in them. `init` raises one if
+            the head does not give estimates of every action.
     """
     check_record("deep_q", env, Env, 'envs.make("CartPole-v1")')
     check_record("deep_q", algorithm, DeepQ, "values.dqn()")
     if not isinstance(torso, nn.Module):
         raise UserError(f"deep_q takes a torso, a module of flax: values.mlp(env), not {excerpt(torso)}.")
-    check_functions(algorithm, ("epsilon", "head", "selector", "loss", "optimizer", "learning_rate"))
+    _check_fields(algorithm)
     network = q_network(env, torso, algorithm.head)
     parts = Parts(env, network, algorithm, checked_optimizer(algorithm.optimizer))
 
@@ -160,11 +162,31 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
     return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy, Experience(env, collect))
 
 
+def _check_fields(algorithm: DeepQ) -> None:
+    """Refuse fields of another kind, and a collector and a number of steps that the targets cannot be made with."""
+    check_record("deep_q", algorithm.collector, Collector, "rollout.continuing(...)")
+    check_record("deep_q", algorithm.learn, LearnFromExperience, "that of values.dqn()")
+    if algorithm.sampling is not None:
+        check_record("deep_q", algorithm.sampling, Sampling, "that of values.dqn()")
+    check_functions(algorithm, ("epsilon", "head", "selector", "loss", "optimizer", "learning_rate"))
+    if algorithm.move_target is not None:
+        check_functions(algorithm, ("move_target",))
+    check_numbers(algorithm, ("gamma",))
+    if type(algorithm.n_steps) is not int or algorithm.n_steps < 1:
+        raise UserError(f"n_steps must be an integer, at least 1, not {excerpt(algorithm.n_steps)}.")
+    if algorithm.collector.whole_episodes:
+        raise UserError(
+            "A DeepQ learns from steps, and its collector returns whole episodes, padding included: collect with "
+            "rollout.continuing."
+        )
+
+
 def _init(parts: Parts, key: Key) -> DeepQState:
     """A new network, optimizer state and environments; an empty buffer."""
     algorithm = parts.algorithm
     network_key, collector_key = jax.random.split(key)
     params = Params(parts.network.init(network_key), ())
+    _check_estimates(parts, params.policy)
     steps = jnp.zeros((), jnp.int32)
     collector = algorithm.collector.init(parts.env, parts.policy(steps), params.policy, collector_key)
     return DeepQState(
@@ -175,6 +197,18 @@ def _init(parts: Parts, key: Key) -> DeepQState:
         updates=jnp.zeros((), jnp.int32),
         steps=steps,
     )
+
+
+def _check_estimates(parts: Parts, params: Tree) -> None:
+    """Refuse a head that gives something else than estimates of every action: what is too many would be acted by."""
+    found = jax.eval_shape(parts.network.returns, params, zero_obs(parts.env))
+    actions = parts.env.action_space.n  # type: ignore[union-attr]  # `q_network` has refused others
+    if getattr(found, "ndim", None) != 2 or found.shape[0] != actions or not jnp.issubdtype(found.dtype, jnp.floating):
+        given = f"an array {list(found.shape)} of {found.dtype}" if hasattr(found, "dtype") else excerpt(found)
+        raise UserError(
+            f"The head of a DeepQ gives [actions, estimates] real numbers, [{actions}, 1] here or more estimates, not "
+            f"{given}."
+        )
 
 
 def _step(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metrics]:

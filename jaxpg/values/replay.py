@@ -112,7 +112,14 @@ def empty(like: StoredSteps, slots: int) -> StoredSteps:
 
 
 def write(buffer: StoredSteps, rows: StoredSteps, cursor: Array) -> StoredSteps:
-    """The rings with rows `[B, T, ...]` from slot `cursor` on, in place inside of a loop; T divides the slots."""
+    """The rings with rows `[B, T, ...]` from slot `cursor` on, in place inside of a loop.
+
+    Raises:
+        UserError: T does not divide the slots, so that the last rows would not fit behind `cursor`.
+    """
+    steps, slots = rows.reward.shape[1], buffer.reward.shape[1]
+    if slots % steps:
+        raise UserError(f"A buffer of {slots} slots cannot be filled by {steps} steps at a time: make it a multiple.")
     return jax.tree.map(lambda ring, new: lax.dynamic_update_slice_in_dim(ring, new, cursor, 1), buffer, rows)
 
 

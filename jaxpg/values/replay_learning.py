@@ -20,7 +20,7 @@ from jaxpg.update.objective import per_step
 from jaxpg.values import replay
 from jaxpg.values.deep_q import DeepQState, LearnFromExperience, Parts, RunnerState
 from jaxpg.values.replay import Drawn, NStep, StoredSteps
-from jaxpg.values.targets import pick
+from jaxpg.values.targets import per_action, pick
 from jaxpg.vectorize import any_in_batch, where_in_batch
 
 
@@ -77,9 +77,11 @@ def _init(settings: ReplaySettings, parts: Parts, collector: Tree) -> ReplayStat
     """An empty buffer, whose slots a rollout's steps divide.
 
     Raises:
-        UserError: the buffer is too small for a rollout, or for the steps of a target.
+        UserError: the buffer is too small for a rollout, or for the steps of a target; there is no sampling.
     """
     algorithm = parts.algorithm
+    if algorithm.sampling is None:
+        raise UserError("from_replay draws from a buffer: the algorithm's sampling must say how, and is None.")
     policy, params = parts.policy(jnp.zeros((), jnp.int32)), jax.eval_shape(parts.network.init, jax.random.key(0))
 
     def rows(collector: Tree, params: Tree) -> StoredSteps:
@@ -94,7 +96,6 @@ def _init(settings: ReplaySettings, parts: Parts, collector: Tree) -> ReplayStat
             f"buffer_size = {settings.buffer_size} is too small for {columns} environments: it must hold at least "
             f"{max(steps, algorithm.n_steps)} steps of each, {columns * max(steps, algorithm.n_steps)} in all."
         )
-    assert algorithm.sampling is not None
     return ReplayState(replay.empty(like, slots), algorithm.sampling.init(columns, slots))
 
 
@@ -214,7 +215,7 @@ def _learn(
 
     def loss(params: Params) -> tuple[Array, tuple[Array, Metrics]]:
         prediction = pick(network.returns(params.policy, batch.obs), batch.action)
-        errors = per_step("loss", algorithm.loss(prediction, target), drawn.weight)
+        errors = per_step("algorithm's loss", algorithm.loss(prediction, target), drawn.weight)
         total = (drawn.weight * errors).sum() / batch_size
         td_error = target.mean(-1) - prediction.mean(-1)
         return total, (td_error, {"td_loss": total, "q_value": prediction.mean(-1).sum() / batch_size})
@@ -234,6 +235,7 @@ def td_target(parts: Parts, params: Tree, target_params: Tree, batch: NStep) -> 
     network = parts.network
     estimates = network.returns(target_params, batch.next_obs)
     q_online = network.values(params, batch.next_obs)  # compiled only where `selector` reads it
-    action = network.masked(parts.algorithm.selector(q_online, estimates.mean(-1)), batch.next_obs).argmax(-1)
+    preferred = per_action("selector", parts.algorithm.selector(q_online, estimates.mean(-1)), q_online)
+    action = network.masked(preferred, batch.next_obs).argmax(-1)
     bootstrap = batch.bootstrap_discount[:, None] * pick(estimates, action)
     return batch.reward_sum[:, None] + bootstrap

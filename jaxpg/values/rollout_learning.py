@@ -120,7 +120,7 @@ def _objective(parts: Parts) -> Objective:
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [1, R, ...]: see `summed_gradient`
         steps = batch.rollout.steps
         prediction = pick(parts.network.returns(params.policy, steps.obs), steps.action)
-        errors = per_step("loss", parts.algorithm.loss(prediction, batch.target[:, None]), batch.weight)
+        errors = per_step("algorithm's loss", parts.algorithm.loss(prediction, batch.target[:, None]), batch.weight)
         total = (batch.weight * errors).sum()
         q_value = (batch.minibatch_weight * prediction.mean(-1)).sum()
         return total, lax.stop_gradient({"td_loss": total, "q_value": q_value})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError
 from jaxpg.types import Array, Scalar, Tree
 
 
@@ -37,6 +38,20 @@ def pick(x: Array, action: Array) -> Array:
     return jnp.where(chosen[..., None], x, 0.0).sum(-2)
 
 
+def per_action(name: str, x: Array, values: Array) -> Array:
+    """`x`, which a function of the algorithm gave for these values, `[R, A]`.
+
+    Raises:
+        UserError: it has another shape, such as that of one action per row.
+    """
+    if jnp.shape(x) != values.shape:
+        raise UserError(
+            f"The algorithm's {name} must give a number per action, {list(values.shape)} here, not an array of shape "
+            f"{list(jnp.shape(x))}."
+        )
+    return x
+
+
 def huber(error: Array, threshold: Scalar = 1.0) -> Array:
     """error^2 / 2 up to `threshold`, from there on linear with that slope. Source: Huber 1964; Mnih et al. 2015."""
     size = jnp.abs(error)
@@ -44,13 +59,31 @@ def huber(error: Array, threshold: Scalar = 1.0) -> Array:
 
 
 def huber_loss(prediction: Array, target: Array, *, threshold: Scalar = 1.0) -> Array:
-    """`[R]`, the Huber loss of one estimate per row, `[R, 1]` each."""
-    return huber(target - prediction, threshold)[..., 0]
+    """`[R]`, the Huber loss of one estimate per row, `[R, 1]` each.
+
+    Raises:
+        UserError: there are several estimates.
+    """
+    return huber(_error_of_one("huber_loss", prediction, target), threshold)
 
 
 def squared_loss(prediction: Array, target: Array) -> Array:
-    """`[R]`, half the squared error of one estimate per row, `[R, 1]` each."""
-    return 0.5 * ((target - prediction) ** 2)[..., 0]
+    """`[R]`, half the squared error of one estimate per row, `[R, 1]` each.
+
+    Raises:
+        UserError: there are several estimates.
+    """
+    return 0.5 * _error_of_one("squared_loss", prediction, target) ** 2
+
+
+def _error_of_one(loss: str, prediction: Array, target: Array) -> Array:
+    """target - prediction, `[R]`, of one estimate per row."""
+    if (estimates := max(prediction.shape[-1], target.shape[-1])) != 1:
+        raise UserError(
+            f"{loss} is of one estimate per action, and the head gives {estimates}, whose mean is the action's value: "
+            "take quantile_huber_loss, or a head of one."
+        )
+    return (target - prediction)[..., 0]
 
 
 def quantile_huber_loss(prediction: Array, target: Array, *, threshold: Scalar = 1.0) -> Array:
