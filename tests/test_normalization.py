@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpg import ladder, parallel, update
 from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.update import normalization
 
 
 def batches(shape=(3,), seed=0):
@@ -154,3 +155,13 @@ def test_successors_are_on_the_same_scale_as_observations():
     assert np.asarray(raw.final_obs).any((0, 2)).all()
     for name, x, y in (("obs", raw.steps.obs, got.steps.obs), ("final_obs", raw.final_obs, got.final_obs)):
         np.testing.assert_allclose(y, update.normalize_obs(before, x), rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("number", [33.3, 1000.1, 123456.7])
+def test_a_constant_observation_becomes_0(number):
+    """Its mean is that number, not one that rounding has moved, and so is 0 over any spread."""
+    rollout = tiny.resting(jnp.full((2_048, 1), number))
+    state = normalization.NormalizationState(normalization.initial_moments(jnp.zeros(1)), (), {})
+    for _ in range(2):
+        _, _, state = normalization.normalize_rollout(rollout, (), state, 0.99)
+    np.testing.assert_array_equal(normalization.normalize_obs(state.obs, rollout.steps.obs), 0)

@@ -379,3 +379,49 @@ def test_sweeps_end_where_only_rounding_is_left(gamma: float) -> None:
     """
     worth = jnp.full(4, -4.0, jnp.float32)
     assert smallest_change(worth, gamma, 1e-9) > 6 * jnp.finfo(worth.dtype).eps * 4
+
+
+def best_by_enumeration(successors: np.ndarray, rewards: np.ndarray) -> np.ndarray | None:
+    """What the best of all deterministic policies earns from each state without a discount; the last state is the end.
+
+    None where some circle gains, or is worth nothing by gains and losses in turn: the sum has no limit then.
+    """
+    end = len(successors) - 1
+    best = np.full(len(successors), -np.inf)
+    best[end] = 0
+    for policy in itertools.product(range(successors.shape[1]), repeat=end):
+        for start in range(end):
+            visited: dict[int, int] = {}
+            earned: list[float] = []
+            state = start
+            while state != end and state not in visited:
+                visited[state] = len(earned)
+                earned.append(rewards[state, policy[state]])
+                state = successors[state, policy[state]]
+            circle = [] if state == end else earned[visited[state] :]
+            if sum(circle) > 0 or (sum(circle) == 0 and any(circle)):
+                return None
+            if sum(circle) == 0:
+                best[start] = max(best[start], sum(earned))
+    return best
+
+
+@pytest.mark.parametrize("order", [values.planning.synchronous, values.planning.gauss_seidel])
+def test_resting_for_nothing_among_gains_and_losses(order: values.planning.Order) -> None:
+    """Without a discount, a gain that a loss follows must not stay in a state in which one can rest."""
+    rng, found = np.random.default_rng(0), 0
+    given = [(np.array([[0, 1], [2, 2], [2, 2]]), np.array([[0.0, 1.0], [-1.0, -1.0], [0.0, 0.0]]))]
+    while found < 40:
+        successors, rewards = given.pop() if given else (rng.integers(0, 5, (5, 2)), rng.integers(-2, 3, (5, 2)) * 1.0)
+        end = len(successors) - 1
+        successors[end], rewards[end] = end, 0
+        best = best_by_enumeration(successors, rewards)
+        if best is None or not np.isfinite(best).all():
+            continue
+        found += 1
+        first, terminal = np.arange(end + 1) == 0, np.arange(end + 1) == end
+        certain = jnp.ones((*successors.shape, 1))
+        mdp = envs.tabular.SparseMDP(successors[..., None], certain, rewards[..., None], 1.0 * first, terminal)
+        mdp = jax.tree.map(jnp.asarray, mdp)
+        np.testing.assert_allclose(values.value_iteration(mdp, 1.0, order=order).values, best, atol=1e-5)
+        np.testing.assert_allclose(values.policy_iteration(mdp, 1.0, order=order).values, best, atol=1e-5)

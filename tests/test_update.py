@@ -382,6 +382,13 @@ def test_k_conjugate_steps_are_the_best_point_of_the_kth_krylov_space():
         np.testing.assert_allclose(x, best, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [3e-20, 1e-21, 2e19])
+def test_conjugate_gradients_do_not_depend_on_the_size_of_numbers(size):
+    x = update.conjugate_gradient(lambda v: 2 * v, jnp.full(3, size), 5)
+    np.testing.assert_allclose(x, np.full(3, size / 2), rtol=1e-6)
+    np.testing.assert_array_equal(update.conjugate_gradient(lambda v: 2 * v, jnp.zeros(3), 5), 0)
+
+
 def test_conjugate_gradients_are_as_exact_as_their_type():
     a, b = spd(12)
     with jax.enable_x64(True):

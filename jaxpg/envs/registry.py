@@ -81,7 +81,10 @@ NOTES: dict[str, str] = {
     "Acrobot-v1": "as Gymnasium's, in float32",
     "Pendulum-v1": "as Gymnasium's, in float32",
     "MountainCar-v0": "as Gymnasium's, in float32",
-    "MountainCarContinuous-v0": "as Gymnasium's, in float32: the wall on the left stops the car, unlike in gymnax",
+    "MountainCarContinuous-v0": (
+        "as Gymnasium's, in float32: the wall on the left stops the car, unlike in gymnax; with a goal_velocity above "
+        "0 a car that rolls back from the goal stops there, as in gymnax"
+    ),
     "frozen_lake": "as Gymnasium's FrozenLake-v1; for its 8x8 map set size = 8 and time_limit = 200",
     "cliff_walking": "as Gymnasium's CliffWalking-v1, which has no time limit; here it is 200",
     "taxi": "as Gymnasium's Taxi-v4",

@@ -105,8 +105,8 @@ class Categorical(NamedTuple):
     def masked(self, allowed: Array) -> Categorical:
         """Restricted to the categories where `allowed`, `[..., n]` bool; uniform over all where none is.
 
-        The other logits become a large negative number, whose probability is exactly 0 in floating point. Unlike -inf
-        it has derivatives everywhere, which are 0.
+        The other logits become a large negative number, -1e9, whose probability is exactly 0 in floating point where an
+        allowed logit is greater by some hundred. Unlike -inf it has derivatives everywhere, which are 0.
         """
         return Categorical(jnp.where(allowed, self.logits, max(MASKED, float(jnp.finfo(self.logits.dtype).min))))
 

@@ -66,7 +66,8 @@ def bootstrap(
         seed: of the resampling, so that a report can be reproduced.
 
     Returns:
-        Arrays of the leading shape. Where a score is NaN all three are NaN; where there is no interval its ends are.
+        Arrays of the leading shape. Where a score is not finite all three are NaN; where there is no interval its
+        ends are.
 
     Raises:
         UserError: there is no stratum, or one has no seeds.

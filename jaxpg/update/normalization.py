@@ -126,7 +126,7 @@ def normalize_rollout(
     steps, obs_moments, sum_moments = rollout.steps, normalization.obs, normalization.reward_sums
     if isinstance(obs_moments, Moments):
         obs, final_obs = (normalize_obs(obs_moments, x) for x in (steps.obs, rollout.final_obs))
-        obs_moments = update_moments(obs_moments, steps.obs, steps.mask)
+        obs_moments = update_moments(obs_moments, steps.obs, steps.mask, exact_for_equal=True)
         steps, rollout = steps._replace(obs=obs), rollout._replace(final_obs=final_obs)
     if isinstance(sum_moments, Moments):
         reward_sum, sums = discounted_reward_sums(reward_sum, steps.reward, steps.last, gamma)

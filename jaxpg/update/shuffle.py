@@ -29,7 +29,7 @@ def random_permutations(key: Key, num: int, n: int) -> Array:
 def random_permutations_below(key: Key, num: int, size: int, n: Array) -> Array:
     """`[num, size]` int32: every row begins with an independent random permutation of `0 .. n-1`, n <= size traced.
 
-    Of fewer than eight numbers some permutations are rarer than others (of seven, from 0.1 to 2.8 times as frequent).
+    Of fewer than a dozen numbers some permutations are rarer than others (of seven, from 0.1 to 2.8 times as frequent).
     What follows is any of these numbers. The same network and walk on the cells of a rectangle that holds n and hardly
     more: bits, of which n may fill just over half, would walk again and again until the last number is inside. Source:
     Black and Rogaway 2002, section 5 ("generalized Feistel").
