@@ -109,7 +109,11 @@ def as_float32(value: Any) -> float | None:
     import numpy as np  # here, since `jaxpg --help` needs the domains and is instant
 
     if not isinstance(value, numbers.Real | np.bool_):
-        return None
+        if getattr(value, "shape", None) != () or not hasattr(value, "item"):
+            return None
+        value = value.item()  # an array without axes, of NumPy's, jax's or torch's
+        if not isinstance(value, numbers.Real):
+            return None
     try:
         number = float(value)
     except OverflowError:  # an integer or a fraction of hundreds of digits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -79,6 +80,8 @@ COUNTED = {
     "total_steps": ", and counts environment steps, which are tokens in a text",
 }
 """Settings that other libraries count in another unit."""
+OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Reasons of the system that come without a file's name from where a program prints: a full disk, a lost terminal."""
 FEW = 5
 """So many names are listed even where one of them is similar: the one that was meant may be none of them."""
 
@@ -102,7 +105,9 @@ def excerpt(value: Any, length: int = 60) -> str:
 def describe_os_error(error: OSError) -> str:
     """A file that cannot be used, in a sentence."""
     reason = error.strerror or str(error)
-    return f"{error.filename} cannot be read or written ({reason})." if error.filename else f"{reason}."
+    if error.filename:
+        return f"{error.filename} cannot be read or written ({reason})."
+    return f"The output cannot be written to ({reason})." if error.errno in OF_OUTPUT else f"{reason}."
 
 
 def check_record(taker: str, given: object, kind: type, example: str) -> None:

@@ -14,6 +14,7 @@ import importlib
 import inspect
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -138,6 +139,11 @@ def _not_imported(name: str, what: str, error: BaseException) -> UserError:
         nearest(prefix, SUITE_PREFIXES) if isinstance(error, ModuleNotFoundError) and what == "environment" else None
     )
     hint = f" Did you mean '{meant}:{rest}'?" if meant else ""
+    module = sys.modules.get(prefix.rpartition(":")[2]) if isinstance(error, AttributeError) else None
+    if module and not hasattr(module, rest):
+        near = nearest(rest, [n for n in vars(module) if not n.startswith("_")])
+        like = f" Did you mean '{prefix}:{near}'?" if near else ""
+        return UserError(f"The {what} {name} cannot be imported: {module.__name__} has no {rest!r}.{like}")
     return UserError(
         f"The {what} {name} cannot be imported: {describe_failure(error)}.{hint} Install its module, or add the "
         "folder that contains it to PYTHONPATH."

@@ -110,6 +110,10 @@ FULL = {
         "test_stopping_and_going_on_is_exact",
         "test_mistakes_are_refused_with_a_sentence",
     ),
+    "moved_runs": (
+        "test_ctrl_c_in_a_stage_of_fit_names_what_goes_on",
+        "test_a_copy_does_not_use_the_stages_of_what_it_is_a_copy_of",
+    ),
     "contracts": (
         "test_four_shards_of_a_batch_are_one[grpo, text]",
         "test_four_shards_of_a_batch_are_one[rainbow]",

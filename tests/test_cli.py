@@ -730,3 +730,23 @@ def test_every_core_is_a_device_unless_another_number_is_asked_for(tmp_path: Pat
         per_core = " (one XLA device per core)" if expected == cores else ""
         assert f"{expected} x cpu{per_core}, jax" in message
         shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_run_whose_output_cannot_be_written_is_saved(tmp_path: Path) -> None:
+    """As where the log is on a full disk."""
+    run = tmp_path / "run"
+    command = ["train", "catch", "reinforce", "--out", str(run), "--set", "num_envs=4", "--steps", "500000"]
+    code = (
+        "import sys\n"
+        "from jaxpg.cli.main import main\n"
+        "from jaxpg.runs.progress import Reporter\n"
+        "def fails(self, row): raise OSError(28, 'No space left on device')\n"
+        "Reporter.__call__ = fails\n"
+        f"sys.exit(main({command!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "the output cannot be written to (No space left on device)" in done.stderr
+    assert "interrupted and saved. Resume with: jaxpg resume" in done.stderr
+    assert len(list((run / "checkpoints").iterdir())) == 1

@@ -218,6 +218,6 @@ def test_a_full_disk_is_noticed_by_the_shortest_command(
     full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 closing it fails again
     monkeypatch.setattr("sys.stdout", full)
     assert main([option]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert capsys.readouterr().err == "jaxpg: The output cannot be written to (No space left on device).\n"
     with contextlib.suppress(OSError):
         full.close()

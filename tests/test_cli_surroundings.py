@@ -197,7 +197,7 @@ def test_an_environment_of_ones_own(
 
     for name, words in {
         "my_environmets:catch": "cannot be imported: ModuleNotFoundError: No module named 'my_environmets'",
-        "my_environments:cathc": "The environment my_environments:cathc cannot be imported: AttributeError",
+        "my_environments:cathc": "my_environments:cathc cannot be imported: my_environments has no 'cathc'",
         "my_environments:number": "my_environments:number must be a function, not 3",
         "my_environments:three": "my_environments:three must return a jaxpg.types.Env, not 3",
         "my_environments:broken": "my_environments:broken cannot be made: its function raised ZeroDivisionError",

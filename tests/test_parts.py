@@ -163,7 +163,7 @@ OWN = "test_parts:"
 @pytest.mark.parametrize(
     ("algorithm", "settings", "sentence"),
     [
-        ("test_parts:nothing", {}, "The algorithm test_parts:nothing cannot be imported: AttributeError"),
+        ("test_parts:nothing", {}, "The algorithm test_parts:nothing cannot be imported: test_parts has no 'nothing'"),
         ("no_such_module:f", {}, "cannot be imported: ModuleNotFoundError.*PYTHONPATH"),
         ("test_parts:OWN", {}, "must be a function"),
         ("brax:ppo", {}, "There is no algorithm 'brax:ppo'"),

@@ -591,6 +591,21 @@ def test_held_out_accuracy_by_hand():
     np.testing.assert_allclose(accuracy, better + 0.5 * (1 - better), rtol=1e-6)
 
 
+def test_held_out_accuracy_of_stored_pairs_counts_each_once():
+    """All of them where they are no more than are asked for, else as many different ones."""
+    better = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1])
+    chosen = np.where(better, 3, 2)[:, None].astype(np.int32)
+    prompt = Prompt(np.ones((11, 1), np.int32), np.ones((11, 1), bool))
+    data = PairData(prompt, chosen, np.full((11, 1), 2, np.int32))
+    pairs, worth = stored_pairs(data, data, end=1), jnp.arange(float(V)) / 10
+    for key in jax.random.split(KEY, 3):
+        accuracy = held_out_accuracy(pairs, counting(), worth, key, num_pairs=64)
+        np.testing.assert_allclose(accuracy, better.mean() + 0.5 * (1 - better).mean(), rtol=1e-6)
+    numbered = data._replace(chosen=np.arange(11, dtype=np.int32)[:, None])
+    some = stored_pairs(numbered, numbered, end=1).some_held_out(KEY, 10)
+    assert len(np.unique(some.chosen)) == 10
+
+
 # That they learn. Small transformers, seconds.
 
 SMALL = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1}

@@ -426,7 +426,7 @@ def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):
     assert (outcome.reward, outcome.parts["accuracy"], outcome.parts["truncated"]) == (1.5, 3, 1)
     path = write([SPOKEN])
     for name, sentence in {
-        "my_rewards:lenght": "my_rewards:lenght cannot be imported: AttributeError",
+        "my_rewards:lenght": "my_rewards:lenght cannot be imported: my_rewards has no 'lenght'. Did you",
         "no_such_module:f": "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
         "my_rewards:THREE": "must be a function, not 3",
         "numerc": "no way to match 'numerc'. Did you mean 'numeric'",
@@ -662,10 +662,10 @@ BAD = {
     "a string": (['"' + "x" * 99 + '"'], {}, r'line 2 is not an object .*, but "x{36}\.\.\.'),
     "missing": ([{"prompt": "1"}], {}, "line 2 has no field 'answer'. It has: 'prompt'"),
     "empty object": (["", {}], {}, "line 3 has no field 'prompt'. It has: none"),
-    "wrong type": ([answered(["3"])], {}, r"line 2: the field 'answer' must be a string, not \[\"3\"\]"),
-    "null": ([GOOD | {"prompt": None}], {}, "line 2: the field 'prompt' must be a string, not null"),
-    "boolean": ([answered(True)], {}, "the field 'answer' must be a string, not true"),
-    "optional wrong": ([completed({})], {}, "line 2: the field 'completion' must be a string, not {}"),
+    "wrong type": ([answered(["3"])], {}, r"line 2: the field 'answer' must be a string or a number, not \[\"3\"\]"),
+    "null": ([GOOD | {"prompt": None}], {}, "line 2: the field 'prompt' must be a string or a number, not null"),
+    "boolean": ([answered(True)], {}, "the field 'answer' must be a string or a number, not true"),
+    "optional wrong": ([completed({})], {}, "line 2: the field 'completion' must be a string or a number, not {}"),
     "half a character": (['{"prompt": "\\ud800", "answer": "1"}'], {}, "line 2: .* 'prompt' holds half of a surrogate"),
     "half a character that no one asks for": (
         [GOOD | {"note": "\ud800"}],

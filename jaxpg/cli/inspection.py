@@ -24,6 +24,7 @@ from jaxpg.experiments import completions, sampling
 from jaxpg.experiments.build import Experiment, kind_of, reward_network, text_task, writes_text
 from jaxpg.experiments.config import Config, check_seeds, load_config, to_dict
 from jaxpg.experiments.config_file import file_name
+from jaxpg.experiments.data_files import changed_models
 from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
@@ -78,7 +79,11 @@ def run_eval(arguments: argparse.Namespace) -> int:
     host_callback.raise_failure()
     sampling = "greedy" if greedy else "sampled"
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
-    _print_evaluation(config, result, Starts(episodes // group_size, group_size, word), sampling)
+    different = text_task(config, "test").num_problems if writes_text(config, experiment.env) else None
+    _print_evaluation(config, result, Starts(episodes // group_size, group_size, word, different), sampling)
+    for name in changed_models(config, run.directory):
+        message = f"{printable(name)} has changed since the run was trained: its scores are another model's."
+        make_console().print(message)
     return 0
 
 
@@ -100,11 +105,13 @@ class Starts(NamedTuple):
     """How many states the episodes of a seed start from, how many start from each of them, and what the states are.
 
     word: "prompts", "start states", or "episodes" if each episode has a start state of its own.
+    different: so many prompts there are, drawn with replacement; None where they are endless.
     """
 
     number: int
     group_size: int
     word: str
+    different: int | None = None
 
     def describe(self, sampling: str) -> str:
         """All episodes of a seed: "100 sampled episodes", "25 prompts x 4 samples"."""
@@ -153,6 +160,8 @@ def mean_lines(returns: np.ndarray, starts: Starts) -> list[str]:
     if starts.number < 2 or seeds * starts.number < MIN_SCORES:
         return [f"mean {returns.mean():.4g}; an interval needs {MIN_SCORES} {starts.word}, or as many seeds"]
     over = f"the {starts.number} {starts.word} of {'each' if seeds > 1 else 'this'} seed"
+    if starts.different is not None and starts.different < starts.number:
+        over += f", drawn from {starts.different}: of the mean over these, not over new ones"
     few = f"an interval over seeds needs {MIN_SCORES} seeds"
     return [_with_interval("mean", report.bootstrap(*per_start, statistic=report.mean), f"{over}; {few}")]
 

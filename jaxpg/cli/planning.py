@@ -184,6 +184,7 @@ def _record(options: RunOptions, stages: Sequence[Stage], out: Path, sweep: Swee
         mesh=options.devices.mesh,
         runs=runs,
         sweep=sweep,
+        directory=str(out),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from jaxpg import files
 from jaxpg.errors import UserError
 from jaxpg.training import run_files
+from jaxpg.training.relocation import relocated
 from jaxpg.training.run_directory import CONFIG
 
 RECORD = "plan.json"
@@ -29,12 +30,14 @@ _GROUP = run_files.record(
     points=run_files.list_of(run_files.table),
 )
 FIELDS = run_files.record(
+    absent={"directory": None},  # of an earlier version
     command=run_files.text,
     command_line=run_files.text,
     task=run_files.text,
     algorithms=run_files.list_of(run_files.text),
     devices=run_files.optional(run_files.text),
     mesh=run_files.optional(run_files.text),
+    directory=run_files.optional(run_files.text),
     runs=run_files.list_of(run_files.record(directory=run_files.text, config=_TABLES)),
     sweep=run_files.optional(
         run_files.record(
@@ -77,6 +80,7 @@ class CommandRecord:
     runs: in training order, each with its `directory` within that of the command, and the tables of its `config`; of a
         sweep only the stages before it.
     sweep: None for the other commands.
+    directory: that of the command, as it was named; None in records of earlier versions.
     """
 
     command: str
@@ -87,11 +91,15 @@ class CommandRecord:
     mesh: str | None
     runs: list[dict[str, Any]]
     sweep: Sweep | None = None
+    directory: str | None = None
 
 
 def to_json(record: CommandRecord) -> str:
     """The record as text, with a checksum."""
-    text = json.dumps(dataclasses.asdict(record), indent=1)
+    fields = dataclasses.asdict(record)
+    if record.directory is None:
+        del fields["directory"]
+    text = json.dumps(fields, indent=1)
     return f'{{"checksum": {zlib.crc32(text.encode())}, "record": {text}}}\n'
 
 
@@ -106,7 +114,7 @@ def write(record: CommandRecord, out: Path) -> None:
 
 
 def read(out: Path) -> CommandRecord | None:
-    """The record in a directory, None if there is none.
+    """The record in a directory, None if there is none; paths in it are those of today (training/relocation.py).
 
     Raises:
         UserError: it is damaged, or was written by another version of jaxpg.
@@ -133,7 +141,20 @@ def read(out: Path) -> CommandRecord | None:
             f"{path} is damaged, or another version of jaxpg wrote it, so what it was asked for is lost. {remedy} To "
             "train anew, choose another --out."
         )
-    return record
+    return _of_this_directory(record, out)
+
+
+def _of_this_directory(record: CommandRecord, out: Path) -> CommandRecord:
+    """The record with the paths of its configs within `out`, where they were within the directory that it had."""
+    if record.directory is None or Path(record.directory) == out:
+        return record
+
+    def moved(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        before = [record.directory] if record.directory else []
+        return [{**each, "config": relocated(each["config"], before, out)} for each in held]
+
+    sweep = dataclasses.replace(record.sweep, groups=moved(record.sweep.groups)) if record.sweep else None
+    return dataclasses.replace(record, runs=moved(record.runs), sweep=sweep, directory=str(out))
 
 
 def _is_of_a_command(record: CommandRecord) -> bool:

@@ -162,6 +162,8 @@ def training_hooks(
                 show(row)
             except BrokenPipeError:
                 interruption.on_lost_output()
+            except OSError as error:
+                interruption.on_failed_output(error)
 
         try:
             yield TrainingHooks(on_row=on_row, should_stop=interruption.requested)

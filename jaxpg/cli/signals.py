@@ -63,9 +63,16 @@ class Interruption:
 
     def on_lost_output(self) -> None:
         """Stop as after Ctrl-C where nobody reads the output any more, as in `jaxpg train ... | head`."""
+        self._stop_unseen("nobody reads the output any more")
+
+    def on_failed_output(self, error: OSError) -> None:
+        """The same where the output cannot be written to, as to a log on a full disk or a terminal that is gone."""
+        self._stop_unseen(f"the output cannot be written to ({error.strerror or error})")
+
+    def _stop_unseen(self, why: str) -> None:
         silence_output()
         self.signal = self.signal or signal.SIGINT
-        _say("nobody reads the output any more; this chunk is saved, and training ends")
+        _say(f"{why}; this chunk is saved, and training ends")
 
     def _end(self, why: str) -> None:
         """End this process without waiting for the computation."""

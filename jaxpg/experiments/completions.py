@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,25 +113,36 @@ def completion_sampler(
     return draw
 
 
-def complete_prompt(
-    config: Config, experiment: Experiment, params: Tree, text: str, key: Key, *, number: int, **settings: Any
-) -> list[str]:
-    """`number` completions of one prompt; `settings` are those of `generate`.
+def prompt_completer(
+    config: Config, experiment: Experiment, **settings: Any
+) -> Callable[[Tree, str, Key, int], list[str]]:
+    """`(params, text, key, number) -> completions` of one prompt, by one program for all prompts.
 
-    Raises:
-        UserError: a prompt with a part that the vocabulary lacks, with no token, or with more tokens than the prompts
-            of the task.
+    `settings` are those of `generate`. The function raises a UserError for a prompt with a part that the vocabulary
+    lacks, with no token, or with more tokens than the prompts of the task.
     """
     policy, _ = networks(config, experiment.held_out)
     task = text_task(config, "test")
-    ids, end = encode_text(text, task.vocabulary), task.vocabulary.end
-    if not 1 <= len(ids) <= task.prompt_length:
-        raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {task.prompt_length}.")
-    prompt = Prompt(jnp.asarray(ids, jnp.int32), jnp.ones(len(ids), bool))
+    end, length = task.vocabulary.end, task.prompt_length
 
-    write = partial(generate, policy, params, prompt, end=end, max_tokens=task.max_tokens, **settings)
-    tokens = jax.device_get(jax.jit(jax.vmap(write))(jax.random.split(key, number)))
-    return [text + decode_completion(task.vocabulary, row) for row in tokens]
+    @jax.jit
+    def program(params: Tree, prompt: Prompt, keys: Key) -> Array:
+        def write(key: Key) -> Array:
+            return generate(policy, params, prompt, key, end=end, max_tokens=task.max_tokens, **settings)
+
+        return jax.vmap(write)(keys)
+
+    def complete(params: Tree, text: str, key: Key, number: int) -> list[str]:
+        ids = encode_text(text, task.vocabulary)
+        if not 1 <= len(ids) <= length:
+            raise UserError(f"The prompt has {len(ids)} tokens; {config.task} has prompts of 1 to {length}.")
+        tokens = np.full(length, PAD, np.int32)
+        tokens[: len(ids)] = ids
+        prompt = Prompt(jnp.asarray(tokens), jnp.arange(length) < len(ids))
+        written = jax.device_get(program(params, prompt, jax.random.split(key, number)))
+        return [text + decode_completion(task.vocabulary, row) for row in written]
+
+    return complete
 
 
 def decode_completion(vocabulary: Tokenizer, tokens: np.ndarray) -> str:

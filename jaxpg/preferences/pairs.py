@@ -33,11 +33,23 @@ class Pairs(NamedTuple):
     draw(key): a pair to learn from.
     held_out(key): a pair for evaluation, never learned from.
     end: the token that ends a completion.
+    all_held_out: the held-out pairs, leaves `[N, ...]`, where there are so many and no more.
     """
 
     draw: Callable[[Key], PreferencePair]
     held_out: Callable[[Key], PreferencePair]
     end: int
+    all_held_out: PreferencePair | None = None
+
+    def some_held_out(self, key: Key, number: int) -> PreferencePair:
+        """`number` held-out pairs, leaves `[n, ...]`: of stored ones each at most once, all where they are no more."""
+        if self.all_held_out is None:
+            return jax.vmap(self.held_out)(jax.random.split(key, number))
+        size = len(self.all_held_out.chosen)
+        if size <= number:
+            return self.all_held_out
+        which = jax.random.choice(key, size, (number,), replace=False)
+        return jax.tree.map(lambda x: x[which], self.all_held_out)
 
 
 def judged_pairs(
@@ -121,7 +133,8 @@ def stored_pairs(pairs: PairData, held_out: PairData, *, end: int) -> Pairs:
         i = jax.random.randint(key, (), 0, len(data.chosen))
         return PreferencePair(*jax.tree.map(lambda x: jnp.asarray(x)[i], data))
 
-    return Pairs(partial(draw, pairs), partial(draw, held_out), end)
+    all_held_out = PreferencePair(*jax.tree.map(jnp.asarray, held_out))
+    return Pairs(partial(draw, pairs), partial(draw, held_out), end, all_held_out)
 
 
 def interleave_pairs(pairs: PreferencePair, *, end: int) -> Rollout:

@@ -77,9 +77,10 @@ def reward_model(
 def held_out_accuracy(pairs: Pairs, model: RewardModel, params: Tree, key: Key, *, num_pairs: int = 256) -> Array:
     """The share of held-out pairs in which the chosen completion has the higher score, [] float32; ties count half.
 
-    `params` are the model's: `state.params.critic` of a `reward_model`. The judge's errors keep it below 1.
+    They are `num_pairs` new ones, or of stored ones as many different ones, all where they are no more. `params` are
+    the model's: `state.params.critic` of a `reward_model`. The judge's errors keep it below 1.
     """
-    rollout = interleave_pairs(jax.vmap(pairs.held_out)(jax.random.split(key, num_pairs)), end=pairs.end)
+    rollout = interleave_pairs(pairs.some_held_out(key, num_pairs), end=pairs.end)
     return preferred(*split_pairs(model.score(params, rollout))).mean()
 
 
@@ -104,5 +105,6 @@ def refuse_actor(params: Params) -> Actor:
     """The `Learner.actor` of a reward model: there is none."""
     raise UserError(
         "A reward model scores completions but does not generate them, so it has no episodes to play or evaluate. "
-        "Evaluate a policy, or measure the reward model by its accuracy on held-out pairs."
+        "Evaluate a policy. How often it agrees with held-out pairs is its return in the metrics of the run; in Python "
+        "preferences.held_out_accuracy measures it."
     )

@@ -31,9 +31,10 @@ def export_metrics(run: Run, out: Path) -> Path:
     Raises:
         UserError: the directory cannot be written to.
     """
+    metrics = run.metrics  # read before anything is made for them
     with explain_os_error(out):
         out.mkdir(parents=True, exist_ok=True)
-        run.metrics.to_csv(out / TABLE)
+        metrics.to_csv(out / TABLE)
     return out / TABLE
 
 

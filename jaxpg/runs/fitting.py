@@ -115,7 +115,8 @@ def fit(
         for stage in plan:
             if not is_finished(stage):
                 watching = callbacks if stage is plan[-1] else ()
-                with saving_first(directory) if out else contextlib.nullcontext(NO_HOOKS.should_stop) as interrupted:
+                goes_on = f"the command jaxpg resume {directory}" if stage is plan[-1] else "the same call of fit"
+                with saving_first(goes_on) if out else contextlib.nullcontext(NO_HOOKS.should_stop) as interrupted:
                     _train(stage, console, watching, loggers, stage.directory if out else None, interrupted)
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there

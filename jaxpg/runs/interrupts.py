@@ -6,14 +6,13 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 
 @contextlib.contextmanager
-def saving_first(run_dir: Path) -> Iterator[Callable[[], bool]]:
+def saving_first(goes_on: str) -> Iterator[Callable[[], bool]]:
     """Hold back the first Ctrl-C that comes inside, and say whether it came: training is to save and return then.
 
-    At the end KeyboardInterrupt is raised for it, which names the command that goes on; a second Ctrl-C is Python's own
+    At the end KeyboardInterrupt is raised for it, which says by what the run goes on; a second Ctrl-C is Python's own
     again. Outside the main thread, and where a program has a handler of its own, signals are left alone. Unlike the
     command line's (`cli/signals.py`) this never ends the process, which is the user's.
     """
@@ -33,4 +32,4 @@ def saving_first(run_dir: Path) -> Iterator[Callable[[], bool]]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if arrived.is_set():
-        raise KeyboardInterrupt(f"the run is saved; go on with it by the command jaxpg resume {run_dir}")
+        raise KeyboardInterrupt(f"the run is saved; go on with it by {goes_on}")

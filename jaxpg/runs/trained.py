@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,7 +104,7 @@ class Run:
 
         Raises:
             UserError: the run writes no text, there is no such seed, the prompt is not one of its task (see
-                `completions.complete_prompt`), or a setting is not what it may be.
+                `completions.prompt_completer`), or a setting is not what it may be.
         """
         self.refuse_without_text()
         if not isinstance(prompt, str):
@@ -114,9 +115,15 @@ class Run:
         check_sampling(**settings)
         params, key = self.learner_of(self.seed_index(seed_index)).params.policy, jax.random.key(seed)
         with jax.enable_x64(False):  # as it was trained
-            return completions.complete_prompt(
-                self.config, self.experiment, params, prompt, key, number=number, **settings
-            )
+            chosen = tuple(sorted(settings.items()))
+            if chosen not in self._completers:  # each has a compiled program
+                self._completers[chosen] = completions.prompt_completer(self.config, self.experiment, **settings)
+            return self._completers[chosen](params, prompt, key, number)
+
+    @cached_property
+    def _completers(self) -> dict[tuple[tuple[str, Any], ...], Callable[..., list[str]]]:
+        """By the settings of a sampler, what completes prompts with them."""
+        return {}
 
     def refuse_without_text(self) -> None:
         """Raise a UserError unless the run writes text."""

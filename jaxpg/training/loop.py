@@ -325,7 +325,7 @@ def _find_last(run_dir: Path, config: Mapping[str, Any]) -> Checkpoint | None:
             f"The processes see different checkpoints in {run_dir}. Start every process with the same directory."
         )
     if last is not None:
-        stored = run_directory.resume_point(last).config
+        stored = run_directory.resume_point(last, config).config
         run_directory.refuse_other_config(f"The checkpoint {last.path}", stored, config)
     return last
 

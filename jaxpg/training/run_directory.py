@@ -35,6 +35,7 @@ from jaxpg.training.checkpoint import CHECKPOINTS, Checkpoint
 from jaxpg.training.manifests import MANIFEST
 from jaxpg.training.metrics_writer import METRICS, TENSORBOARD, Row, WrittenRows
 from jaxpg.training.provenance import describe_machine
+from jaxpg.training.relocation import relocated
 from jaxpg.training.run_files import parse_toml, read_file
 
 CONFIG, MACHINE = "config.toml", "run.json"
@@ -77,8 +78,8 @@ STORED = run_files.record(
 )
 
 
-def resume_point(found: Checkpoint) -> ResumePoint:
-    """Where the run of a checkpoint continues.
+def resume_point(found: Checkpoint, like: Mapping[str, Any] | None = None) -> ResumePoint:
+    """Where the run of a checkpoint continues. `like` is that of `load_config`.
 
     Raises:
         UserError: the checkpoint is not of a run.
@@ -88,7 +89,8 @@ def resume_point(found: Checkpoint) -> ResumePoint:
     except ValueError as error:
         damage = f"its file {MANIFEST} does not say where the run continues ({error})"
         raise checkpoint.unusable(found.path, damage) from None
-    return ResumePoint(WrittenRows(about["bytes"], about["checksum"]), about["seconds"], about["config"])
+    config = _of_this_directory(found.path.parent.parent, about["config"], like)
+    return ResumePoint(WrittenRows(about["bytes"], about["checksum"]), about["seconds"], config)
 
 
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:
@@ -102,7 +104,7 @@ def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) ->
     if not resume:
         refuse_begun(run_dir)
     elif (run_dir / CONFIG).exists():
-        refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
+        refuse_other_config(f"The run in {run_dir}", load_config(run_dir, config), config)
     with explain_os_error(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         replace_file(run_dir / CONFIG, toml_dumps(config))
@@ -216,11 +218,11 @@ def close_finished(run_dir: Path, config: Mapping[str, Any]) -> None:
     Raises:
         UserError: one of its files is damaged, or it has another config; names it.
     """
-    refuse_other_config(f"The run in {run_dir}", load_config(run_dir), config)
+    refuse_other_config(f"The run in {run_dir}", load_config(run_dir, config), config)
     last = checkpoint.find(run_dir / CHECKPOINTS)
     assert last is not None
     checkpoint.check(last)
-    point = resume_point(last)
+    point = resume_point(last, config)
     refuse_other_config(f"The checkpoint {last.path}", point.config, config)
     check_records(run_dir, point.rows)
     checkpoint.prune(run_dir / CHECKPOINTS)
@@ -276,8 +278,10 @@ def check_is_run(run_dir: Path) -> None:
     raise UserError(f"{run_dir} is not the directory of a run: it has no {CONFIG}.{instead}")
 
 
-def load_config(run_dir: Path) -> dict[str, Any]:
-    """The contents of a run's config.toml.
+def load_config(run_dir: Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The contents of a run's config.toml; paths within the directory that it had are within `run_dir` (relocation.py).
+
+    `like` is the config that it is compared with.
 
     Raises:
         UserError: it is damaged.
@@ -288,7 +292,13 @@ def load_config(run_dir: Path) -> dict[str, Any]:
             raise ValueError("it is empty")
         return config
 
-    return read_file(run_dir / CONFIG, parse, ADVICE)
+    return _of_this_directory(run_dir, read_file(run_dir / CONFIG, parse, ADVICE), like)
+
+
+def _of_this_directory(run_dir: Path, config: dict[str, Any], like: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A config that was stored in a run, with its paths as they are now."""
+    before = [x for machine in load_machines(run_dir) if isinstance(x := machine.get("directory"), str)]
+    return relocated(config, before, run_dir, like)
 
 
 def load_machines(run_dir: Path) -> list[dict[str, Any]]:
@@ -305,12 +315,12 @@ def load_machines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
-    """Append a description of this machine and these devices to run.json.
+    """Append a description of this machine and these devices to run.json, and where the run lies as it trains there.
 
     Raises:
         UserError: it cannot be written.
     """
-    machines = [*load_machines(run_dir), describe_machine(devices)]
+    machines = [*load_machines(run_dir), describe_machine(devices) | {"directory": str(run_dir)}]
     with explain_os_error(run_dir):
         replace_file(run_dir / MACHINE, json.dumps(machines, indent=1) + "\n")
 

@@ -34,10 +34,12 @@ def read_file(path: Path, parse: Callable[[bytes], T], advice: str) -> T:
         advice: a sentence that says what the user can do about a damaged file.
 
     Raises:
-        UserError: the file cannot be read, or `parse` refused its content; names the file.
+        UserError: the file cannot be read, or `parse` refused its content; names the file. One of `parse` as it is.
     """
     try:
         return parse_file(path, parse)
+    except UserError:  # `parse` knows better what to do
+        raise
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}. {advice}") from None
 
@@ -54,6 +56,8 @@ def parse_file(path: Path, parse: Callable[[bytes], T]) -> T:
         reason = error.strerror or str(error)
     except RecursionError:
         reason = "its brackets are nested too deeply"
+    except UserError:
+        raise
     except ValueError as error:
         reason = str(error).removesuffix(".")
     raise ValueError(reason)

@@ -154,7 +154,7 @@ def as_text(value: Any) -> str | None:
 def _checked_text(value: Any, name: str, location: str, may_be_empty: bool) -> str:
     text = as_text(value)
     if text is None or (isinstance(value, float) and not math.isfinite(value)):
-        raise UserError(f"{location}: the field {name!r} must be a string, not {_json_excerpt(value)}.")
+        raise UserError(f"{location}: the field {name!r} must be a string or a number, not {_json_excerpt(value)}.")
     if not text.strip() and not may_be_empty:
         raise UserError(f"{location}: the field {name!r} is empty.")
     return text

@@ -46,6 +46,7 @@ class Task(NamedTuple):
         only at the `step_ends` before the last: the answer is for `verify`. None where the task cannot tell.
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.
+    num_problems: of the split for which the task was made, where they come from a file; None where they are endless.
     answers(problems): a right answer to each problem of a batch, as text; runs on the host. None where there is none.
     """
 
@@ -62,6 +63,7 @@ class Task(NamedTuple):
     check_steps: Callable[[Tree, Array, Array], Array] | None = None
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
     answers: Callable[[Tree], Sequence[str]] | None = None
+    num_problems: int | None = None
 
     def prompt(self, problem: Tree) -> Prompt:
         """The prompt of a problem, with the mask of its real tokens."""
