@@ -28,12 +28,14 @@ from jaxpg.models.networks import recurrent
 from jaxpg.parallel import collectives
 from jaxpg.preferences import (
     LabelledCompletion,
+    PairLoss,
     Pairs,
     PreferencePair,
     StepLabels,
     corrupted_demonstrations,
     dpo,
     held_out_accuracy,
+    held_out_preferences,
     judged_pairs,
     make_pairs,
     process_reward_model,
@@ -604,6 +606,34 @@ def test_held_out_accuracy_of_stored_pairs_counts_each_once():
     numbered = data._replace(chosen=np.arange(11, dtype=np.int32)[:, None])
     some = stored_pairs(numbered, numbered, end=1).some_held_out(KEY, 10)
     assert len(np.unique(some.chosen)) == 10
+
+
+@pytest.mark.parametrize("loss", SLOW_SLOPES)
+def test_held_out_preferences_by_a_slow_loop(loss):
+    """Of a policy that has moved from its reference, on all stored pairs that are held out."""
+    prompt = Prompt(np.full((4, 1), 3, np.int32), np.ones((4, 1), bool))
+    chosen = np.array([[2, 3, 1], [3, 2, 1], [2, 2, 1], [3, 1, 1]], np.int32)
+    rejected = np.array([[3, 2, 1], [2, 1, 1], [3, 3, 1], [2, 2, 1]], np.int32)
+    data, beta = PairData(prompt, chosen, rejected), 0.3
+    learned = data._replace(chosen=rejected, rejected=chosen)
+    after, before = (table().init(jax.random.key(i)) for i in range(2))
+    found = held_out_preferences(
+        stored_pairs(learned, data, end=1), table(), after, before, KEY, num_pairs=8, settings=PairLoss(loss, beta, 0.0)
+    )
+
+    def gain(tokens, b):
+        (now, _, n), (then, *_) = (slow_log_prob(params, prompt, tokens, b, 1) for params in (after, before))
+        return (now - then) / (n if loss == "ipo" else 1)
+
+    margins = np.array([beta * (gain(chosen, b) - gain(rejected, b)) for b in range(4)])
+    losses = {
+        "sigmoid": np.log1p(np.exp(-margins)),
+        "ipo": (margins / beta - 1 / (2 * beta)) ** 2,
+        "hinge": np.maximum(0, 1 - margins),
+    }
+    np.testing.assert_allclose(found["pair_margin"], margins.mean(), rtol=1e-4)
+    np.testing.assert_allclose(found["pair_loss"], losses[loss].mean(), rtol=1e-4)
+    assert found["pair_accuracy"] == np.mean(margins > 0)
 
 
 # That they learn. Small transformers, seconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -190,8 +191,19 @@ def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     _refuse_own_parts(config)
     policy, _ = networks(config, env)
-    learner = preferences.dpo(make_pairs(config), policy, **config.settings)
-    return learner, _episode_metrics(config, held_out, learner)
+    pairs = make_pairs(config)
+    learner = preferences.dpo(pairs, policy, **config.settings)
+    episodes = _episode_metrics(config, held_out, learner)
+    settings = preferences.PairLoss(*(config.settings[name] for name in preferences.PairLoss._fields))
+    on_pairs = partial(
+        preferences.held_out_preferences, pairs, policy, num_pairs=config.evaluation_episodes, settings=settings
+    )
+
+    def measure(state: Any, key: Key) -> Metrics:
+        """Of what it writes, and of held-out pairs; the keys of the episodes are those of every other policy."""
+        return episodes(state, key) | on_pairs(state.params.policy, state.reference, jax.random.fold_in(key, 1))
+
+    return learner, measure
 
 
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:

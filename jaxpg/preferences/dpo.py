@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 
 from jaxpg.errors import refuse_unknown
@@ -11,8 +14,16 @@ from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, s
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
-from jaxpg.types import Array, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Rollout, Tree
 from jaxpg.vectorize import copy_tree
+
+
+class PairLoss(NamedTuple):
+    """The loss of pairs, see `dpo`."""
+
+    loss: str
+    beta: float
+    label_smoothing: float
 
 
 def dpo(
@@ -56,30 +67,14 @@ def dpo(
     if loss not in PAIR_LOSSES:
         refuse_unknown("loss", loss, PAIR_LOSSES, " on preference pairs")
     check_scalars({"beta": beta, "label_smoothing": label_smoothing})
-    pair_loss, per_token = PAIR_LOSSES[loss]
+    of_pairs = partial(_of_pairs, policy, PairLoss(loss, beta, label_smoothing))
 
     def draw(_: Tree, keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
-    def log_probs(params: Tree, rollout: Rollout) -> tuple[Array, Array]:
-        log_prob = evaluate_completions(policy, params, rollout).log_prob(rollout.steps.action)
-        return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
-
     def summed_loss(params: Params, reference: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
-        chosen, rejected = log_probs(params.policy, batch.rollout)
-        ref_chosen, ref_rejected = log_probs(reference, batch.rollout)
-        h = log_ratio_margin(chosen, rejected, ref_chosen, ref_rejected)
-        losses = pair_loss(h, beta=beta, label_smoothing=label_smoothing)
-        metrics = {
-            "loss": losses,
-            "reward_accuracy": preferred(chosen - ref_chosen, rejected - ref_rejected),
-            "margin": beta * h,
-            "reward_chosen": beta * (chosen - ref_chosen),
-            "reward_rejected": beta * (rejected - ref_rejected),
-            "log_prob_chosen": chosen,
-            "log_prob_rejected": rejected,
-        }
-        return losses.sum() / batch_size, {name: x.sum() / batch_size for name, x in metrics.items()}
+        metrics = of_pairs(params.policy, reference, batch.rollout)
+        return metrics["loss"].sum() / batch_size, {name: x.sum() / batch_size for name, x in metrics.items()}
 
     return supervised(
         lambda key: Params(policy.init(key), ()),
@@ -89,3 +84,34 @@ def dpo(
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
         init_reference=lambda params, _: copy_tree(params.policy),
     )
+
+
+def _of_pairs(policy: Policy, settings: PairLoss, params: Tree, reference: Tree, rollout: Rollout) -> Metrics:
+    """Loss and metrics of each pair of a rollout of `interleave_pairs`, `[B]`."""
+    pair_loss, per_token = PAIR_LOSSES[settings.loss]
+
+    def log_probs(params: Tree) -> tuple[Array, Array]:
+        log_prob = evaluate_completions(policy, params, rollout).log_prob(rollout.steps.action)
+        return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
+
+    (chosen, rejected), (ref_chosen, ref_rejected) = log_probs(params), log_probs(reference)
+    h = log_ratio_margin(chosen, rejected, ref_chosen, ref_rejected)
+    return {
+        "loss": pair_loss(h, beta=settings.beta, label_smoothing=settings.label_smoothing),
+        "reward_accuracy": preferred(chosen - ref_chosen, rejected - ref_rejected),
+        "margin": settings.beta * h,
+        "reward_chosen": settings.beta * (chosen - ref_chosen),
+        "reward_rejected": settings.beta * (rejected - ref_rejected),
+        "log_prob_chosen": chosen,
+        "log_prob_rejected": rejected,
+    }
+
+
+def held_out_preferences(
+    pairs: Pairs, policy: Policy, params: Tree, reference: Tree, key: Key, *, num_pairs: int, settings: PairLoss
+) -> Metrics:
+    """Means over `Pairs.some_held_out` of what `dpo` measures: `pair_loss`, `pair_accuracy` and `pair_margin`."""
+    rollout = interleave_pairs(pairs.some_held_out(key, num_pairs), end=pairs.end)
+    metrics = _of_pairs(policy, settings, params, reference, rollout)
+    names = {"pair_loss": "loss", "pair_accuracy": "reward_accuracy", "pair_margin": "margin"}
+    return {name: metrics[of_batch].mean() for name, of_batch in names.items()}
