@@ -134,6 +134,7 @@ class Case(NamedTuple):
     network: "mlp", "cnn" or "gru", or a model of LARGE or language.SIZES that completes prompts; a config has its own.
     tokens: of a text; the rounds of the loop that writes them.
     sharded: the chips share the parameters too.
+    agents: seeds side by side.
     """
 
     algorithm: str
@@ -143,6 +144,7 @@ class Case(NamedTuple):
     chips: int = 1
     tokens: int = 0
     sharded: bool = False
+    agents: int = 1
 
 
 UPDATES = 7  # of a peer's program, whose loop over updates is known by that
@@ -151,6 +153,7 @@ CASES = {
     "PPO, CartPole, 64": Case("ppo", "CartPole-v1", 64),
     "PPO, CartPole, 2,048": Case("ppo", "CartPole-v1", 2048),
     "PPO, CartPole, 65,536": Case("ppo", "CartPole-v1", 65_536),
+    "PPO, CartPole, 64, 64 agents": Case("ppo", "CartPole-v1", 64, agents=64),
     "A2C, CartPole, 64": Case("a2c", "CartPole-v1", 64),
     "PPO, Breakout, 1,024, MLP": Case("ppo", "Breakout-MinAtar", 1024),
     "PPO, Breakout, 1,024, CNN": Case("ppo", "Breakout-MinAtar", 1024, network="cnn"),
@@ -177,6 +180,7 @@ PEER_CASES = {
     "PPO, CartPole, 64": ("rejax", "purejaxrl"),
     "PPO, CartPole, 2,048": ("rejax", "purejaxrl"),
     "PPO, CartPole, 65,536": ("rejax", "purejaxrl"),
+    "PPO, CartPole, 64, 64 agents": ("rejax", "purejaxrl"),
     "PPO, Breakout, 1,024, MLP": ("rejax", "purejaxrl"),
     "PPO, CartPole, 64, GRU": ("purejaxrl",),
 }
@@ -218,13 +222,13 @@ def writer_of(case: Case) -> Any:
 
 
 def lower_jaxpg(case: Case, devices: list[Any]) -> Any:
-    """The program with which `jaxpg train` trains one seed, on all of these devices."""
+    """The program with which `jaxpg train` trains the agents of a case, each on all of these devices."""
     from jaxpg import parallel
     from jaxpg.training import advance
 
     learner, num_envs = learner_of(case)
     mesh = parallel.make_mesh(1, num_envs, devices, sharded=case.sharded)
-    keys, state = advance.abstract_keys(1), advance.abstract_state(learner, 1)
+    keys, state = advance.abstract_keys(case.agents), advance.abstract_state(learner, case.agents)
     specs = (parallel.PER_SEED, parallel.state_specs(state, mesh))
     arguments = parallel.abstract_arrays((keys, state), specs, mesh)
     return advance.compile_programs(learner, None, state, mesh).advance.lower(*arguments, np.int32(1))
@@ -236,9 +240,9 @@ def lower_peer(library: str) -> Callable[[Case, list[Any]], Any]:
     def lower(case: Case, devices: list[Any]) -> Any:
         import peers
 
-        steps = UPDATES * PPO.num_steps * case.num_envs
+        steps = UPDATES * PPO.num_steps * case.num_envs * case.agents
         make = getattr(peers, f"{library}_recurrent" if case.network == "gru" else library)
-        workload = make(case.environment, case.num_envs, 1, 1, steps)
+        workload = make(case.environment, case.num_envs, case.agents, 1, steps)
         sharding = jax.sharding.SingleDeviceSharding(devices[0])
         state = jax.eval_shape(workload.init, jax.eval_shape(lambda: jax.random.key(0)))
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)

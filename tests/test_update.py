@@ -250,6 +250,29 @@ def test_the_rows_of_a_minibatch_decide_how_parameters_are_carried(monkeypatch):
     assert rows == [T * B // 3]
 
 
+@pytest.mark.parametrize(("runs", "num_minibatches", "shape"), [(2, 3, (4, 2)), (1, 3, (1, 8)), (2, 4, (1, 6))])
+def test_steps_of_several_runs_side_by_side_are_in_rows(runs, num_minibatches, shape, machine_with):
+    """Where the number of rows divides them; it changes nothing but the shape that the loss sees."""
+    seen, start = [], Params(jnp.zeros(T * B), ())
+
+    def loss(params, batch):
+        seen.append(batch.weight.shape)
+        return visits(params, batch)
+
+    def learned():
+        batch, settings = blank_batch(), {"epochs": 2, "num_minibatches": num_minibatches}
+        return update.minibatch_epochs(
+            objective(loss), update.sgd(), 1.0, start, (), batch, jax.random.key(0), **settings
+        )
+
+    expected = learned()
+    machine_with(rows_of_steps=4, chunk_rows=None)
+    with side_by_side(runs):
+        found = learned()
+    assert seen[-1] == shape
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
 def slide(params, batch):
     """Gradient -1 for the one parameter; the KL that it reports is how far the parameter has come."""
     distance = params.policy[0]

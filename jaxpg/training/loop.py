@@ -365,7 +365,8 @@ def restore(learner: Learner, run_dir: Path, seeds: Sequence[int], which: str = 
         if found is None:
             saved = run_directory.steps_of_a_checkpoint(run_directory.load_rows(run_dir))
             why = f"that after {saved:,} steps is gone" if saved else "the run ended before its first one"
-            raise UserError(f"{run_dir} has no checkpoint: {why}.")
+            remedy = f"Put {folder} back from a copy, or train" if saved else "Go on with it, or train"
+            raise UserError(f"{run_dir} has no checkpoint: {why}. {remedy} a new run.")
         stored = run_directory.resume_point(found).config
         run_directory.refuse_other_config(f"The checkpoint {found.path}", stored, run_directory.load_config(run_dir))
         try:

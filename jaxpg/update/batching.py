@@ -127,6 +127,18 @@ def pack_parameters(params: Tree, rows: int) -> tuple[Callable[[Tree], Tree], Ca
     return pack, unpack
 
 
+def in_rows(minibatch: Batch) -> Batch:
+    """A minibatch of single steps, `[1, n, ...]`, as `[rows, n / rows, ...]` (`Machine.rows_of_steps`).
+
+    It replaces one row, where several runs are side by side: their axis is then followed by one of length 1, and the
+    compiler for TPUs puts a single row of each run into a tile that holds eight.
+    """
+    steps, rows = minibatch.weight.shape[1], machine().rows_of_steps
+    if rows == 1 or rows_of_all(1) == 1 or steps % rows:
+        return minibatch
+    return jax.tree.map(lambda x: x.reshape(rows, -1, *x.shape[2:]), minibatch)
+
+
 def partition(tree: Tree, chosen: Tree) -> tuple[Any, Any]:
     """Two trees like `tree`: the leaves where `chosen` is true, and the others; None in place of the rest."""
     first = jax.tree.map(lambda x, take: x if take else None, tree, chosen)

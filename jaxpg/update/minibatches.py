@@ -14,7 +14,7 @@ from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
-from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, pack_parameters
+from jaxpg.update.batching import Minibatches, columns_of, cut_minibatches, in_rows, pack_parameters
 from jaxpg.update.gradients import apply_gradient, minibatch_gradient
 from jaxpg.update.objective import COUNTED, MEANS_OVER_STEPS, Batch, Objective
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
@@ -101,6 +101,9 @@ def minibatch_epochs(
         else:
             minibatch = objective.as_minibatch(minibatch)
         minibatch = objective.draw_noise(noise_key, minibatch)
+        num_chunks = cut.minibatches.num_chunks(columns)
+        if not objective.needs_trajectories and isinstance(num_chunks, int) and num_chunks == 1:
+            minibatch = in_rows(minibatch)
         gradient, metrics = minibatch_gradient(objective, params, cut.minibatches, columns, minibatch, lifted=lifted)
         running = _still_running(progress.running, metrics, target_kl)
         new_params, new_opt_state, norms = apply_gradient(optimizer, learning_rate, gradient, params, opt_state)
