@@ -122,6 +122,10 @@ def test_dpo_learns_from_the_pairs_of_a_file(chain: Path) -> None:
     metrics = run_directory.load_metrics(Path("dpo"))
     assert metrics["reward_accuracy"][-1] > 0.9
     assert metrics["margin"][-1] > metrics["margin"][1]  # the first row is from before training
+    held_out = [x[~np.isnan(x)] for x in (metrics[f"evaluation_pair_{n}"] for n in ("margin", "accuracy", "loss"))]
+    assert held_out[0][-1] > held_out[0][0] == 0
+    assert held_out[1][-1] > 0.9
+    assert held_out[2][-1] < held_out[2][0]
 
 
 def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,9 +136,21 @@ def test_sample_takes_the_best_seed_unless_told_another(
 ) -> None:
     monkeypatch.setattr("jaxpg.runs.trained.best_seed", lambda *_: best)
     run, prompt = load(trained), "cab="
+    traced, write = [], completions.generate
+
+    def generate(*arguments: Any, **settings: Any) -> Any:
+        traced.append(settings)
+        return write(*arguments, **settings)
+
+    monkeypatch.setattr(completions, "generate", generate)
     by_seed = [run.complete(prompt, number=8, seed_index=index) for index in range(2)]
     assert by_seed[0] != by_seed[1]
     assert run.complete(prompt, number=8) == by_seed[best]
+    run.complete("ba=", number=8)
+    assert len(traced) == 1  # one program for both seeds and all prompts
+    run.complete(prompt, number=8, temperature=0.5)
+    run.complete("ba=", number=8, temperature=0.5)
+    assert len(traced) == 2
     for index, options in ((best, []), (0, ["--seed-index", "0"]), (1, ["--seed-index", "1"])):
         assert main(["sample", str(trained), "--prompt", prompt, *options]) == 0
         assert capsys.readouterr().out.splitlines() == by_seed[index]

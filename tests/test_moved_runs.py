@@ -73,6 +73,7 @@ def test_paths_within_the_directory_follow_it(tmp_path: Path, monkeypatch: pytes
         "pairs": {"file": "a/run/pairs.npz", "sampled_from": "sft"},
     }
     new = Path("b/c")
+    assert relocated(tables, ["a/run"], tmp_path / "a" / "run") == tables  # the same by another name
     assert relocated(tables, ["a/run"], new) == tables | {
         "initial": "b/c/sft",
         "rewards": {"liked": {"model": "b/c/deep/model", "weight": 2.0}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -13,6 +14,7 @@ from jaxpg.cli.planning import RESULTS
 from jaxpg.cli.record import RECORD
 from jaxpg.errors import UserError
 from jaxpg.experiments import stages
+from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.data_files import CHECKSUMS
 from jaxpg.experiments.sampling import SAMPLED_FILES
@@ -229,3 +231,11 @@ def test_a_report_counts_the_records_of_a_file_and_does_without_it(tmp_path: Pat
     assert stage_report._data(config) == "demonstrations of a file"
     sampled = resolve_config("sort", "sft", overrides | {"demonstrations.sampled_from": "runs/rules"})
     assert stage_report._data(sampled) == "right completions of rules"
+
+
+def test_dpo_is_evaluated_by_what_it_writes_and_on_pairs() -> None:
+    small = {"network.width": 8, "network.layers": 1, "network.heads": 2, "evaluation_episodes": 8}
+    experiment = build(resolve_config("sort", "dpo", {"initial": None, "pairs.slip_rate": 0.5, **small}))
+    key = jax.random.key(0)
+    found = jax.eval_shape(experiment.evaluate, jax.eval_shape(experiment.learner.init, key), key)
+    assert {"return", "pair_loss", "pair_accuracy", "pair_margin"} <= found.keys()

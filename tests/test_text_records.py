@@ -502,6 +502,8 @@ WRONG = {
     "none": None,
     "text": "0.5",
     "complex": 1j,
+    "an axis": np.ones(1),
+    "complex array": np.array(1j),
     "large": 1e39,
     "huge": 10**400,
     "beyond": 10**5000,
@@ -526,6 +528,8 @@ REASONS = {
     "none": "returned None instead",
     "text": "returned '0.5' instead",
     "complex": "returned 1j instead",
+    "an axis": r"returned array\(\[1\.\]\) instead",
+    "complex array": r"returned array\(0\.\+1\.j\) instead",
     "large": r"returned 1e\+39 instead of a finite number in float32",
     "huge": "returned 1000000.* instead of a finite number in float32",
     "beyond": "returned a value too long to show instead of a finite number in float32",
@@ -550,7 +554,7 @@ def test_a_reward_that_fails_is_told_with_its_record(write, kind):
     host_callback.raise_failure()
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), 1, np.int64(1), np.float64(1.0)])
+@pytest.mark.parametrize("value", [True, np.bool_(True), 1, np.int64(1), np.float64(1.0), np.array(1), jnp.float32(1)])
 def test_any_real_number_is_a_reward(write, value):
     task = json_lines(write([SPOKEN]), "standard", match=lambda prompt, completion, answer: value, held_out=0)
     assert judge(task, "1$")[0] == 1

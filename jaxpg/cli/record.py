@@ -17,7 +17,7 @@ from typing import Any
 from jaxpg import files
 from jaxpg.errors import UserError
 from jaxpg.training import run_files
-from jaxpg.training.relocation import relocated
+from jaxpg.training.relocation import is_same, relocated
 from jaxpg.training.run_directory import CONFIG
 
 RECORD = "plan.json"
@@ -146,12 +146,12 @@ def read(out: Path) -> CommandRecord | None:
 
 def _of_this_directory(record: CommandRecord, out: Path) -> CommandRecord:
     """The record with the paths of its configs within `out`, where they were within the directory that it had."""
-    if record.directory is None or Path(record.directory) == out:
+    before = record.directory
+    if before is None or is_same(before, out):
         return record
 
     def moved(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        before = [record.directory] if record.directory else []
-        return [{**each, "config": relocated(each["config"], before, out)} for each in held]
+        return [{**each, "config": relocated(each["config"], [before], out)} for each in held]
 
     sweep = dataclasses.replace(record.sweep, groups=moved(record.sweep.groups)) if record.sweep else None
     return dataclasses.replace(record, runs=moved(record.runs), sweep=sweep, directory=str(out))

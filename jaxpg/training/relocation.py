@@ -6,6 +6,7 @@ it was trained. Those that lay within the run's own directory then are taken fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def relocated(
     A path beside that directory, as of the stages of one command, is one beside the new one where only that exists, or
     where `like`, the tables of the config that the run is to go on with, say so.
     """
-    old = [Path(x) for x in before if Path(x).parts and Path(x) != now]
+    old = [Path(x) for x in before if Path(x).parts and not is_same(x, now)]
     wanted = {x for x in flatten(like or {}).values() if isinstance(x, str)}
 
     def moved(value: Any) -> Any:
@@ -33,6 +34,11 @@ def relocated(
         return _moved(value, old, now, wanted) if isinstance(value, str) else value
 
     return {name: moved(value) if old and name in PATHS else value for name, value in tables.items()}
+
+
+def is_same(directory: str, now: Path) -> bool:
+    """Whether a directory, as it was named once, is this one from here too: paths beside that name are right then."""
+    return os.path.realpath(directory) == os.path.realpath(now)
 
 
 def _moved(path: str, old: Sequence[Path], now: Path, wanted: Container[str]) -> str:

@@ -178,12 +178,8 @@ def policy_iteration(
         order: `synchronous` or `gauss_seidel`.
     """
     rewards = expected_rewards(mdp)
-    least = resting_values(mdp, rewards, gamma)
     sweep = partial(_sweep_until_converged, order, gamma=gamma, tolerance=tolerance, max_sweeps=max_sweeps)
-
-    def evaluate(values: Array, policy: Array) -> _Swept:
-        swept = sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
-        return swept._replace(values=jnp.maximum(swept.values, least))
+    evaluate = partial(_evaluate_raised, mdp, rewards, gamma, sweep, resting_values(mdp, rewards, gamma))
 
     def improve(plan: Plan) -> Plan:
         greedy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
@@ -195,7 +191,7 @@ def policy_iteration(
     def goes_on(plan: Plan) -> Array:
         return (plan.change > smallest_change(plan.values, gamma, tolerance)) & (plan.improvements < max_improvements)
 
-    uniform = jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
+    uniform = _uniform(rewards)
     first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform)
     infinite = jnp.asarray(jnp.inf, rewards.dtype)
     plan = lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
@@ -303,7 +299,11 @@ class _Swept(NamedTuple):
     change: Array
 
 
-def _below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Callable[[Backup, Array], _Swept]) -> _Swept:
+Sweep = Callable[[Backup, Array], _Swept]
+"""`_sweep_until_converged` from given values."""
+
+
+def _below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep) -> _Swept:
     """Where value iteration begins: zeros, or values that are nowhere above the optimal ones.
 
     With gamma 1 a state in which one can rest for nothing keeps any value that it has come to. From zero that can be
@@ -311,17 +311,30 @@ def _below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Callable[[
     losses and such a state, sweeps begin with the values of the uniform policy, raised to `resting_values`, from which
     values only rise.
     """
-    rests = (jnp.isfinite(resting_values(mdp, rewards, gamma)) & ~mdp.terminal).any()
+    least = resting_values(mdp, rewards, gamma)
+    rests = (jnp.isfinite(least) & ~mdp.terminal).any()
     live = ~mdp.terminal[:, None]
     needed = rests & ((rewards > 0) & live).any() & ((rewards < 0) & live).any()
     zeros = jnp.zeros(len(rewards), rewards.dtype)
 
-    def of_uniform() -> _Swept:
-        uniform = jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
-        swept = sweep(evaluation_backup(mdp, rewards, uniform, gamma), zeros)
-        return swept._replace(values=jnp.maximum(swept.values, resting_values(mdp, rewards, gamma)))
+    return lax.cond(
+        needed,
+        lambda: _evaluate_raised(mdp, rewards, gamma, sweep, least, zeros, _uniform(rewards)),
+        lambda: _Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype)),
+    )
 
-    return lax.cond(needed, of_uniform, lambda: _Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype)))
+
+def _evaluate_raised(
+    mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep, least: Array, values: Array, policy: Array
+) -> _Swept:
+    """The values of a policy, by sweeps from `values`, raised to the `resting_values` `least`."""
+    swept = sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
+    return swept._replace(values=jnp.maximum(swept.values, least))
+
+
+def _uniform(rewards: Array) -> Array:
+    """The uniform policy, `[S, A]`."""
+    return jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
 
 
 def _sweep_until_converged(
