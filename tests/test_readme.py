@@ -56,8 +56,10 @@ def test_code_runs_as_it_stands(block: str) -> None:
 
 @pytest.mark.full
 def test_code_for_language_runs_as_it_stands() -> None:
-    (block,) = code_of("docs/language.md")
-    exec(compile(block, "docs/language.md", "exec"), {"__name__": "__main__"})
+    blocks_of_page = code_of("docs/language.md")
+    assert len(blocks_of_page) == 2
+    for block in blocks_of_page:
+        exec(compile(block, "docs/language.md", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.full
