@@ -21,7 +21,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, results: Mapping[str, Any] | Sequence[Any]) -> None:
     """Replace the file at once, so that an interruption leaves the old one; null is what is not finite."""
-    from jaxpg.report.comparison import to_jsonable  # not above: with it gymnax computes, before devices are chosen
+    from jaxpg.report.comparison import to_jsonable  # not above: results are read without matplotlib and SciPy
 
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(to_jsonable(results), indent=1, allow_nan=False) + "\n")

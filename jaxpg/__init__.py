@@ -35,7 +35,7 @@ _OF_RUNS = ("Callback", "fit", "load")
 def __getattr__(name: str) -> Any:
     """Import what is public on first use.
 
-    gymnax computes when it is imported, and the command line and `fit` have to choose jax's devices before that.
+    So the command line answers at once, and it and `fit` choose jax's devices before anything computes.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -689,7 +689,7 @@ def test_a_backend_that_matplotlib_does_not_know_is_no_matter(trained: Path, tmp
 
 
 def test_devices_are_made_before_anything_computes() -> None:
-    """As many as --devices names, in a process that has not used jax before; importing gymnax already does."""
+    """As many as --devices names, in a process that has not used jax before."""
     code = (
         "import jax, jaxpg.__main__ as m; assert m.main(['train', 'catch', 'none', '--devices', '3']) == 2; "
         "print(jax.device_count() >= 3)"

@@ -236,7 +236,7 @@ def test_a_narrow_terminal_loses_no_number(
 
 
 def test_the_public_face_is_imported_on_first_use() -> None:
-    """gymnax computes when it is imported, and the command line has to choose the devices before that."""
+    """The command line answers before jax is imported."""
     code = """
 import sys, jaxpg
 assert "jax" not in sys.modules

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -206,3 +209,30 @@ def test_fit_says_how_to_go_on_with_what_is_there(tmp_path: Path) -> None:
     jaxpg.fit("CartPole-v1", "ppo", seeds=np.arange(2), out=tmp_path / "run", **settings)
     with pytest.raises(UserError, match=r"holds a run already. Go on with it by the command jaxpg resume .*run, or"):
         jaxpg.fit("CartPole-v1", "ppo", seeds=2, out=tmp_path / "run", **settings)
+
+
+def test_importing_starts_nothing() -> None:
+    """Devices are chosen after imports, as by `jax.distributed.initialize`; gymnax computes when it is imported.
+
+    It keeps arrays then, which are numbers also where it is imported while something is traced.
+    """
+    code = """
+import sys, jax
+from jaxpg import envs, fit, language, ladder, networks, policy_gradient, preferences, values
+assert "gymnax" not in sys.modules
+envs.make("LunarLander-v3"), envs.make("frozen_lake"), envs.make_task("sort")
+assert "gymnax" not in sys.modules
+jax.jit(lambda key: envs.make("CartPole-v1").reset(key))(jax.random.key(0))
+env = envs.make("FrozenLake-misc")
+jax.jit(env.step)(jax.random.key(0), env.reset(jax.random.key(1))[0], 1)
+"""
+    chosen = """
+import jax
+from jaxpg import envs, values
+jax.config.update("jax_num_cpu_devices", 3)
+print(jax.device_count())
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == ""
+    environment["XLA_FLAGS"] = ""
+    assert subprocess.check_output([sys.executable, "-c", chosen], text=True, env=environment) == "3\n"

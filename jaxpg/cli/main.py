@@ -64,7 +64,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
-    """Run a command; its modules are imported when the devices have been chosen, since gymnax computes on import."""
+    """Run a command; its modules are imported when the devices have been chosen, after which anything may compute."""
     from jaxpg.cli import devices
 
     os.environ["MPLBACKEND"] = "agg"  # pictures are files; matplotlib cannot be imported with one that it does not know

@@ -1,8 +1,8 @@
 """The record of a command that trains: what it was asked for, written into its directory before anything is trained.
 
 `jaxpg resume` and `--resume` read it, so that going on needs nothing but the directory. It holds resolved configs: a
-task file, a default or a package that changes afterwards does not change the command. This module does not import what
-computes on import, because the record names the devices that jax is started with.
+task file, a default or a package that changes afterwards does not change the command. This module imports nothing that
+starts jax: the record names the devices that jax is started with.
 """
 
 from __future__ import annotations

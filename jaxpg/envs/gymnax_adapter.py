@@ -23,14 +23,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import spaces as gymnax_spaces
-from gymnax.environments.environment import Environment
 
 from jaxpg.envs.adapting import state_cast
 from jaxpg.errors import UserError
@@ -63,9 +61,20 @@ _MNIST_DIRECTORY = Path("/tmp/mnist")
 _MNIST_FILES = [f"{part}-ubyte.gz" for s in ("train", "t10k") for part in (f"{s}-images-idx3", f"{s}-labels-idx1")]
 
 
+def import_gymnax() -> ModuleType:
+    """gymnax, which is imported when the first of its environments is asked for.
+
+    It computes when it is imported, after which jax's devices cannot be chosen any more, nor its processes be started
+    (`jax.distributed.initialize`); and with it come two seconds of libraries for plots.
+    """
+    with jax.ensure_compile_time_eval():  # it keeps arrays, and a caller may be traced
+        import gymnax
+    return gymnax
+
+
 def gymnax_names() -> list[str]:
     """The names that gymnax knows, including those registered with it at run time."""
-    return list(gymnax.registered_envs)
+    return list(import_gymnax().registered_envs)
 
 
 def gymnax_settings(name: str) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def gymnax_settings(name: str) -> dict[str, Any]:
         raise UserError(
             f"{name} needs MNIST, which is not downloaded for you: put {', '.join(missing)} into {_MNIST_DIRECTORY}."
         )
-    env, params = gymnax.make(name)
+    env, params = import_gymnax().make(name)
     fields = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     return argument_defaults(type(env)) | fields
 
@@ -91,11 +100,11 @@ def make_gymnax(name: str, settings: dict[str, Any]) -> Env:
         UserError: values that gymnax refuses, or a time limit below one step.
     """
     defaults = gymnax_settings(name)
-    env, params = gymnax.make(name)
+    env, params = import_gymnax().make(name)
     constructor = {key: value for key, value in settings.items() if key in argument_defaults(type(env))}
     if constructor:
         try:
-            env, params = gymnax.make(name, **constructor)
+            env, params = import_gymnax().make(name, **constructor)
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error) or "the values do not fit together"
             raise UserError(f"{name} cannot be made with {constructor}: {reason}.") from error
@@ -141,7 +150,7 @@ def from_gymnax(env: Any, params: Any, *, name: str) -> Env:
     time_limit = int(params.max_steps_in_episode)
     if name in _FIXED_LENGTHS:
         time_limit = min(time_limit, _FIXED_LENGTHS[name](env, params))
-    truncates_itself = type(env).is_truncated is not Environment.is_truncated
+    truncates_itself = type(env).is_truncated is not import_gymnax().environments.environment.Environment.is_truncated
     return Env(
         name, reset, step, observation_space, action_space, time_limit,
         min_truncation_step=1 if truncates_itself else int(params.max_steps_in_episode),
@@ -161,9 +170,10 @@ def _state_cast(env: Any, params: Any, action_space: Space) -> Callable[[Tree], 
 
 def _space(space: Any) -> Space:
     """A gymnax space as a jaxpg space; bounds at the limits of float32 mean unbounded."""
-    if isinstance(space, gymnax_spaces.Discrete):
+    spaces = import_gymnax().environments.spaces
+    if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
-    if not isinstance(space, gymnax_spaces.Box):
+    if not isinstance(space, spaces.Box):
         raise UserError(f"Only Discrete and Box spaces are supported, not {space!r}; flatten it in your environment.")
     low, high = (np.broadcast_to(np.asarray(x, np.float32), space.shape) for x in (space.low, space.high))
     limit = np.finfo(np.float32).max

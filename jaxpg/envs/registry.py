@@ -182,12 +182,12 @@ def default_settings(name: str) -> dict[str, Any]:
     """
     if factory := _factories.get(name) or _user_factory(name):
         return argument_defaults(factory)
-    if name in gymnax_adapter.gymnax_names():
-        return gymnax_adapter.gymnax_settings(name)
     if suites.is_suite_name(name):
         return suites.default_settings(name)
     if host.comes_in(name):
         return host.default_settings(name)
+    if name in gymnax_adapter.gymnax_names():
+        return gymnax_adapter.gymnax_settings(name)
     refuse_unknown("environment", name, names())
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-import gymnax
 import jax
 import numpy as np
 
+from jaxpg.envs.gymnax_adapter import import_gymnax
 from jaxpg.envs.tabular import TabularState
 from jaxpg.envs.wrappers import Wrapped, unwrap
 from jaxpg.report.episodes.canvas import (
@@ -48,7 +48,7 @@ MINATAR = {  # colours by channel of the observation, later channels over earlie
 def minatar(env: Env, episode: RecordedEpisode) -> Scene:
     """The ten-by-ten board, a colour per channel."""
     colors, actions = MINATAR[env.name]
-    boards = np.asarray(jax.jit(jax.vmap(gymnax.make(env.name)[0].get_obs))(unwrap(episode.states)))
+    boards = np.asarray(jax.jit(jax.vmap(import_gymnax().make(env.name)[0].get_obs))(unwrap(episode.states)))
     names = actions if env.action_space == Discrete(len(actions)) else ()  # () for the full set of six actions
     return _board(boards, colors, fps=15, actions=names)
 
@@ -79,7 +79,7 @@ def catch(env: Env, episode: RecordedEpisode) -> Scene:
 
 def four_rooms(env: Env, episode: RecordedEpisode) -> Scene:
     """Four rooms, the goal and the agent."""
-    walls = np.asarray(gymnax.make(env.name)[0].occupied_map, bool)
+    walls = np.asarray(import_gymnax().make(env.name)[0].occupied_map, bool)
     row, column = (int(i) for i in unwrap(episode.states).goal[0])
     return _world(
         walls, {(row, column): 1.0}, cell=lambda state: state.pos, actions=("up", "right", "down", "left"), fps=10
