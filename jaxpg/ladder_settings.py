@@ -190,7 +190,8 @@ def child_of(
     """Registers an algorithm under its parent; `defaults` are new defaults of settings that it inherits.
 
     The algorithm then raises a TypeError for a setting that it does not have. `inspect.signature` lists all settings
-    that it has, with their defaults: configs, `jaxpg list options` and notebooks read it.
+    that it has, with their defaults: configs, `jaxpg list options` and notebooks read it. Without an annotation of its
+    own it returns what its parent does.
     """
 
     def register(algorithm: AlgorithmT) -> AlgorithmT:
@@ -202,13 +203,19 @@ def child_of(
             _check(name, settings, parameters)
             return algorithm(**(defaults | settings))
 
-        returned = inspect.signature(algorithm, eval_str=True).return_annotation
+        returned = _returned(algorithm) or _returned(parent)
         signature = inspect.Signature(list(parameters.values()), return_annotation=returned)
         with_defaults.__signature__ = signature  # type: ignore[attr-defined]
         PARENTS[_public_name(algorithm)] = _public_name(parent)
         return cast(AlgorithmT, with_defaults)
 
     return register
+
+
+def _returned(algorithm: Callable[..., Any]) -> Any:
+    """The annotation of what it returns, None without one."""
+    returned = inspect.signature(algorithm, eval_str=True).return_annotation
+    return None if returned is inspect.Signature.empty else returned
 
 
 def _public_name(algorithm: Callable[..., Any]) -> str:

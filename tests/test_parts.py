@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refused
 
 import jaxpg
-from jaxpg import files, ladder, networks, user_code
+from jaxpg import files, ladder, networks, user_code, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
@@ -25,6 +27,7 @@ from jaxpg.runs import Callback
 from jaxpg.runs.callbacks import named_callbacks
 from jaxpg.training import run_directory
 from jaxpg.types import Critic, Env, Policy
+from jaxpg.values.dqn import DQNSettings
 
 
 @child_of(ladder.a2c, num_envs=4, num_steps=8)
@@ -36,6 +39,24 @@ def timid(*, share: float = 0.5, **inherited: Unpack[A2CSettings]) -> PolicyGrad
     """
     parent = ladder.a2c(**inherited)
     return parent._replace(surrogate=lambda new, old, psi: share * parent.surrogate(new, old, psi))
+
+
+@child_of(values.dqn, num_envs=4)
+def between(*, share: float = 0.5, **inherited: Unpack[DQNSettings]):  # type: ignore[no-untyped-def]
+    """DQN whose two networks choose the successor's action together."""
+    return values.dqn(**inherited)._replace(selector=lambda q, q_target: share * q + (1 - share) * q_target)
+
+
+def unannotated(*, num_envs: int = 4):  # type: ignore[no-untyped-def]
+    return values.dqn(num_envs=num_envs)
+
+
+def misannotated(*, num_envs: int = 4) -> values.DeepQ:
+    return ladder.ppo(num_envs=num_envs)  # type: ignore[return-value]
+
+
+def lossless(*, num_envs: int = 4) -> values.DeepQ:
+    return values.dqn(num_envs=num_envs)._replace(loss=lambda q, target: bool(q.sum() > 0))  # type: ignore[arg-type]
 
 
 def small(env: Env, *, width: int = 4, act: str = "tanh") -> tuple[Policy, Critic]:
@@ -125,6 +146,36 @@ def test_settings_are_those_of_the_function_and_of_its_parents() -> None:
     assert known["num_envs"].default == 4
 
 
+SMALL_DQN = {"num_envs": 4, "learning_starts": 20, "repeats": 4, "batch_size": 8, "buffer_size": 64}
+
+
+@pytest.mark.parametrize(("share", "same"), [(0.0, "dqn"), (1.0, "double_dqn")])
+def test_a_deep_q_of_the_user_is_trained_as_those_of_the_family(share: float, same: str) -> None:
+    """Between DQN and Double DQN, and each of them at an end."""
+
+    def trained(algorithm: str, **more: Any) -> Any:
+        learner = build(configs.resolve_config("catch", algorithm, SMALL_DQN | more)).learner
+        state = learner.init(jax.random.key(0))
+        for i in range(5):
+            state, _ = jax.jit(learner.step)(state, jax.random.key(i))
+        assert state.updates > 10
+        return state.params
+
+    own, expected = trained(OWN + "between", share=share), trained(same)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), own, expected)
+
+
+def test_fit_takes_a_deep_q(tmp_path: Path) -> None:
+    """As a record, and as a function by whose name its run is read."""
+    settings: dict[str, Any] = {"seeds": 1, "total_steps": 160, "progress": False, "evaluation_episodes": 4}
+    record = values.dqn(num_envs=4, learning_starts=20, buffer_size=64)._replace(loss=values.targets.squared_loss)
+    assert jaxpg.fit("catch", record, network=values.mlp, **settings).metrics["td_loss"].size
+    with pytest.raises(UserError, match="this is a DeepQ, which has none"):
+        jaxpg.fit("catch", record, out=tmp_path / "run", **settings)
+    jaxpg.fit("catch", between, out=tmp_path / "run", **SMALL_DQN, **settings)
+    assert jaxpg.load(tmp_path / "run", trust_code=True).policy.act(np.zeros((10, 5))).shape == ()
+
+
 def test_a_section_of_a_task_may_be_that_of_a_function(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
@@ -170,6 +221,11 @@ OWN = "test_parts:"
         (OWN + "timid", {"shares": 1.0}, "Did you mean 'share'"),
         (OWN + "timid", {"share": "much"}, "share must be a number, not 'much'"),
         (OWN + "timid", {"lr": 1.0}, "called 'learning_rate' here"),
+        (OWN + "unannotated", {}, "returns a DeepQ, .*: annotate the function with -> DeepQ"),
+        (OWN + "misannotated", {}, "must return a DeepQ, as its annotation says, not a PolicyGradient"),
+        (OWN + "lossless", {}, "raised TracerBoolConversionError.*test_parts.py, line"),
+        (OWN + "between", {"network.kind": "recurrent"}, "no kind of network 'recurrent' for test_parts:between"),
+        (OWN + "between", {"num_envs": 3, "num_steps": 3}, "no setting 'num_steps'"),
         (OWN + "untraceable", {}, "raised TracerBoolConversionError.*test_parts.py, line"),
         ("ppo", {"network.kind": OWN + "nothing"}, "The network test_parts:nothing cannot be imported"),
         ("ppo", {"network.kind": OWN + "wide_network"}, "must take env as its first argument"),

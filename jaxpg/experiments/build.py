@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpg import envs, ladder, preferences, values
-from jaxpg.algorithm import needs_trajectories
+from jaxpg.algorithm import PolicyGradient, needs_trajectories
 from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, make_env, wrapped
-from jaxpg.experiments.parts import make_algorithm, make_networks, make_torso, with_own_parts
+from jaxpg.experiments.parts import is_deep_q, make_algorithm, make_networks, make_torso, with_own_parts
 from jaxpg.experiments.signatures import options
 from jaxpg.models import language_model
 from jaxpg.policy_gradient import policy_gradient
@@ -152,7 +152,9 @@ def text_task(config: Config, split: str) -> envs.text.Task:
 
 def _policy_gradient(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     policy, critic = networks(config, env)
-    algorithm = with_own_parts(make_algorithm(config.algorithm, config.settings), **_own_parts(config))
+    algorithm = make_algorithm(config.algorithm, config.settings)
+    assert isinstance(algorithm, PolicyGradient)
+    algorithm = with_own_parts(algorithm, **_own_parts(config))
     _check_division(config, env.time_limit, needs_trajectories(policy, algorithm), shards)
     learner = _checked(policy_gradient(env, policy, critic, algorithm, **config.learner), config)
     return learner, _episode_metrics(config, held_out, learner)
@@ -164,10 +166,17 @@ def _deep_q(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learn
     torso = make_torso(config.algorithm, network.pop("kind"), env, network)
     _check_replay(config, shards)
     _check_division(config, env.time_limit, False, shards)
-    algorithm = with_own_parts(values.ALGORITHMS[config.algorithm](**config.settings), **_own_parts(config))
-    learner = values.deep_q(env, torso, algorithm)
+    algorithm = make_algorithm(config.algorithm, config.settings)
+    assert isinstance(algorithm, values.DeepQ)
+    learner = _checked(values.deep_q(env, torso, with_own_parts(algorithm, **_own_parts(config))), config)
     jax.eval_shape(learner.init, jax.random.key(0))  # refuses a buffer that is too small, before anything is written
     return learner, _episode_metrics(config, held_out, learner)
+
+
+def _of_the_user(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    """An algorithm of the user's: which of both it is, its function says, and that is imported here at the earliest."""
+    build_one = _deep_q if is_deep_q(config.algorithm) else _policy_gradient
+    return build_one(config, env, held_out, shards)
 
 
 def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
@@ -259,8 +268,8 @@ KINDS: dict[str, AlgorithmKind] = {
 
 
 def kind_of(config: Config) -> AlgorithmKind:
-    """The kind of a config's algorithm; one of the user's is a policy gradient."""
-    return KINDS.get(config.algorithm, AlgorithmKind(_policy_gradient))
+    """The kind of a config's algorithm."""
+    return KINDS.get(config.algorithm, AlgorithmKind(_of_the_user))
 
 
 def _checked(learner: Learner, config: Config) -> Learner:

@@ -1,6 +1,6 @@
 """The parts that a config names: those of jaxpg, and functions of the user's as "module:function".
 
-    algorithm = "module:function"                         (*, num_envs=..., ...) -> PolicyGradient
+    algorithm = "module:function"                         (*, num_envs=..., ...) -> PolicyGradient, or -> DeepQ
     network = { kind = "module:function", width = 64 }    (env, *, width=...) -> (Policy, Critic)
     optimizer = { kind = "optax:scale_by_lion" }          (...) -> optax transformation, uphill, without a step size
     schedule = { kind = "module:function" }               (...) -> (environment steps -> step size)
@@ -109,21 +109,35 @@ def _options(name: str, function: Callable[..., Any], parents: Sequence[Callable
     return {name: option if name in ours else option._replace(domain=ANY) for name, option in known.items()}
 
 
-def make_algorithm(name: str, settings: Mapping[str, Any]) -> PolicyGradient:
-    """The record of an algorithm of the policy-gradient ladder, or of one of the user's.
+def is_deep_q(name: str) -> bool:
+    """Whether an algorithm is a DeepQ: one of jaxpg's, or one of the user's whose annotation, `-> DeepQ`, says so.
+
+    What the networks of an algorithm are has to be known before its settings are. `child_of(values.dqn)` annotates.
+    """
+    if name in ALGORITHMS:
+        return name in values.ALGORITHMS
+    return inspect.signature(algorithm_function(name), eval_str=True).return_annotation is DeepQ
+
+
+def make_algorithm(name: str, settings: Mapping[str, Any]) -> PolicyGradient | DeepQ:
+    """The record of an algorithm of the policy-gradient ladder or of the DQN family, or of one of the user's.
 
     Raises:
         UserError: a function of the user's raised, or returned something else, or lets num_envs have no effect.
     """
-    if name in ladder.ALGORITHMS:
-        return ladder.ALGORITHMS[name](**settings)
+    if name in ALGORITHMS:
+        return ALGORITHMS[name](**settings)
     with explain_failure(f"The algorithm {name}"):
         algorithm = algorithm_function(name)(**settings)
-    if not isinstance(algorithm, PolicyGradient):
+    annotated = is_deep_q(name)
+    if isinstance(algorithm, DeepQ) and not annotated:
         raise UserError(
-            f"The algorithm {name} must return a PolicyGradient, such as ladder.ppo()._replace(...), not "
-            f"{_type_of(algorithm)}."
+            f"The algorithm {name} returns a DeepQ, and its networks are chosen before it is called: annotate the "
+            "function with -> DeepQ."
         )
+    if not isinstance(algorithm, DeepQ if annotated else PolicyGradient):
+        wanted = "DeepQ, as its annotation says" if annotated else "PolicyGradient, such as ladder.ppo()._replace(...)"
+        raise UserError(f"The algorithm {name} must return a {wanted}, not {_type_of(algorithm)}.")
     if algorithm.collector.num_envs != settings["num_envs"]:
         raise UserError(
             f"The algorithm {name} collects from {algorithm.collector.num_envs} environments where its setting "
@@ -134,6 +148,8 @@ def make_algorithm(name: str, settings: Mapping[str, Any]) -> PolicyGradient:
 
 def networks_of(algorithm: str) -> dict[str, Callable[..., Any]]:
     """jaxpg's own kinds of network for an algorithm."""
+    if is_code_name(algorithm):
+        return Q_NETWORKS if is_deep_q(algorithm) else NETWORKS
     return NETWORKS_OF.get(algorithm, NETWORKS)
 
 

@@ -35,6 +35,7 @@ from jaxpg.training import run_directory
 from jaxpg.training.health import UNKEPT
 from jaxpg.training.loop import NO_HOOKS, TrainingHooks, check_total_steps
 from jaxpg.types import Critic, Env, Policy
+from jaxpg.values.deep_q import DeepQ
 
 Made = tuple[Policy, Critic | None] | nn.Module
 """What a network is: a pair, or, of the DQN family, a flax module."""
@@ -44,7 +45,7 @@ Seeds = int | Sequence[int] | np.ndarray | jax.Array
 
 def fit(
     env: str | Env | Callable[..., Env],
-    algorithm: str | PolicyGradient | Callable[..., Any],
+    algorithm: str | PolicyGradient | DeepQ | Callable[..., Any],
     *,
     network: Network | None = None,
     seeds: Seeds = 8,
@@ -63,7 +64,8 @@ def fit(
     Args:
         env: a task ("cartpole", with its settings for each algorithm), an environment ("CartPole-v1", "brax:ant",
             "module:function"), a function that returns an Env, or an Env.
-        algorithm: its name ("ppo"), a function of settings that returns a PolicyGradient, or a PolicyGradient.
+        algorithm: its name ("ppo"), a PolicyGradient, or a function of settings that returns one; or a DeepQ (values),
+            or a function whose annotation says that it returns one.
         network: its kind ("mlp"), a table {"kind": "mlp", "hidden": [64]}, a function (env, *, ...) -> (Policy,
             Critic), or such a pair (of the DQN family, both with a flax module from observations to features); by
             default that of the task, or one that fits the observations.
@@ -201,17 +203,18 @@ class _Named:
             )
         return self._function("environment", env, {})
 
-    def algorithm(self, algorithm: str | PolicyGradient | Callable[..., Any]) -> str:
+    def algorithm(self, algorithm: str | PolicyGradient | DeepQ | Callable[..., Any]) -> str:
         if isinstance(algorithm, str):
             return algorithm
-        if not isinstance(algorithm, PolicyGradient):
+        if not isinstance(algorithm, PolicyGradient | DeepQ):
             return self._function("algorithm", algorithm, ALGORITHMS)
-        record = algorithm
+        record, kind = algorithm, type(algorithm)
 
-        def constant(*, num_envs: int = record.collector.num_envs) -> PolicyGradient:
+        def constant(*, num_envs: int = record.collector.num_envs) -> Any:
             return record
 
-        return self._give("algorithm", constant, "a PolicyGradient, which has none: give the function that makes it")
+        constant.__annotations__["return"] = kind
+        return self._give("algorithm", constant, f"a {kind.__name__}, which has none: give the function that makes it")
 
     def network(self, network: Network) -> dict[str, Any]:
         if isinstance(network, str):
