@@ -166,6 +166,20 @@ def flying(env: Env, policy: Policy) -> TrainedPolicy:
     return TrainedPolicy(actor_only(policy), policy.init(jax.random.key(3)), env)
 
 
+def test_the_policies_of_a_run_are_compiled_once() -> None:
+    """Each acts with its own parameters: the second turned around takes the other action."""
+    env = envs.make("CartPole-v1")
+    learner = actor_only(networks.mlp(env)[0])
+    traced = []
+    learner = learner._replace(actor=lambda state, actor=learner.actor: traced.append(1) or actor(state))
+    params = networks.mlp(env)[0].init(jax.random.key(3))
+    obs = np.random.default_rng(0).normal(size=(64, 4))
+    one, other = (TrainedPolicy(learner, jax.tree.map(lambda x, sign=sign: sign * x, params), env) for sign in (1, -1))
+    actions, before = one.act(obs), len(traced)
+    assert (other.act(obs) != actions).any()
+    assert len(traced) == before > 0
+
+
 def test_a_recurrent_policy_remembers_until_it_is_reset() -> None:
     """Batches are episodes side by side; one that begins anew acts as in its first step, and the others go on."""
     env = tiny.target()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -27,8 +28,7 @@ class TrainedPolicy:
 
     def __init__(self, learner: Learner, state: Tree, env: Env, *, seed: int = 0) -> None:
         self._state, self._env, self._key = state, env, jax.random.key(seed)
-        self._act = jax.jit(partial(act_all, learner, env), static_argnames="greedy")
-        self._start = jax.jit(lambda state, obs: jax.vmap(learner.actor(state).start)(obs))
+        self._start, self._act = _compiled(learner, env)
         self._memory: Tree = None
         self._begins = np.ones(1, bool)
         self._acted = 0
@@ -137,6 +137,13 @@ class TrainedPolicy:
                 f"An {what} of {self._env.name} is an integer from 0 to {space.n - 1}, not {excerpt(given)}."
             )
         return given.astype(np.int32)
+
+
+@lru_cache(maxsize=16)
+def _compiled(learner: Learner, env: Env) -> tuple[Callable[..., Tree], Callable[..., tuple[Array, Tree]]]:
+    """The memories of a batch at the start of its episodes, and `act_all`: compiled once for all seeds of a run."""
+    start = jax.jit(lambda state, obs: jax.vmap(learner.actor(state).start)(obs))
+    return start, jax.jit(partial(act_all, learner, env), static_argnames="greedy")
 
 
 def act_all(
