@@ -99,6 +99,31 @@ def _compare(machine_with: Any, algorithm: Any) -> None:
     tiny.assert_same_update(algorithm, goal, params, batch, [partial(choose, 10_000, False), partial(choose, 5, True)])
 
 
+def test_the_size_of_chunks_changes_no_update(machine_with):
+    """Each minibatch has the same steps, and padding is skipped as well: few rows are worked through."""
+    machine_with(chunk_padded=20)
+    policy, critic = networks.mlp(LONG_COUNTER, hidden=(4,))
+    settings = {"epochs": 2, "num_minibatches": 2, "learning_rate": 0.1}
+    goal, params, batch = tiny.first_update(
+        LONG_COUNTER, policy, critic, ladder.grpo(num_envs=8, group_size=4, **settings), jax.random.key(0)
+    )
+
+    def updated(chunk_rows: int | None) -> Any:
+        algorithm = ladder.grpo(num_envs=8, group_size=4, chunk_rows=chunk_rows, **settings)
+        optimizer = algorithm.optimizer()
+        step = partial(algorithm.update, goal, optimizer, 0.1)
+        return tiny.jit(step)(params, optimizer.init(params), batch, jax.random.key(1))[0]
+
+    whole = updated(None)
+    for chunk_rows in (3, 8, 1000):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), updated(chunk_rows), whole)
+    assert any(float(jnp.abs(x - y).max()) > 1e-2 for x, y in zip(*map(jax.tree.leaves, (whole, params)), strict=True))
+    epochs_of = partial(update.minibatch_epochs, epochs=1, num_minibatches=1, chunk_rows=4)
+    visited = tiny.jit(partial(epochs_of, objective(visits), update.sgd(), 1.0))
+    lengths = [3, 10, 1, 1, 2, 7]
+    assert visited(Params(jnp.zeros(T * B), ()), (), batch_of(lengths), jax.random.key(0))[2]["rows"] == sum(lengths)
+
+
 def test_every_minibatch_has_its_own_random_share(machine_with):
     machine_with(chunk_padded=4)
     batch = padding.as_single_steps(batch_of([3, 10, 1, 1, 2, 7]))

@@ -77,10 +77,11 @@ def minibatch_epochs(
     With `target_kl`, no further step is taken once the approximate KL (k3) of a minibatch to the collecting policy
     exceeds 1.5 target_kl (the early stop of OpenAI's Spinning Up and of Stable-Baselines3).
 
-    The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns), which is exact; None is
-    what suits the machine: `Machine.chunk_rows`, of texts `Machine.chunk_texts`. With None, padding after the end of
-    episodes is skipped, and minibatches are equal shares of the steps that train (padding.py), or texts are put side by
-    side (packing.py). `lifted` is that of `summed_gradient`.
+    Padding after the end of episodes is skipped where that is a gain, and minibatches are equal shares of the steps
+    that train (padding.py). The gradient of a minibatch is summed over chunks of at most `chunk_rows` rows (columns),
+    which is exact; None is what suits the machine: `Machine.chunk_rows`, without padding `Machine.chunk_padded`, of
+    texts `Machine.chunk_texts`. With None, texts are put side by side (packing.py). `lifted` is that of
+    `summed_gradient`.
 
     Metrics are means over all minibatches, MEANS_OVER_STEPS over those that hold a step which counts; `updates` is the
     number of steps taken on such minibatches.
@@ -132,14 +133,14 @@ def _over_minibatches(metrics: Metrics) -> Metrics:
 def _cut(
     objective: Objective, batch: Batch, key: Key, epochs: int, num_minibatches: int, chunk_rows: int | None
 ) -> _Cut:
-    """The minibatches of an update, without padding where that is a gain and `chunk_rows` does not say otherwise."""
-    without_padding = chunk_rows is None and skips_padding(objective, batch.weight.size, num_minibatches)
+    """The minibatches of an update, without padding where that is a gain."""
+    without_padding = skips_padding(objective, batch.weight.size, num_minibatches)
     packing = packing_of(objective.text_reader, batch, num_minibatches) if chunk_rows is None else None
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
     if without_padding:
         orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
-        minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1]))
+        minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1], chunk_rows))
         return _Cut(orders, minibatches, minibatches.take)
     orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
     if packing:

@@ -32,9 +32,9 @@ def skips_padding(objective: Objective, num_steps: int, num_minibatches: int = 1
     return objective.padded and not objective.needs_trajectories and num_steps // num_minibatches > rows
 
 
-def steps_of_chunk(num_steps: int) -> int:
-    """The steps of a chunk of a minibatch of so many: at most `Machine.chunk_padded`, in equal chunks."""
-    return num_steps // count_chunks(num_steps, machine().chunk_padded)
+def steps_of_chunk(num_steps: int, chunk_rows: int | None = None) -> int:
+    """The steps of a chunk of a minibatch of so many: at most `chunk_rows`, by default `Machine.chunk_padded`."""
+    return num_steps // count_chunks(num_steps, chunk_rows or machine().chunk_padded)
 
 
 def as_single_steps(batch: Batch) -> Batch:
