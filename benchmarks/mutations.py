@@ -218,22 +218,22 @@ MUTATIONS = (
     Mutation(
         "GRPO divides by the padded width",
         "objectives/loss_weights.py",
-        "_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1), keep_empty)",
-        "_over(mask, mask.shape[0], keep_empty)",
+        "_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))",
+        "_over(mask, mask.shape[0])",
         WEIGHTS,
     ),
     Mutation(
         "Dr. GRPO divides by the padded width",
         "objectives/loss_weights.py",
-        "return _over(mask, length, keep_empty)",
-        "return _over(mask, mask.shape[0], keep_empty)",
+        "return _over(mask, length)",
+        "return _over(mask, mask.shape[0])",
         WEIGHTS,
     ),
     Mutation(
         "empty columns count as episodes",
         "objectives/loss_weights.py",
-        "episodes = jnp.ones_like(mask[0]) if keep_empty else mask.max(0)",
-        "episodes = jnp.ones_like(mask[0])",
+        "collectives.psum(mask.max(0).sum())",
+        "collectives.psum(mask.shape[1])",
         WEIGHTS,
     ),
     Mutation(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxpg.errors import UserError, excerpt
@@ -158,11 +159,34 @@ def check_whole(name: str, number: Any, domain: Domain = COUNT) -> int:
     except TypeError:
         whole = None
     if whole is None:
-        traced = type(number).__name__.endswith("Tracer")  # jax is not imported here
-        why = " The program depends on it, so it cannot be traced or mapped over." if traced else ""
+        why = " The program depends on it, so it cannot be traced or mapped over." if _is_traced(number) else ""
         raise UserError(f"{name} must be a whole number, not {excerpt(number)}.{why}")
     check_number(name, whole, domain)
     return whole
+
+
+def check_scalars(settings: Mapping[str, Any]) -> None:
+    """Refuse numbers that a setting cannot be (DOMAINS). What is traced, as under `jax.vmap`, is not known here.
+
+    Raises:
+        UserError: a number outside of its domain, or an array of several.
+    """
+    for name, value in settings.items():
+        if name not in DOMAINS:
+            continue  # a setting of one's own may be anything
+        if shape := getattr(value, "shape", ()):
+            raise UserError(f"{name} must be one number, not an array of shape {shape}: jax.vmap maps over several.")
+        if _is_traced(value):
+            continue
+        if hasattr(value, "item"):  # of NumPy's or jax's
+            value = value.item()
+        no_limit = DOMAINS[name] == POSITIVE and value == math.inf  # such as clip = inf
+        if isinstance(value, int | float) and not no_limit:
+            check_number(name, value, DOMAINS[name])
+
+
+def _is_traced(value: Any) -> bool:
+    return type(value).__name__.endswith("Tracer")  # jax is not imported here
 
 
 def _in_words(end: float) -> str:

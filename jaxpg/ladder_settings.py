@@ -13,16 +13,14 @@ rung is not in it, and is refused. New defaults of inherited settings are argume
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
-import jax
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import DOMAINS, POSITIVE, check_number, check_whole, domain_of
+from jaxpg.domains import check_scalars, check_whole, domain_of
 from jaxpg.errors import UserError, excerpt, hint
 from jaxpg.types import Array, Scalar
 
@@ -133,28 +131,6 @@ def _check(algorithm: str, settings: Mapping[str, Any], parameters: Mapping[str,
             raise TypeError(f"{algorithm} has no setting {name!r}. {hint(name, parameters)}")
     check_scalars(settings)
     _check_kinds(settings, parameters)
-
-
-def check_scalars(settings: Mapping[str, Any]) -> None:
-    """Refuse numbers that a setting cannot be (DOMAINS). What is traced, as under `jax.vmap`, is not known here.
-
-    Raises:
-        UserError: a number outside of its domain, or an array of several.
-    """
-    for name, value in settings.items():
-        if name not in DOMAINS:
-            continue  # a setting of one's own may be anything
-        if isinstance(value, Array | np.ndarray) and np.ndim(value):
-            raise UserError(
-                f"{name} must be one number, not an array of shape {np.shape(value)}: jax.vmap maps over several."
-            )
-        if isinstance(value, jax.core.Tracer):
-            continue
-        if isinstance(value, Array | np.ndarray | np.number):
-            value = value.item()
-        no_limit = DOMAINS[name] == POSITIVE and value == math.inf  # such as clip = inf
-        if isinstance(value, int | float) and not no_limit:
-            check_number(name, value, DOMAINS[name])
 
 
 def _check_kinds(settings: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:

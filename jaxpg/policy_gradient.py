@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax.errors import ScopeParamShapeError
 
 from jaxpg.algorithm import PolicyGradient, make_batch, make_objective
+from jaxpg.domains import check_scalars
 from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt, refuse_unknown
 from jaxpg.models.distributions import Categorical
 from jaxpg.models.initial_weights import in_one_loop
@@ -110,7 +113,9 @@ def policy_gradient(
         policy: the policy to train.
         critic: its value function; ignored by algorithms without a value loss.
         algorithm: the algorithm (ladder.py).
-        normalize_observations: observations less their running mean, divided by their running standard deviation.
+        normalize_observations: observations less their running mean, divided by their running standard deviation,
+            which are in the state of the learner and not among the parameters of a policy: a reference policy sees
+            what the policy sees.
         scale_rewards: divide rewards by the running standard deviation of the discounted sum of rewards.
 
     Raises:
@@ -118,7 +123,8 @@ def policy_gradient(
         UserError: one of them is no record of its kind, such as a name, or a field of the algorithm no function;
             observations are to be normalised and are tokens or other integers, or hold a mask of actions;
             surrogate, credit or weights are of whole episodes, and the collector cuts them; or the updates of the
-            optimizer have the sign in them. `init` raises one if the policy's actions are not those of the environment.
+            optimizer have the sign in them. `init` raises one if the policy's observations or actions are not those of
+            the environment.
     """
     _check_records(env, policy, critic, algorithm)
     for path, space in space_leaves(env.observation_space) if normalize_observations else ():
@@ -132,8 +138,6 @@ def policy_gradient(
             f"normalize_observations cannot be used on {env.name}: its observations hold the mask of allowed actions, "
             "which must stay zeros and ones. Set it to false."
         )
-    _check_whole_episodes(algorithm)
-    _check_discounts(algorithm)
     if algorithm.value_loss is None:
         critic = None
     elif critic is None:
@@ -144,7 +148,7 @@ def policy_gradient(
     parts = Parts(env, policy, critic, algorithm, objective, optimizer)
 
     def actor(state: TrainState) -> Actor:
-        return make_actor(with_normalized_obs(policy, state.normalization), state.params.policy)
+        return make_actor(with_normalized_obs(env, policy, state.normalization), state.params.policy)
 
     def with_policy(state: TrainState, params: Tree) -> TrainState:
         reference = copy_tree(params) if algorithm.reference_kl else ()
@@ -171,7 +175,14 @@ def _check_records(env: Any, policy: Any, critic: Any, algorithm: Any) -> None:
     ):
         if kind is not Critic or given is not None:
             check_record("policy_gradient", given, kind, example)
+    _check_algorithm(algorithm)
+
+
+def _check_algorithm(algorithm: PolicyGradient) -> None:
+    """Refuse an algorithm with fields of another kind, or with some that do not fit together."""
     _check_fields(algorithm)
+    _check_whole_episodes(algorithm)
+    _check_discounts(algorithm)
 
 
 def _check_fields(algorithm: PolicyGradient) -> None:
@@ -186,6 +197,7 @@ def _check_fields(algorithm: PolicyGradient) -> None:
     functions = FUNCTIONS if isinstance(algorithm.surrogate, PerEpisode) else ("surrogate", *FUNCTIONS)
     check_functions(algorithm, functions if algorithm.value_loss is None else (*functions, "value_loss"))
     check_numbers(algorithm, NUMBERS)
+    check_scalars({name: getattr(algorithm, name) for name in NUMBERS})
 
 
 OF_WHOLE_EPISODES = (
@@ -210,6 +222,12 @@ def _check_whole_episodes(algorithm: PolicyGradient) -> None:
             raise UserError(
                 f"The {part} ({name}) needs whole episodes, but the collector returns segments that cut "
                 "them: collect with rollout.episodic, which is num_steps = none for the children of PPO."
+            )
+        takes_size = callable(function) and "group_size" in inspect.signature(function).parameters
+        if takes_size and "group_size" not in given:
+            raise UserError(
+                f"The {part} ({name}) has to know the size of groups: "
+                f"functools.partial({name}, group_size={collector.group_size})."
             )
         if (size := given.get("group_size", collector.group_size)) != collector.group_size:
             raise UserError(
@@ -243,7 +261,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         reward_sums=initial_moments() if scale_rewards else (),
         reward_terms=initial_term_moments(parts.env.reward_terms),
     )
-    acting = with_normalized_obs(policy, normalization)
+    acting = with_normalized_obs(parts.env, policy, normalization)
     collector = algorithm.collector.init(parts.env, acting, params.policy, runner_key)
     _check_actions(parts.env, acting, params.policy, collector)
     return TrainState(
@@ -272,7 +290,14 @@ def _check_actions(env: Env, policy: Policy, params: Tree, collector: Tree) -> N
         begun = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), collector)
     else:
         begun = jax.eval_shape(partial(reset_env, env, policy), params, jax.random.key(0))
-    acted = jax.eval_shape(policy.act, params, begun.memory, begun.obs)
+    try:
+        acted = jax.eval_shape(policy.act, params, begun.memory, begun.obs)
+    except ScopeParamShapeError as error:
+        shapes = jax.tree.map(lambda x: list(x.shape), begun.obs)
+        raise UserError(
+            f"The policy was made for other observations than those of {env.name}, {shapes}: make the network from "
+            "this environment."
+        ) from error
     if not isinstance(acted, tuple) or len(acted) != 2 or not hasattr(acted[0], "mode"):
         raise UserError(f"The act of a policy gives a distribution and the memory, not {excerpt(acted)}.")
     distribution, memory = acted
@@ -427,6 +452,7 @@ def _adapted(parts: Parts, state: TrainState) -> Parts:
         PolicyGradient,
         "algorithm._replace(...)",
     )
+    _check_algorithm(algorithm)
     for field in ("reference_kl", "value_loss"):
         if (getattr(algorithm, field) is None) != (getattr(parts.algorithm, field) is None):
             raise UserError(
@@ -444,7 +470,7 @@ def _adapted(parts: Parts, state: TrainState) -> Parts:
 
 def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
     """The rollout of an iteration, with observations and rewards of the environment."""
-    acting = with_normalized_obs(parts.policy, state.normalization)
+    acting = with_normalized_obs(parts.env, parts.policy, state.normalization)
     return parts.algorithm.collector.collect(parts.env, acting, state.params.policy, state.runner.collector, key)
 
 
@@ -464,7 +490,7 @@ def _rollout_metrics(parts: Parts, batch: Batch, rollout: Rollout, stats: Rollou
     if parts.env.measure:
         group_size = parts.algorithm.collector.group_size
         metrics |= parts.env.measure(episodes.outcome, episodes.length, group_size)
-    if parts.algorithm.adaptation and parts.algorithm.reference_kl:
+    if parts.algorithm.adaptation and parts.algorithm.reference_kl and parts.algorithm.collector.whole_episodes:
         log_ratio = k1(rollout.steps.log_prob, batch.reference_log_prob)
         mask = rollout.steps.mask
         total, count = jnp.where(mask > 0, log_ratio, 0).sum(), mask.max(0).sum()

@@ -17,6 +17,7 @@ import tiny
 from jaxpg import ladder, networks
 from jaxpg.errors import UserError
 from jaxpg.objectives.adaptation import Adaptation, adaptive_kl
+from jaxpg.objectives.kl import reference_kl
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.training import checkpoint
 from jaxpg.types import Learner
@@ -112,6 +113,17 @@ def test_a_coefficient_may_follow_the_steps() -> None:
 def test_what_cannot_be_adapted_is_refused(adaptation: Adaptation, sentence: str) -> None:
     made = adapted(adaptation)
     with pytest.raises(UserError, match=sentence):
+        jax.eval_shape(made.step, jax.eval_shape(made.init, KEYS[0]), KEYS[0])
+
+
+def test_the_kl_of_episodes_is_measured_on_whole_ones() -> None:
+    """A column of a segment holds parts of several."""
+    adaptation = Adaptation(lambda: {"x": 1.0}, lambda a, s: a, lambda s, m: {"x": m["episode_reference_kl"]})
+    algorithm = ladder.a2c(num_envs=4, num_steps=8)._replace(
+        reference_kl=reference_kl("loss_k3", 0.1), adaptation=adaptation
+    )
+    made = policy_gradient(ENV, *NETWORK(ENV), algorithm)
+    with pytest.raises(UserError, match="no metric 'episode_reference_kl' for the adaptation"):
         jax.eval_shape(made.step, jax.eval_shape(made.init, KEYS[0]), KEYS[0])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpg import rollout
+from jaxpg.errors import UserError
 from jaxpg.types import Episodes, Rollout, Transition
 
 FIRST, SECOND = [1, 1, 2, 2, 5, 6], [3, 4, 0, 0, 7, 8]
@@ -25,7 +26,7 @@ def scripted(key: jax.Array, first: list[int], later: list[int], max_resample_ro
         stats = rollout.RolloutStats(*map(jnp.float32, (6, 6, 0, 6)))
         return runner, Rollout(steps, mask, episodes=Episodes(memory=reward[0])), stats
 
-    plain = rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
+    plain = rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2, whole_episodes=True)
     return rollout.with_dynamic_sampling(plain, max_resample_rounds=max_resample_rounds, gamma=0.9)
 
 
@@ -36,6 +37,26 @@ def test_each_place_gets_a_fresh_group_of_its_own():
     for column in (part.steps.reward[0], part.steps.obs[0, :, 0], part.episodes.memory):
         np.testing.assert_array_equal(column, [3, 4, 7, 8, 5, 6])
     assert stats.steps == 12
+
+
+@pytest.mark.parametrize(
+    ("collector", "sentence"),
+    [
+        (rollout.continuing(num_envs=8, num_steps=4), "not of 1, and no segments"),
+        (rollout.episodic(num_envs=8), r"groups of two episodes at least, not of 1\."),
+    ],
+)
+def test_what_has_no_groups_is_not_sampled_again(collector: rollout.Collector, sentence: str) -> None:
+    """Nothing would ever have signal, so nothing would train."""
+    with pytest.raises(UserError, match=sentence):
+        rollout.with_dynamic_sampling(collector, max_resample_rounds=2, gamma=1.0)
+    with pytest.raises(UserError, match="max_resample_rounds must be at least 1, not 0"):
+        rollout.with_dynamic_sampling(rollout.episodic(num_envs=8, group_size=4), max_resample_rounds=0, gamma=1.0)
+
+
+def test_segments_are_not_filtered_by_their_episodes() -> None:
+    with pytest.raises(UserError, match=r"leaves out whole episodes, so it takes rollout\.episodic"):
+        rollout.with_overlong_filtering(rollout.continuing(num_envs=8, num_steps=4))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])

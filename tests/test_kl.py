@@ -79,6 +79,13 @@ def test_k3_of_a_token_that_the_policy_gave_up_is_finite() -> None:
     assert jnp.isfinite(gradient)
 
 
+@pytest.mark.parametrize("log_prob", [-30.0, -45.5, -120.0, -1e6])
+def test_k3_never_leads_away_from_the_reference(log_prob: float) -> None:
+    """Its descent makes a token likelier that the reference likes, and leaves it where float32 ends."""
+    gradient = jax.grad(kl_estimators.k3)(jnp.float32(log_prob), jnp.float32(-1.0))
+    assert gradient < 0 if log_prob > -45 else gradient == 0
+
+
 def test_k3_keeps_its_digits_near_the_reference() -> None:
     log_prob, gap = jnp.float32(-1.0), jnp.float32(2.0**-12)
     np.testing.assert_allclose(kl_estimators.k3(log_prob, log_prob + gap), float(gap) ** 2 / 2, rtol=1e-3)

@@ -19,9 +19,7 @@ LENGTH = 5  # the configured maximum; the batches below are padded to 4 or to 9
 LOSS_WEIGHTS: dict[str, Callable[..., jax.Array]] = {
     "per_step": loss_weights.per_step,
     "per_episode": loss_weights.per_episode,
-    "per_episode_keep_empty": partial(loss_weights.per_episode, keep_empty=True),
     "per_episode_over": partial(loss_weights.per_episode_over, length=LENGTH),
-    "per_episode_over_keep_empty": partial(loss_weights.per_episode_over, length=LENGTH, keep_empty=True),
 }
 
 
@@ -40,9 +38,7 @@ def mask_of(lengths: tuple[int, ...], width: int) -> np.ndarray:
     [
         ("per_step", [1 / 7, 1 / 7, 0, 1 / 7]),
         ("per_episode", [1 / 12, 1 / 6, 0, 1 / 3]),
-        ("per_episode_keep_empty", [1 / 16, 1 / 8, 0, 1 / 4]),
         ("per_episode_over", [1 / 15, 1 / 15, 0, 1 / 15]),
-        ("per_episode_over_keep_empty", [1 / 20, 1 / 20, 0, 1 / 20]),
     ],
 )
 @pytest.mark.parametrize("width", [4, 9])
@@ -76,9 +72,7 @@ def test_a_mean_over_episodes_of_means_over_their_steps() -> None:
     [
         ("per_step", lambda n: 10),
         ("per_episode", lambda n: 3 * n),
-        ("per_episode_keep_empty", lambda n: 4 * n),
         ("per_episode_over", lambda n: 3 * LENGTH),
-        ("per_episode_over_keep_empty", lambda n: 4 * LENGTH),
     ],
 )
 def test_the_gradient_of_a_weighted_loss_is_that_of_a_slow_loop(name: str, divisor: Callable[[int], int]) -> None:

@@ -157,6 +157,20 @@ def test_successors_are_on_the_same_scale_as_observations():
         np.testing.assert_allclose(y, update.normalize_obs(before, x), rtol=1e-5, err_msg=name)
 
 
+def test_a_context_stays_as_it_is():
+    """It is no observation, and may have another structure."""
+    counter = tiny.counter()
+    env = counter._replace(context=lambda state: {"goal": jnp.full(3, 7.0)})
+    policy = tiny.softmax_policy(jnp.zeros((2, 3)))
+    policy = policy._replace(start=lambda params, first: first["goal"])
+    algorithm = ladder.actor_critic_mc(num_envs=4)
+    learner = policy_gradient(env, policy, tiny.value_table(jnp.zeros(2)), algorithm, normalize_observations=True)
+    state = learner.init(jax.random.key(0))
+    state, _ = tiny.jit(learner.step)(state, jax.random.key(1))
+    assert state.normalization.obs.samples > 0
+    np.testing.assert_array_equal(learner.actor(state).start({"goal": jnp.full(3, 7.0)}), np.full(3, 7.0))
+
+
 @pytest.mark.parametrize("number", [33.3, 1000.1, 123456.7])
 def test_a_constant_observation_becomes_0(number):
     """Its mean is that number, not one that rounding has moved, and so is 0 over any spread."""

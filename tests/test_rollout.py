@@ -382,7 +382,7 @@ def scripted(key):
             rollout.RolloutStats(*map(jnp.float32, (6, 6, 1, 6))),
         )
 
-    return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2)
+    return rollout.Collector(init=lambda *args: (), collect=collect, num_envs=6, group_size=2, whole_episodes=True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.data_files import CHECKSUMS
 from jaxpg.experiments.sampling import SAMPLED_FILES
 from jaxpg.experiments.stages import Stage
-from jaxpg.experiments.warm_start import VOCABULARY
+from jaxpg.experiments.warm_start import VOCABULARY, check_initial
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.lock import LOCK
 
@@ -239,3 +239,15 @@ def test_dpo_is_evaluated_by_what_it_writes_and_on_pairs() -> None:
     key = jax.random.key(0)
     found = jax.eval_shape(experiment.evaluate, jax.eval_shape(experiment.learner.init, key), key)
     assert {"return", "pair_loss", "pair_accuracy", "pair_margin"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "ours", "who"), [(True, True, "runs/x"), (True, False, "runs/x"), (False, True, "This run")]
+)
+def test_a_policy_without_its_moments_is_another_policy(earlier: bool, ours: bool, who: str) -> None:
+    first, second = (
+        resolve_config("cartpole", "ppo", {"normalize_observations": x, "initial": "runs/x"}) for x in (earlier, ours)
+    )
+    with pytest.raises(UserError, match=f"^{who} normalises .*set normalize_observations = false in both"):
+        check_initial(second, first)
+    check_initial(resolve_config("cartpole", "ppo", {"initial": "runs/x"}), resolve_config("cartpole", "ppo"))

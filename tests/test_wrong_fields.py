@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import tiny
 
-from jaxpg import ladder, rollout, values
+from jaxpg import envs, ladder, networks, rollout, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
+from jaxpg.objectives import advantages, loss_weights
 from jaxpg.objectives.adaptation import Adaptation
 from jaxpg.objectives.advantages import Credit
 from jaxpg.policy_gradient import policy_gradient
@@ -83,6 +85,17 @@ def with_baseline(baseline: Any) -> PolicyGradient:
         (
             adapted({"x": 1}, apply=lambda algorithm, state: algorithm._replace(value_loss=None)),
             "cannot add or remove the value_loss",
+        ),
+        (
+            adapted({"x": 1}, apply=lambda algorithm, state: algorithm._replace(loss_weights=loss_weights.per_episode)),
+            r"The loss_weights \(per_episode\) needs whole episodes",
+        ),
+        (adapted({"x": 1}, apply=lambda algorithm, state: algorithm._replace(gamma=2)), "gamma must be at most 1"),
+        (adapted({"x": 1}, apply=lambda algorithm, state: algorithm._replace(credit=3)), "credit .* is a function"),
+        (PPO._replace(gamma=2.0), r"gamma must be at most 1, not 2\.0"),
+        (
+            ladder.grpo(num_envs=8)._replace(credit=advantages.group_relative),
+            r"The credit \(group_relative\) has to know .*: functools.partial\(group_relative, group_size=8\)",
         ),
         (adapted({"x": 1}, update=lambda state, metrics: None), "a dict of numbers, not None"),
         (adapted({"x": 1}, update=lambda state, metrics: {}), r"must keep the numbers that its init gave, \['x'\]"),
@@ -224,6 +237,7 @@ FIFTY = partial(q_networks.LinearHead, quantiles=50)
         ({"sampling": "uniform"}, "takes a record Sampling"),
         ({"sampling": None}, "sampling must say how, and is None"),
         ({"move_target": 200}, "move_target of an algorithm is a function, not 200"),
+        ({"gamma": 1.5}, r"gamma must be at most 1, not 1\.5"),
         ({"gamma": lambda steps: 0.9}, "gamma of an algorithm is a number, not <function"),
         ({"head": OneTooMany}, r"head of a DeepQ gives \[actions, estimates\] .* \[3, 1\] here .* \[4, 1\] of float32"),
         ({"head": WithoutEstimates}, r"head of a DeepQ gives .* not an array \[3\]"),
@@ -252,5 +266,22 @@ def test_evaluate_takes_an_actor(given: str) -> None:
     state = learner.init(jax.random.key(0))
     with pytest.raises(UserError, match=r"evaluate takes a record Actor: learner\.actor\(state\), not"):
         rollout.evaluate(ENV, {"learner": learner, "state": state}[given], jax.random.key(0), episodes=2, greedy=True)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"episodes must be an integer, at least 1, not 4\.0"):
-        rollout.evaluate(ENV, learner.actor(state), jax.random.key(0), episodes=4.0, greedy=True)  # type: ignore[arg-type]
+    evaluate = partial(rollout.evaluate, ENV, learner.actor(state), jax.random.key(0), greedy=True)
+    with pytest.raises(UserError, match=r"episodes must be a whole number, not 4\.0"):
+        evaluate(episodes=4.0)
+    with pytest.raises(UserError, match="group_size must be at least 1, not 0"):
+        evaluate(episodes=4, group_size=0)
+    assert evaluate(episodes=np.int64(2)).returns.shape == (2,)
+
+
+def test_a_network_made_for_another_environment() -> None:
+    """One with as many actions."""
+    acrobot, car = envs.make("Acrobot-v1"), envs.make("MountainCar-v0")
+    with pytest.raises(UserError, match=r"made for other observations than those of MountainCar-v0, \[2\]: make the"):
+        trace(policy_gradient(car, *networks.mlp(acrobot), PPO))
+
+
+@pytest.mark.parametrize(("pool", "sentence"), [(-1, "at least 0, not -1"), (2.5, r"a whole number, not 2\.5")])
+def test_a_pool_of_start_states_has_a_size(pool: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"reset_pool must be {sentence}"):
+        rollout.continuing(num_envs=4, num_steps=4, reset_pool=pool)

@@ -69,7 +69,13 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
 
 
 def check_initial(config: Config, earlier: Config) -> None:
-    """Refuse a run to begin with that holds no policy, unless both are reward models."""
+    """Refuse a run to begin with that holds no policy, unless both are reward models, or one of normalised numbers."""
+    if any(normalises := [x.learner["normalize_observations"] for x in (earlier, config)]):
+        whose = f"{config.initial} normalises" if normalises[0] else "This run normalises"
+        raise UserError(
+            f"{whose} its observations by means of its own, without which the parameters of a policy are another "
+            "policy: set normalize_observations = false in both, or go on with the run itself (jaxpg resume)."
+        )
     trained_on = earlier.algorithm == config.algorithm == "reward_model"
     if not (kind_of(earlier).has_policy or trained_on):
         raise UserError(f"{config.initial} is a run of {earlier.algorithm} and contains no policy: use a run of sft.")

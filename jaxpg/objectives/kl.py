@@ -34,9 +34,11 @@ def k2(log_prob: Array, ref_log_prob: Array) -> Array:
 def k3(log_prob: Array, ref_log_prob: Array) -> Array:
     """ref/π - log(ref/π) - 1: unbiased, never negative, of low variance near the reference.
 
-    ref/π is at most the square root of the largest float, as a likelihood ratio is.
+    ref/π is at most the square root of the largest float, as a likelihood ratio is; the gradient is 0 there, in both
+    terms: that of the logarithm alone would lead away from the reference.
     """
-    return jnp.expm1(capped_log_ratio(ref_log_prob, log_prob)) - (ref_log_prob - log_prob)
+    log_ratio = capped_log_ratio(ref_log_prob, log_prob)
+    return jnp.expm1(log_ratio) - log_ratio
 
 
 class ReferenceKL(NamedTuple):

@@ -23,27 +23,24 @@ def per_step(mask: Array) -> Array:
     return mask / jnp.maximum(collectives.psum(mask.sum()), 1)
 
 
-def per_episode(mask: Array, keep_empty: bool = False) -> Array:
-    """1/(B |o_i|): the mean over the |o_i| unmasked steps of an episode, then over the B episodes.
+def per_episode(mask: Array) -> Array:
+    """1/(B |o_i|): the mean over the |o_i| unmasked steps of an episode, then over the B episodes that have any.
 
-    Columns without an unmasked step are not counted in B, unless `keep_empty`, with which episodes that are left out
-    lower the weight of the others.
     Source: Shao et al. 2024 (GRPO), equation 3.
     """
-    return _over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1), keep_empty)
+    return _over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))
 
 
-def per_episode_over(mask: Array, length: Scalar, keep_empty: bool = False) -> Array:
+def per_episode_over(mask: Array, length: Scalar) -> Array:
     """1/(B L): the sum over an episode divided by the constant L = `length`, in steps, then the mean over episodes.
 
     L is the configured maximum length, never the width of the padded batch. With it, a long bad episode is not blamed
-    less per step than a short one. Columns without an unmasked step are not counted in B, unless `keep_empty`.
+    less per step than a short one. Columns without an unmasked step are not counted in B.
     Source: Liu et al. 2025 (Dr. GRPO), section 3.
     """
-    return _over(mask, length, keep_empty)
+    return _over(mask, length)
 
 
-def _over(mask: Array, length: Scalar, keep_empty: bool) -> Array:
+def _over(mask: Array, length: Scalar) -> Array:
     """Weights 1/(B length)."""
-    episodes = jnp.ones_like(mask[0]) if keep_empty else mask.max(0)
-    return mask / (length * jnp.maximum(collectives.psum(episodes.sum()), 1))
+    return mask / (length * jnp.maximum(collectives.psum(mask.max(0).sum()), 1))

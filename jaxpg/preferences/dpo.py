@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import jax
 
-from jaxpg.errors import refuse_unknown
-from jaxpg.ladder_settings import check_scalars
+from jaxpg.domains import check_scalars
+from jaxpg.errors import check_record, refuse_unknown
 from jaxpg.models.generation import evaluate_completions
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
@@ -61,9 +61,11 @@ def dpo(
         label_smoothing: the assumed probability that a label is wrong.
 
     Raises:
-        UserError: an unknown loss, a number outside of its domain (domains.py), or a batch that cannot be cut into
-            equal parts.
+        UserError: pairs or a policy that are none, an unknown loss, a number outside of its domain (domains.py), or a
+            batch that cannot be cut into equal parts.
     """
+    check_record("dpo", pairs, Pairs, "preferences.judged_pairs(...)")
+    check_record("dpo", policy, Policy, "the first of language.transformer(env)")
     if loss not in PAIR_LOSSES:
         refuse_unknown("loss", loss, PAIR_LOSSES, " on preference pairs")
     check_scalars({"beta": beta, "label_smoothing": label_smoothing})

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
+from jaxpg.errors import check_record
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.reward_model import refuse_actor, replace_head
@@ -57,8 +58,11 @@ def process_reward_model(
         micro_batches: compute the gradient in this many parts of the batch, one at a time; the result is the same.
 
     Raises:
-        UserError: a batch that cannot be cut into equal parts; `Learner.actor` was called, as it has no policy.
+        UserError: labels or a model that are none, a batch that cannot be cut into equal parts; `Learner.actor` was
+            called, as it has no policy.
     """
+    check_record("process_reward_model", labels, StepLabels, "preferences.make_step_labels(...)")
+    check_record("process_reward_model", model, RewardModel, "language.transformer_reward_model(env)")
     policy = labels.policy
 
     def draw(writer: Tree, keys: Array) -> Rollout:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpg.errors import UserError
-from jaxpg.ladder_settings import check_scalars
+from jaxpg.domains import check_scalars
+from jaxpg.errors import UserError, check_record
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
@@ -45,9 +45,11 @@ def reward_model(
         centring: weight of the term that keeps the scores of a pair around zero.
 
     Raises:
-        UserError: a number outside of its domain (domains.py), or a batch that cannot be cut into equal parts;
-            `Learner.actor` was called, as it has no policy.
+        UserError: pairs or a model that are none, a number outside of its domain (domains.py), or a batch that cannot
+            be cut into equal parts; `Learner.actor` was called, as it has no policy.
     """
+    check_record("reward_model", pairs, Pairs, "preferences.judged_pairs(...)")
+    check_record("reward_model", model, RewardModel, "language.transformer_reward_model(env)")
     check_scalars({"margin": margin, "centring": centring})
 
     def draw(_: Tree, keys: Array) -> Rollout:

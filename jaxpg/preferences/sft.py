@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
+from jaxpg.errors import check_record
 from jaxpg.models.generation import completion_rollout, evaluate_completions
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
@@ -39,8 +40,11 @@ def sft(
         micro_batches: compute the gradient in this many parts of the batch, one at a time; the result is the same.
 
     Raises:
-        UserError: demonstrations that do not fit into max_tokens, a batch that cannot be cut into equal parts.
+        UserError: a task or a policy that is none, demonstrations that do not fit into max_tokens, a batch that cannot
+            be cut into equal parts.
     """
+    check_record("sft", task, Task, 'envs.make_task("sort")')
+    check_record("sft", policy, Policy, "the first of language.transformer(env)")
     task.check_demonstrations()
 
     def example(key: Key) -> tuple[Prompt, Array]:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg import update
+from jaxpg.domains import check_scalars, check_whole
 from jaxpg.errors import UserError
-from jaxpg.ladder_settings import check_scalars
 from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
@@ -142,9 +142,8 @@ def _micro_batch(batch: SupervisedBatch, i: Array | int, parts: int) -> Supervis
 
 
 def _check_division(settings: SupervisedSettings, shards: int) -> None:
-    batch_size, micro_batches = settings.batch_size, settings.micro_batches
-    if batch_size < 1 or micro_batches < 1:
-        raise UserError(f"batch_size = {batch_size} and micro_batches = {micro_batches} must be at least 1.")
+    batch_size = check_whole("batch_size", settings.batch_size)
+    micro_batches = check_whole("micro_batches", settings.micro_batches)
     if batch_size % (micro_batches * shards):
         devices = f" on each of {shards} devices" if shards > 1 else ""
         raise UserError(

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.domains import check_whole
+from jaxpg.errors import UserError
 from jaxpg.objectives import returns
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import Collector, RolloutStats
@@ -34,8 +36,18 @@ def with_dynamic_sampling(collector: Collector, *, max_resample_rounds: int, gam
     Groups whose members all have the same return are replaced by newly sampled groups with signal, until every group
     has signal or `max_resample_rounds` rounds of sampling are used up, the first included. Groups that still have none
     are then masked in the loss. All rounds count as environment steps, and the outcomes of the rollout are those of the
-    first round. `collector` must be episodic; `gamma` is the discount of the returns.
+    first round. `gamma` is the discount of the returns.
+
+    Raises:
+        UserError: the collector returns segments, or episodes that are not in groups; no rounds.
     """
+    if not collector.whole_episodes or collector.group_size < 2:
+        raise UserError(
+            "with_dynamic_sampling compares the episodes of a group, so it takes rollout.episodic(num_envs=..., "
+            f"group_size=...) with groups of two episodes at least, not of {collector.group_size}"
+            f"{'' if collector.whole_episodes else ', and no segments'}."
+        )
+    max_resample_rounds = check_whole("max_resample_rounds", max_resample_rounds)
     return collector._replace(
         collect=partial(
             _collect_resampled,

@@ -67,7 +67,13 @@ def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
 
 
 def with_overlong_filtering(collector: Collector) -> Collector:
-    """Episodes cut off by the time limit stay real steps but take no part in the loss (DAPO, section 3.4)."""
+    """Episodes cut off by the time limit stay real steps but take no part in the loss (DAPO, section 3.4).
+
+    Raises:
+        UserError: the collector returns segments, whose columns are no episodes.
+    """
+    if not collector.whole_episodes:
+        raise UserError("with_overlong_filtering leaves out whole episodes, so it takes rollout.episodic(...).")
     return collector._replace(collect=partial(_collect_filtered, collector.collect))
 
 

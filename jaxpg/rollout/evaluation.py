@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.errors import UserError, check_record, excerpt
+from jaxpg.domains import check_whole
+from jaxpg.errors import UserError, check_record
 from jaxpg.rollout.metrics import outcome_metrics
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
@@ -90,8 +91,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
 
 def _episode_keys(key: Key, episodes: int, group_size: int) -> Key:
     """The keys `[episodes]` of an evaluation; its numbers are checked."""
-    if not isinstance(episodes, int) or episodes < 1:
-        raise UserError(f"episodes must be an integer, at least 1, not {excerpt(episodes)}.")
+    episodes, group_size = check_whole("episodes", episodes), check_whole("group_size", group_size)
     if episodes % group_size:
         raise UserError(f"{episodes} episodes do not divide into groups of {group_size}.")
     return jax.random.split(key, episodes)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_whole
+from jaxpg.domains import COUNT_OR_0, check_whole
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -77,6 +77,7 @@ def continuing(*, num_envs: int, num_steps: int, reset_pool: int = 0) -> Collect
             has a context (when `init` is called).
     """
     num_envs, num_steps = check_whole("num_envs", num_envs), check_whole("num_steps", num_steps)
+    reset_pool = check_whole("reset_pool", reset_pool, COUNT_OR_0)
     return Collector(
         init=partial(_reset_all, num_envs=num_envs),
         collect=partial(_collect_segment, num_steps=num_steps, reset_pool=reset_pool),

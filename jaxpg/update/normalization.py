@@ -8,7 +8,7 @@ exactly one. Rewards are scaled by moments that the rollout is already part of.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax import lax
 from jaxpg.objectives.moments import sample_moments
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
-from jaxpg.types import Array, Metrics, Policy, RewardTerm, Rollout, Tree
+from jaxpg.types import Array, Env, Metrics, Policy, RewardTerm, Rollout, Tree
 
 EPS = 1e-8  # added to variances
 
@@ -105,15 +105,22 @@ def discounted_reward_sums(start: Array, reward: Array, last: Array, gamma: Arra
     return lax.scan(step, start, (reward, last), unroll=machine().recursion_unroll)
 
 
-def with_normalized_obs(policy: Policy, normalization: NormalizationState) -> Policy:
-    """The policy, acting on normalised observations; unchanged if observations are not normalised."""
+def with_normalized_obs(env: Env, policy: Policy, normalization: NormalizationState) -> Policy:
+    """The policy, acting on normalised observations; unchanged if observations are not normalised.
+
+    A context, with which an episode of `env` may begin, is no observation and stays as it is.
+    """
     moments = normalization.obs
     if not isinstance(moments, Moments):
         return policy
-    return policy._replace(
-        start=lambda params, obs: policy.start(params, normalize_obs(moments, obs)),
-        act=lambda params, memory, obs: policy.act(params, memory, normalize_obs(moments, obs)),
-    )
+
+    def act(params: Tree, memory: Tree, obs: Tree) -> Any:
+        return policy.act(params, memory, normalize_obs(moments, obs))
+
+    def start(params: Tree, first: Tree) -> Tree:
+        return policy.start(params, first if env.context else normalize_obs(moments, first))
+
+    return policy._replace(start=start, act=act)
 
 
 def normalize_rollout(

@@ -93,7 +93,12 @@ def natural_step(
 
     `descent` `[n]` is g, the negative gradient; `fisher_product(v)` is F v. With damping it is (F + damping I) v, and
     the quadratic KL is that of F + damping I. Source: Schulman et al. 2015, appendix C.
+
+    The step is the same for every multiple of g: it is computed for g over its largest number, so that no square
+    vanishes or overflows.
     """
+    scale = jnp.abs(descent).max()
+    descent = descent / jnp.where(scale > 0, scale, 1.0)
     direction = conjugate_gradient(fisher_product, descent, conjugate_steps)
     curvature = direction @ fisher_product(direction)
     return jnp.sqrt(2 * max_kl / jnp.maximum(curvature, jnp.finfo(curvature.dtype).tiny)) * direction

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpg.domains import check_scalars
 from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt
 from jaxpg.models.networks import zero_obs
 from jaxpg.rollout import make_actor
@@ -172,6 +173,7 @@ def _check_fields(algorithm: DeepQ) -> None:
     if algorithm.move_target is not None:
         check_functions(algorithm, ("move_target",))
     check_numbers(algorithm, ("gamma",))
+    check_scalars({"gamma": algorithm.gamma})
     if type(algorithm.n_steps) is not int or algorithm.n_steps < 1:
         raise UserError(f"n_steps must be an integer, at least 1, not {excerpt(algorithm.n_steps)}.")
     if algorithm.collector.whole_episodes:
