@@ -26,6 +26,7 @@ from jaxpg.ladder_settings import A2CSettings, child_of
 from jaxpg.runs import Callback
 from jaxpg.runs.callbacks import named_callbacks
 from jaxpg.training import run_directory
+from jaxpg.training.advance import seed_keys
 from jaxpg.types import Critic, Env, Policy
 from jaxpg.values.dqn import DQNSettings
 
@@ -293,6 +294,27 @@ def test_a_callback_that_is_true_once_has_ended_the_run(tmp_path: Path) -> None:
     words = ["--steps", "100000", "--seeds", "1", "--quiet", "--out", str(tmp_path / "run")]
     assert main(["train", "probe-value", "reinforce", *words, *sets]) == 0
     assert run_directory.load_metrics(tmp_path / "run")["steps"][-1, 0] < 2_000
+
+
+def test_a_run_that_a_callback_ends_is_evaluated_and_over(tmp_path: Path) -> None:
+    """Its score is that of its last parameters; it goes on only where other steps are asked for."""
+    out, settings = tmp_path / "run", {"num_envs": 4, "num_steps": 5, "evaluations": 2, "evaluation_episodes": 4}
+    run = jaxpg.fit(
+        "catch", "a2c", callbacks={OWN + "stop_at": {"steps": 200}}, seeds=2, total_steps=2_000, out=out,
+        progress=False, **settings,
+    )  # fmt: skip
+    metrics = run_directory.load_metrics(out)
+    assert metrics["steps"][-1].tolist() == [200, 200] == metrics["steps"][-2].tolist()
+    assert np.isfinite(metrics["evaluation_return"][-1]).all()
+    assert np.isnan(metrics["evaluation_return"][1:-1]).all()
+    assert metrics["iterations"][-1].tolist() == [0, 0]
+    keys = jax.vmap(jax.random.fold_in)(jax.vmap(seed_keys)(jnp.arange(2)).evaluation, run.state.iteration)
+    measured = jax.vmap(run.experiment.evaluate)(run.state.learner, keys)
+    np.testing.assert_allclose(metrics["evaluation_return"][-1], measured["return"], rtol=1e-6)
+    assert main(["resume", str(out), "--quiet", "--trust-code"]) == 0
+    assert len(run_directory.load_metrics(out)["steps"]) == len(metrics["steps"])
+    assert main(["resume", str(out), "--quiet", "--trust-code", "--steps", "2100"]) == 0
+    assert len(run_directory.load_metrics(out)["steps"]) == len(metrics["steps"]) + 2
 
 
 @pytest.mark.full

@@ -23,7 +23,7 @@ from jaxpg.experiments.pair_sampling import check_earlier_pairs
 from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import STAGES
 from jaxpg.experiments.warm_start import check_initial, check_writer, reward_params
-from jaxpg.training import checkpoint
+from jaxpg.training import checkpoint, run_directory
 
 NOT_SAMPLED: dict[str, Any] = {"demonstrations": {}, "pairs": {"slip_rate": 0.5}}
 """What stands in for sampled data before they are there."""
@@ -45,12 +45,16 @@ class Stage(NamedTuple):
 
 
 def is_finished(stage: Stage) -> bool:
-    """Whether the last checkpoint of a stage has reached the stage's `total_steps`.
+    """Whether the last checkpoint of a stage has reached the stage's `total_steps`, or a callback has ended it before.
 
-    The metrics may be ahead of it: a run that is killed after its last row has not saved what it learned.
+    The metrics may be ahead of it: a run that is killed after its last row has not saved what it learned. A run that
+    has been ended goes on where other `total_steps` are asked for.
     """
     last = checkpoint.find(stage.directory / checkpoint.CHECKPOINTS)
-    return last is not None and last.steps >= stage.config.total_steps
+    if last is None or last.steps >= stage.config.total_steps:
+        return last is not None
+    point = run_directory.resume_point(last)
+    return point.ended and point.config.get("total_steps") == stage.config.total_steps
 
 
 def runs_named(config: Config) -> dict[str, str]:

@@ -110,7 +110,8 @@ def prepare(
                     on_checked=partial(_note_sources, config, out),
                     on_row=on_row,
                     on_evaluation=on_evaluation,
-                    should_stop=lambda: watched.should_stop() or hooks.should_stop(),
+                    should_end=watched.should_stop,
+                    should_stop=hooks.should_stop,
                 ),
             )
         (ended,) = processes.any_process([watched.has_stopped])

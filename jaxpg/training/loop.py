@@ -48,12 +48,15 @@ class TrainingHooks(NamedTuple):
     on_checked: called once, when the programs have been checked, before anything is written to the directory.
     on_row: called with every row of metrics; the first has the evaluation at step 0 alone.
     on_evaluation: called with the state of all seeds before the first iteration and after every evaluation.
-    should_stop: called after every row of a chunk; if true, a checkpoint is written and `train` returns.
+    should_end: called after every row of a chunk; if true, the run is over: it is evaluated, a checkpoint is written
+        that says so, and `train` returns.
+    should_stop: the same for a run that will go on: a checkpoint is written, and `train` returns.
     """
 
     on_checked: Callable[[], None] = lambda: None
     on_row: Callable[[Row], None] = lambda row: None
     on_evaluation: Callable[[RunState], None] = lambda state: None
+    should_end: Callable[[], bool] = lambda: False
     should_stop: Callable[[], bool] = lambda: False
 
 
@@ -237,7 +240,9 @@ def _train_chunks(
     with _open_writer(run.run_dir, keep=resume_point.rows.size, steps=int(steps.min())) as writer:
         if not steps.any():
             if run.schedule.evaluate_every is not None:
-                row = _row_before_training(len(steps)) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
+                zeros = np.zeros(len(steps), np.int32)
+                before = _row_without_training({"steps": zeros, "iteration": zeros})
+                row = before | _evaluate(run, state) | {"seconds": time.monotonic() - began}
                 writer.write(row)
                 hooks.on_row(row)
             hooks.on_evaluation(parallel.to_host(state))
@@ -249,12 +254,17 @@ def _train_chunks(
             writer.write(row)
             hooks.on_row(row)
             overdue = time.monotonic() - saved > run.schedule.checkpoint_seconds
-            stop, overdue = processes.any_process([hooks.should_stop(), overdue])
-            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=stop, overdue=overdue)
+            end, stop, overdue = processes.any_process([hooks.should_end(), hooks.should_stop(), overdue])
+            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=end or stop, overdue=overdue)
+            if end and not due.evaluate and run.schedule.evaluate_every is not None:
+                row = _row_without_training(row) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
+                writer.write(row)
+                hooks.on_row(row)
+                due = due._replace(evaluate=True)
             if due.evaluate:
                 hooks.on_evaluation(parallel.to_host(state))
             if due.save:
-                _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync())
+                _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync(), ended=end)
                 saved = time.monotonic()
             if due.evaluate and run.record is not None:
                 run.monitor.check_evaluation(row)
@@ -263,10 +273,10 @@ def _train_chunks(
     return state
 
 
-def _row_before_training(num_seeds: int) -> Row:
-    """The part of the first row that is no evaluation: it shows what the initial policy does, at step 0."""
-    zeros = np.zeros(num_seeds, np.int32)
-    return {"steps": zeros, "iteration": zeros, "iterations": zeros, "chunk_seconds": 0.0}
+def _row_without_training(row: Row) -> Row:
+    """The part of a row that is no evaluation where nothing was trained: before training, and where a run was ended."""
+    counts = {name: row[name] for name in ("steps", "iteration")}
+    return counts | {"iterations": np.zeros_like(row["iteration"]), "chunk_seconds": 0.0}
 
 
 def _chunks(run: RunContext, state: RunState, steps: np.ndarray) -> Iterator[Chunk]:
@@ -296,14 +306,14 @@ def _evaluate(run: RunContext, state: RunState) -> dict[str, np.ndarray]:
     return {name: np.where(run.monitor.healthy, x, np.nan) for name, x in metrics.items()}
 
 
-def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, rows: WrittenRows) -> None:
+def _save_checkpoint(run: RunContext, state: RunState, row: Row, *, steps: int, rows: WrittenRows, ended: bool) -> None:
     """Write a checkpoint of the state after a chunk, unless its parameters are not finite."""
     state = jax.device_get(parallel.to_host(state))
     run.monitor.check_parameters(state.learner, row)
     healthy = run.monitor.healthy
     evaluated = "evaluation_return" in row and healthy.any()
     score = float(row["evaluation_return"][healthy].mean()) if evaluated else None
-    about = ResumePoint(rows, row["seconds"], run.config).as_json()
+    about = ResumePoint(rows, row["seconds"], run.config, ended).as_json()
     folder = run.run_dir / checkpoint.CHECKPOINTS
     processes.on_main_process(partial(checkpoint.save, folder, state, steps=steps, score=score, about=about))
 

@@ -53,11 +53,13 @@ class ResumePoint(NamedTuple):
     rows: of metrics.jsonl.
     seconds: since the run began.
     config: of the run.
+    ended: whether a callback has ended the run there.
     """
 
     rows: WrittenRows = WrittenRows()
     seconds: float = 0.0
     config: Mapping[str, Any] = MappingProxyType({})
+    ended: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """As it is stored, see `resume_point`."""
@@ -66,15 +68,17 @@ class ResumePoint(NamedTuple):
             "checksum": self.rows.checksum,
             "seconds": self.seconds,
             "config": dict(self.config),
+            "ended": self.ended,
         }
 
 
 STORED = run_files.record(
-    absent={"checksum": None},  # of an earlier version
+    absent={"checksum": None, "ended": False},  # of an earlier version
     bytes=run_files.count,
     checksum=run_files.optional(run_files.count),
     seconds=run_files.finite,
     config=run_files.table,
+    ended=run_files.flag,
 )
 
 
@@ -90,7 +94,7 @@ def resume_point(found: Checkpoint, like: Mapping[str, Any] | None = None) -> Re
         damage = f"its file {MANIFEST} does not say where the run continues ({error})"
         raise checkpoint.unusable(found.path, damage) from None
     config = _of_this_directory(found.path.parent.parent, about["config"], like)
-    return ResumePoint(WrittenRows(about["bytes"], about["checksum"]), about["seconds"], config)
+    return ResumePoint(WrittenRows(about["bytes"], about["checksum"]), about["seconds"], config, about["ended"])
 
 
 def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) -> None:

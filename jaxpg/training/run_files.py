@@ -148,6 +148,13 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError(_expected(name, value, "true or false"))
+    return value
+
+
 def optional(check: Check) -> Check:
     """null, or what another check accepts."""
     return lambda name, value: None if value is None else check(name, value)
