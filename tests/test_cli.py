@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from refusals import refused
 
 from jaxpg import envs, files, ladder, report
 from jaxpg.cli import commands, devices, record, runs
@@ -297,6 +298,43 @@ def test_what_diverges_first_does_not_keep_the_others_from_being_compared(
     monkeypatch.setattr(commands, "_show_comparison", lambda left, _, diverged: shown.append((list(left), diverged)))
     assert main(["compare", "catch", "a2c", "ppo", "--seeds", "1", "--out", str(tmp_path / "c")]) == 2
     assert shown == [(["ppo"], {"a2c": "Training diverged."})]
+
+
+def test_what_begins_with_a_run_that_diverged_is_left_out_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two that begin with what is not compared itself, and of one that begins with a compared one."""
+    task = tmp_path / "chain.toml"
+    task.write_text(
+        'environment = "Catch-bsuite"\n[stages.warm]\nalgorithm = "a2c"\ninitial = "none"\n[a2c]\ninitial = "warm"\n'
+        '[trpo]\ninitial = "a2c"\n'
+    )
+    trained: list[str] = []
+
+    def diverge(stage: Stage, *_: object) -> bool:
+        trained.append(stage.name)
+        if stage.name == "warm":
+            raise Diverged("Training diverged.", quantity="loss", index=0, iteration=1)
+        return True
+
+    shown: list[object] = []
+    monkeypatch.setattr(runs, "_train_stage", diverge)
+    monkeypatch.setattr(commands, "_as_trained", lambda config, _: config)
+    monkeypatch.setattr(commands, "_show_comparison", lambda left, _, diverged: shown.append((list(left), diverged)))
+    words = ["compare", str(task), "trpo", "a2c", "ppo", "--seeds", "1", "--out", str(tmp_path / "c")]
+    assert main(words) == 2
+    assert trained == ["warm", "ppo"]
+    failed = {"warm": "Training diverged.", "a2c": "It begins with warm, which has failed."}
+    assert shown == [(["ppo"], failed | {"trpo": "It begins with a2c, which has failed."})]
+    assert "jaxpg: trpo: It begins with a2c, which has failed." in capsys.readouterr().err
+
+
+def test_a_comparison_is_of_one_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = tmp_path / "two.toml"
+    task.write_text('environment = "CartPole-v1"\n[a2c]\nenvironment = "Acrobot-v1"\n')
+    told = refused(capsys, "compare", str(task), "ppo", "a2c", "--out", str(tmp_path / "c"))
+    assert "compare is of one environment, and the algorithms have several here: ppo CartPole-v1, a2c Acrobot" in told
+    assert not (tmp_path / "c").exists()
 
 
 def test_algorithms_are_listed_without_docstrings(

@@ -39,3 +39,11 @@ def test_the_processor_is_told_apart_from_others_of_its_name(
         file.write_text(text, encoding="utf-8")
     monkeypatch.setattr(provenance, "Path", lambda name: file)
     assert provenance._cpu() == expected
+
+
+def test_a_report_names_each_machine_once() -> None:
+    """When they began and in which directory is no difference."""
+    one = {"cpu": "A", "devices": ["cpu"], "started": "10:00", "directory": "runs/x"}
+    found = provenance.machines([one, one | {"started": "11:00", "directory": "runs/y"}, one | {"devices": ["H200"]}])
+    first = {"cpu": "A", "devices": ["cpu"], "started": "10:00"}
+    assert found == {"machine": first, "machine 2": first | {"devices": ["H200"]}}

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,9 +198,37 @@ def toy_runs() -> dict[str, report.RunResult]:
 def test_a_page_numbers_seeds_as_the_run_does() -> None:
     rows = [[f">{seed}</td>" for seed in seeds] for seeds in (range(6), range(100, 106))]
     for expected, seeds in zip(rows, ((), tuple(range(100, 106))), strict=True):
-        page = report.comparison_page(toy_runs(), title="task", details={}, seeds=seeds)
+        runs = {name: run._replace(seeds=seeds) for name, run in toy_runs().items()}
+        page = report.comparison_page(runs, title="task", details={})
         assert [row in page for row in expected] == [True] * 6
     assert rows[0][0] not in page
+
+
+def test_a_score_stands_beside_the_seed_that_made_it():
+    runs = toy_runs()
+    numbers = {"ppo": (0, 1, 2, 3, 4, 5), "reinforce": (4, 5, 6, 7, 8, 9)}
+    page = report.comparison_page({n: run._replace(seeds=numbers[n]) for n, run in runs.items()}, title="", details={})
+    rows = [re.findall(r"<td>([^<]*)</td>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    shown = {row[0]: row[1:] for row in rows if len(row) == 3}
+    assert list(shown) == [str(i) for i in range(10)]
+    assert shown["0"] == ["98.00", "–"]
+    assert shown["4"] == ["20.00", "40.00"]
+    assert shown["8"] == ["–", "60.00"]
+
+
+def test_what_is_as_good_as_the_best_is_named_with_it():
+    """Of equal interquartile means the larger mean is the best."""
+    curve = next(iter(toy_curves().values()))
+    finals = {
+        "ppo": [500.0] * 7 + [100.0],
+        "a2c": [500.0] * 8,
+        "trpo": [490.0, 495, 500, 500, 500, 505, 510, 480],
+        "reinforce": [50.0 + i for i in range(8)],
+    }
+    runs = {name: report.RunResult(*curve, np.array(final), 1.0, 1.0) for name, final in finals.items()}
+    page = report.comparison_page(runs, title="task", details={})
+    assert "Best, not told apart from ppo, trpo: a2c: episode return 500.0" in page
+    assert "Best: reinforce" not in page
 
 
 class Outline(HTMLParser):
@@ -233,7 +262,8 @@ def test_a_comparison_is_written_in_full(tmp_path):
         "Configurations": {"ppo": {"gamma": 0.99}},
     }
     runs = dict(zip(["ppo", "<i>ours"], toy_runs().values(), strict=True))
-    summaries = report.write_comparison(runs, tmp_path, title="A & B", threshold=80.0, details=details)
+    about: dict[str, Any] = {"title": "A & B", "threshold": 80.0, "details": details, "differences": ["they differ"]}
+    summaries = report.write_comparison(runs, tmp_path, **about)
     assert summaries["ppo"].iqm.value == pytest.approx(98.375)  # the mean of 97, 98, 99 and 99.5
     assert {path.name for path in tmp_path.iterdir()} == {"comparison.json", "comparison.html", "learning_curve.png"}
 
@@ -245,6 +275,8 @@ def test_a_comparison_is_written_in_full(tmp_path):
     assert reinforce["iqm"]["value"] is None
     assert reinforce["steps_to_threshold"] == [None] * 6
     assert record["details"] == details
+    assert record["seeds"] == {"ppo": [0, 1, 2, 3, 4, 5], "<i>ours": [0, 1, 2, 3, 4, 5]}
+    assert record["warnings"] == ["they differ"]
     assert record["threshold"] == 80.0
 
     page = (tmp_path / "comparison.html").read_text()
@@ -287,6 +319,15 @@ def test_what_algorithms_were_not_given_alike_is_said():
         "The algorithms differ in evaluation_greedy: ppo false, q_learning true. --set evaluation_greedy=... sets it "
         "for all.",
     ]
+    grid = dataclasses.replace(ppo, environment_settings={"slippery": False}, seeds=(10, 11), threshold=0.5)
+    assert differences({"ppo": ppo, "a2c": grid}, alike) == [
+        f"The algorithms differ in threshold: ppo {ppo.threshold}, a2c 0.5. --set threshold=... sets it for all.",
+        f"The algorithms differ in their seeds: ppo {', '.join(map(str, ppo.seeds))}; a2c 10, 11.",
+        "The algorithms differ in environment_settings.slippery, so their scores differ in kind: ppo none, a2c false.",
+    ]
+    ended = dataclasses.replace(ppo, callbacks={"mine:solved": {}})
+    (steps,) = differences({"ppo": ended, "a2c": ended}, alike | {"a2c": 1_200_000})
+    assert steps.endswith("finished, or callbacks end them: ppo 1,000,000, a2c 1,200,000.")
     page = report.comparison_page(toy_runs(), title="task", details={}, differences=found)
     assert all(sentence in Outline(page).text for sentence in found)
 

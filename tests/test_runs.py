@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -609,6 +610,18 @@ def test_a_policy_is_exported_and_flies_in_gymnasium_without_jaxpg(
     assert float(ended.stdout) == total
     assert "seed indices 0 to 1, not 5" in refused(capsys, "export", str(out), "--seed-index", "5")
     assert not (out / "export").exists()
+
+
+def test_a_run_without_a_checkpoint_is_exported_as_a_table(
+    fitted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that has diverged at its beginning."""
+    shutil.copytree(fitted.directory, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "there")]) == 0
+    assert capsys.readouterr().out.endswith("No policy exported: the run has no checkpoint.\n")
+    lines = (tmp_path / "there" / "metrics.csv").read_text().splitlines()
+    assert len(lines) - 1 == 2 * len(run_directory.load_metrics(fitted.directory)["steps"])
 
 
 def test_the_loader_is_eleven_lines_that_need_only_jax() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refused
+from rich.console import Console
 
 from jaxpg import parallel, report, values
 from jaxpg.cli import commands
@@ -255,6 +258,36 @@ def test_a_run_that_diverges_is_left_out_and_counted(tmp_path: Path, capsys: pyt
     assert np.isnan(final[1]).all()
     assert "diverged" in capsys.readouterr().out
     assert run_directory.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
+
+
+@pytest.mark.parametrize("name", ["evaluation_greedy=true,false", "evaluation_episodes=1,2", "total_steps=10,20"])
+def test_how_a_score_is_measured_is_no_point_of_a_grid(name: str) -> None:
+    with pytest.raises(UserError, match=f"--grid cannot have {name.partition('=')[0]}, which is the same in all"):
+        grid.parse_grid([name])
+
+
+def test_a_sweep_goes_on_with_other_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Waves keep their size, of which as many devices as divide it take part; and it goes on as it was begun."""
+    command = [*COMMAND, "--seeds", "3", "--out", str(tmp_path)]
+    assert main([*command, "--devices", "1"]) == 0
+    done = scores(tmp_path)
+    for devices in ([], ["--devices", "2"]):  # 2 share the environments of each run, whose rounding is another
+        shutil.rmtree(tmp_path / "program-000" / "wave-000")
+        assert main(["resume", str(tmp_path), "--quiet", *devices]) == 0
+        assert np.isfinite(scores(tmp_path)).all()
+        assert devices or np.array_equal(scores(tmp_path), done)
+    assert "A sweep takes no --wandb" in refused(capsys, "resume", str(tmp_path), "--wandb")
+    swept = next(iter(json.loads((tmp_path / "sweep.json").read_text())["grid"]))
+    assert "is in --grid and is also set" in refused(capsys, *command, "--resume", "--set", f"{swept}=0.5")
+
+
+def test_no_digit_of_a_sweep_is_cut_off() -> None:
+    points = {f"environment_settings.number_{i}": [0.000316228, 0.00316228] for i in range(4)}
+    table = heatmap.sweep_table(points, np.random.default_rng(0).normal(size=(16, 5)), title="x")
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in shown
 
 
 def test_points_with_the_same_middle_half_are_ranked_by_their_mean(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import itertools
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,16 @@ def whole_iterations(config: Config) -> int:
     return -(-config.total_steps // iteration) * iteration
 
 
+MEASURED = ("evaluation_greedy", "evaluation_episodes", "evaluation_samples", "threshold")
+"""Settings by which a score is measured, beside the budget."""
+OF_THE_TASK = (
+    "environment_settings", "wrappers", "rewards", "reward", "process_reward", "process_weight",
+)  # fmt: skip
+"""Settings of which a score is."""
+
+
 def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> list[str]:
-    """What makes a comparison unfair, in sentences: other budgets, or the policy's mode beside samples of it.
+    """What makes a comparison unfair, in sentences: other budgets, seeds, tasks or rewards, or ways to measure a score.
 
     Args:
         resolved: the configs, by algorithm.
@@ -137,22 +145,43 @@ def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> lis
     """
     from jaxpg.report.comparison import format_quantity
 
-    found = []
     budgets = {name: format_quantity(config.total_steps) for name, config in resolved.items()}
-    greedy = {name: str(config.evaluation_greedy).lower() for name, config in resolved.items()}
-    for setting, values in (("total_steps", budgets), ("evaluation_greedy", greedy)):
-        if len(set(values.values())) > 1:
-            found.append(f"The algorithms differ in {setting}: {_listed(values)}. --set {setting}=... sets it for all.")
+    measured = {setting: {name: getattr(config, setting) for name, config in resolved.items()} for setting in MEASURED}
+    found = [
+        f"The algorithms differ in {setting}: {_listed(values)}. --set {setting}=... sets it for all."
+        for setting, values in {"total_steps": budgets, **measured}.items()
+        if len(set(values.values())) > 1
+    ]
+    if len({config.seeds for config in resolved.values()}) > 1:
+        seeds = [f"{name} {', '.join(map(str, config.seeds))}" for name, config in resolved.items()]
+        found.append(f"The algorithms differ in their seeds: {'; '.join(seeds)}.")
+    found += _differences_of_tasks(resolved)
     if len(set(budgets.values())) == 1 and max(steps.values()) > UNEQUAL * min(steps.values()):
+        taken = _listed({name: f"{x:,}" for name, x in steps.items()})
+        ended = any(config.callbacks for config in resolved.values())
         found.append(
-            f"The algorithms differ in the steps that they take for this total_steps, as their last iterations are "
-            f"finished: {_listed({name: f'{x:,}' for name, x in steps.items()})}. A larger --steps makes them alike."
+            "The algorithms differ in the steps that they take for this total_steps, as their last iterations are "
+            f"finished{', or callbacks end them' if ended else ''}: {taken}."
+            f"{'' if ended else ' A larger --steps makes them alike.'}"
         )
     return found
 
 
-def _listed(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _differences_of_tasks(resolved: Mapping[str, Config]) -> list[str]:
+    """What makes the scores of algorithms those of different tasks or rewards, in sentences."""
+    tasks = {name: files.flatten({x: getattr(config, x) for x in OF_THE_TASK}) for name, config in resolved.items()}
+    found = []
+    for setting in dict.fromkeys(setting for settings in tasks.values() for setting in settings):
+        values = {name: settings.get(setting) for name, settings in tasks.items()}
+        if len(set(map(repr, values.values()))) > 1:
+            found.append(f"The algorithms differ in {setting}, so their scores differ in kind: {_listed(values)}.")
+    return found
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    words: dict[Any, str] = {True: "true", False: "false", None: "none"}
+    shown = {name: words[x] if x is None or isinstance(x, bool) else x for name, x in values.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
 def _show_differences(sentences: Sequence[str], console: Console) -> None:
@@ -173,37 +202,41 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
     out = session.out
     first = next(iter(resolved.values()))
     metrics = {name: run_directory.load_metrics(out / file_name(name)) for name in resolved}
-    results = {name: run_result(rows, first.threshold) for name, rows in metrics.items()}
+    results = {name: run_result(rows, resolved[name].threshold, resolved[name].seeds) for name, rows in metrics.items()}
     found = differences(resolved, {name: int(np.max(rows["steps"][-1])) for name, rows in metrics.items()})
     found += [f"{name} is left out. {sentence}" for name, sentence in diverged.items()]
-    details = _provenance(session)
+    details = _provenance(session, [out / file_name(name) for name in resolved])
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}
-    if stages := _last_evaluations_of_stages(session):
+    if stages := _last_evaluations_of_stages(session, diverged):
         details["first stages, last evaluation"] = stages
+    thresholds = {config.threshold for config in resolved.values()}
+    units = {curve_units(to_dict(config)) for config in resolved.values()}
+    steps_of_all = {x.steps for x in units}
     summaries = report.write_comparison(
         results,
         out,
         title=first.task,
-        threshold=first.threshold,
+        threshold=thresholds.pop() if len(thresholds) == 1 else None,
         details=details,
         completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
-        units=curve_units(to_dict(first)),
-        seeds=max((config.seeds for config in resolved.values()), key=len),
+        units=units.pop() if len(units) == 1 else report.Units(steps_of_all.pop(), "score"),
         differences=found,
     )
     console = make_console()
-    console.print(report.comparison_table(summaries, title=f"{first.task}, {counted(len(first.seeds), 'seed')}"))
+    fewest, *_, most = sorted([len(config.seeds) for config in resolved.values()] * 2)
+    seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
+    console.print(report.comparison_table(summaries, title=f"{first.task}, {seeds}"))
     _show_differences(found, console)
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
 
-def _last_evaluations_of_stages(session: Session) -> dict[str, str]:
+def _last_evaluations_of_stages(session: Session, failed: Collection[str]) -> dict[str, str]:
     """The last evaluation, with its interval, of every stage that was trained for the compared runs."""
     from jaxpg import report
     from jaxpg.report.comparison import format_estimate
 
     stages = stages_of(session.record, session.out)
-    names = [stage.name for stage in stages if stage.name not in session.record.algorithms]
+    names = [stage.name for stage in stages if stage.name not in {*session.record.algorithms, *failed}]
     finals = {name: run_result(run_directory.load_metrics(session.out / file_name(name))).final for name in names}
     return {name: format_estimate(report.bootstrap(final)) for name, final in finals.items()}
 
@@ -222,7 +255,8 @@ def _finish_sweep(session: Session) -> int:
     from jaxpg import report
 
     title = f"{config.algorithm} on {config.task}, {counted(len(config.seeds), 'seed')}"
-    best = report.write_sweep(sweep.grid, scores, out, title=title, details=_provenance(session))
+    waves = sorted(path.parent for path in out.glob(f"program-*/wave-*/{run_directory.MACHINE}"))
+    best = report.write_sweep(sweep.grid, scores, out, title=title, details=_provenance(session, waves))
     files.replace_file(out / "best.toml", files.toml_dumps(to_dict(config_at(groups, best))))
     console = make_console()
     console.print(report.sweep_table(sweep.grid, scores, title=title))
@@ -248,8 +282,8 @@ def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruptio
     return train_sweep(
         groups,
         session.out,
-        # Waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config: runs.mesh_for(options, config, 0),
+        # New waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
+        mesh_for=lambda config, size: runs.mesh_for(options, config, size),
         memory_of=lambda mesh: memory_limit(mesh, sweep.memory),
         hooks_for=partial(runs.training_hooks, session.options, interruption),
         sizes=sweep.waves,
@@ -273,8 +307,10 @@ def _new_directory(options: RunOptions) -> Path:
     return next(path for path in itertools.chain([Path("runs") / name], numbered) if not os.path.lexists(path))
 
 
-def _provenance(session: Session) -> dict[str, Any]:
-    return {"command": session.record.command_line, "machine": provenance.describe_machine()}
+def _provenance(session: Session, trained: Sequence[Path]) -> dict[str, Any]:
+    """The command, and the machines of the runs that were `trained`: not that of whoever draws the page."""
+    machines = [machine for run_dir in trained for machine in run_directory.load_machines(run_dir)]
+    return {"command": session.record.command_line, **provenance.machines(machines)}
 
 
 def _print_line(console: Console, text: str) -> None:

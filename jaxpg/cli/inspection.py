@@ -32,7 +32,7 @@ from jaxpg.preferences import selecting_env
 from jaxpg.printable import counted, printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
-from jaxpg.runs.results import curve_units, training_returns
+from jaxpg.runs.results import MetricsTable, curve_units, training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
@@ -255,12 +255,17 @@ def _check_sample_arguments(arguments: argparse.Namespace) -> None:
 
 def run_export(arguments: argparse.Namespace) -> int:
     """Write the metrics of a run, and the policy of a seed where it has one that acts on observations."""
-    run = open_run(load_config(arguments.run), arguments.run, arguments.checkpoint)
-    config, out = run.config, arguments.out or arguments.run / "export"
+    config, out = load_config(arguments.run), arguments.out or arguments.run / "export"
+    metrics = MetricsTable(run_directory.load_metrics(arguments.run), config.seeds)
+    if arguments.seed_index is None and not run_directory.has_checkpoint(arguments.run):
+        print(printable(export_metrics(metrics, out)))
+        print("No policy exported: the run has no checkpoint.")
+        return 0
+    run = open_run(config, arguments.run, arguments.checkpoint)
     if arguments.seed_index is not None:
         run.refuse_without_actions()
         run.learner_of(arguments.seed_index)
-    print(printable(export_metrics(run, out)))
+    print(printable(export_metrics(metrics, out)))
     if not kind_of(config).has_policy or run.experiment.env.context:
         print(f"No policy exported: {config.algorithm} on {config.task} has none that acts on observations.")
         return 0

@@ -259,7 +259,8 @@ def _training_arguments(*, sweeps: bool = False) -> ArgumentParser:
     parser.add_argument("--out", type=path, metavar="DIR", help="where to write (default runs/...)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it")
     parser.set_defaults(grid=None, memory=None)
-    _add_machine_arguments(parser, sweeps=sweeps)
+    devices, over = ("all", "the runs") if sweeps else ("as many as divide the seeds", "the seeds")
+    _add_machine_arguments(parser, sweeps=sweeps, devices=devices, mesh=f"over {over}")
     return parser
 
 
@@ -285,11 +286,11 @@ def _add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=count, metavar="N", help="environment steps per seed (default: as begun)")
     parser.set_defaults(resume=True, task=None, algorithms=[], grid=None, memory=None)
     parser.set_defaults(set=[], seeds=None, seed=None, initial=None, reward=None)
-    _add_machine_arguments(parser)
+    _add_machine_arguments(parser, devices="those of the command", mesh="that of the command")
 
 
-def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = False) -> None:
-    """What a command that trains runs on.
+def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = False, devices: str, mesh: str) -> None:
+    """What a command that trains runs on; `devices` and `mesh` are the defaults, in words.
 
     A sweep is one process and has no loggers: its help does not show those options, and it refuses them.
     """
@@ -297,11 +298,9 @@ def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = Fa
     def shown(text: str) -> str:
         return argparse.SUPPRESS if sweeps else text
 
+    parser.add_argument("--devices", type=name, metavar="N|all", help=f"devices to use (default: {devices})")
     parser.add_argument(
-        "--devices", type=name, metavar="N|all", help="devices to use (default as many as divide the seeds)"
-    )
-    parser.add_argument(
-        "--mesh", type=name, metavar="A=N,A=N", help="device mesh, such as data=4,seed=2 (default: over the seeds)"
+        "--mesh", type=name, metavar="A=N,A=N", help=f"device mesh, such as data=4,seed=2 (default: {mesh})"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     too = shown("also log to Weights & Biases")

@@ -16,7 +16,7 @@ from jaxpg.cli.record import RECORD, CommandRecord, Sweep, read
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.config_file import file_name, read_task
-from jaxpg.experiments.grid import CompiledGroup, plan_grid
+from jaxpg.experiments.grid import CompiledGroup, plan_grid, refuse_twice
 from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import check_name
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
@@ -114,6 +114,13 @@ def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
                     f"{stage.name} is compared here and also trained before another algorithm, with other settings. "
                     "Compare it on its own, with another --out."
                 )
+    environments = {a: stages[out / file_name(a)].config.environment for a in options.algorithms}
+    if len(set(environments.values())) > 1:
+        listed = ", ".join(f"{algorithm} {environment}" for algorithm, environment in environments.items())
+        raise UserError(
+            f"compare is of one environment, and the algorithms have several here: {listed}. Train each with jaxpg "
+            "train, and draw them with jaxpg plot."
+        )
     return list(stages.values())
 
 
@@ -204,12 +211,16 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
         _refuse_other_runs(what, tables[0]["task"], record.algorithms, given, options.algorithms or record.algorithms)
     record = dataclasses.replace(record, devices=options.devices.devices, mesh=options.devices.mesh)
     if record.sweep:
+        if options.loggers:
+            raise UserError(f"A sweep takes no --{options.loggers[0]}: its scores are in {run_directory.SWEEP}.")
         options = dataclasses.replace(options, overrides=_with_directories(options.overrides, record, out))
         return dataclasses.replace(record, sweep=_updated_sweep(record.sweep, options, out, what))
     shown = ["."] if record.command == "train" else [file_name(algorithm) for algorithm in record.algorithms]
     overrides = _with_directories(options.overrides, record, out)
     runs = [_updated_run(run, overrides, out) if run["directory"] in shown else run for run in record.runs]
-    return dataclasses.replace(record, runs=runs)
+    command = shlex.join(["jaxpg", *sys.argv[1:]])  # without which what the record says would give other runs
+    line = record.command_line if runs == record.runs else f"{record.command_line}\n{command}"
+    return dataclasses.replace(record, runs=runs, command_line=line)
 
 
 def _updated_run(run: Mapping[str, Any], overrides: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -226,7 +237,9 @@ def _with_directories(overrides: Mapping[str, Any], record: CommandRecord, out: 
 def _updated_sweep(sweep: Sweep, options: RunOptions, out: Path, what: str) -> Sweep:
     if options.grid is not None and _jsonable(options.grid) != sweep.grid:
         raise UserError(f"{what} has another grid: {sweep.grid} there, {_jsonable(options.grid)} here.")
-    overrides = {name: x for name, x in options.overrides.items() if name not in sweep.grid}
+    overrides = options.overrides
+    for name in overrides:
+        refuse_twice(name, sweep.grid)
     for tables in [group["config"] for group in sweep.groups]:
         if overrides.get("total_steps", tables["total_steps"]) != tables["total_steps"]:
             raise UserError(

@@ -25,7 +25,7 @@ from jaxpg.cli.record import RECORD, CommandRecord, to_json
 from jaxpg.cli.signals import Interruption
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, to_dict
-from jaxpg.experiments.stages import Stage, is_finished
+from jaxpg.experiments.stages import Stage, is_finished, runs_named
 from jaxpg.parallel import process_exit, processes
 from jaxpg.printable import printable
 from jaxpg.runs import training
@@ -94,9 +94,10 @@ def train_stages(session: Session, interruption: Interruption, diverged: dict[st
     """Train the runs that are not finished, and resume those that were interrupted; return whether none was stopped.
 
     Raises:
-        Diverged: a run diverged; where `diverged` is given, it gets the sentence by the name of the algorithm instead,
-            if no other run begins with that one.
+        Diverged: a run diverged. Where `diverged` is given, it gets the sentences instead, by name: of that run, and of
+            those that would begin with it, which are not trained.
     """
+    failed: dict[Path, str] = {}  # the names of runs by their directories
     for stage in stages_of(session.record, session.out):
         (stop,) = processes.any_process([interruption.requested()])
         if stop:
@@ -104,15 +105,20 @@ def train_stages(session: Session, interruption: Interruption, diverged: dict[st
         if is_finished(stage):
             processes.on_main_process(partial(run_directory.close_finished, stage.directory, to_dict(stage.config)))
             continue
+        needed = [failed[run] for run in map(Path, runs_named(stage.config).values()) if run in failed]
+        sentence = f"It begins with {needed[0]}, which has failed." if needed else ""
         try:
-            if not _train_stage(stage, session, interruption):
+            if not sentence and not _train_stage(stage, session, interruption):
                 return False
         except Diverged as error:
-            if diverged is None or stage.name not in session.record.algorithms:
+            if diverged is None:
                 raise
-            diverged[stage.name] = str(error)
+            sentence = str(error)
+        if sentence and diverged is not None:
+            failed[stage.directory] = stage.name
+            diverged[stage.name] = sentence
             if processes.is_main_process():
-                print(f"jaxpg: {printable(f'{stage.name}: {error}')}", file=sys.stderr)
+                print(f"jaxpg: {printable(f'{stage.name}: {sentence}')}", file=sys.stderr)
     return True
 
 

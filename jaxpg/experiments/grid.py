@@ -22,7 +22,10 @@ MOST_POINTS = 10_000
 """More points than anybody trains: a mistake in typing."""
 MOST_PROGRAMS = 128
 """More programs than anybody compiles, at seconds each, and than are checked within seconds."""
-FIXED = ("task", "environment", "algorithm", "seeds")
+FIXED = (
+    "task", "environment", "algorithm", "seeds", "total_steps",
+    "evaluation_greedy", "evaluation_episodes", "evaluation_samples",
+)  # fmt: skip
 """What all points of a grid share, beside the runs that they start from: what makes their scores comparable."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 
@@ -89,9 +92,8 @@ def plan_grid(
     Raises:
         UserError: as `resolve_config`, for any of the points; there are too many programs.
     """
-    for name in grid:
-        if name in overrides:
-            raise UserError(f"{name} is in --grid and is also set to one value: remove one of them.")
+    for name in overrides:
+        refuse_twice(name, grid)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     resolved = resolve_configs(task, algorithm, [{**overrides, **point} for point in points])
     traced = tuple(n for n in grid if all(type(config.settings.get(n)) is float for config in resolved))
@@ -109,6 +111,12 @@ def plan_grid(
             f"{untraced}. Give fewer of them; numbers of the algorithm such as learning_rate share a program."
         )
     return list(groups.values())
+
+
+def refuse_twice(name: str, grid: Mapping[str, Any]) -> None:
+    """Raise a UserError for a setting that has one value, and is in the grid."""
+    if name in grid:
+        raise UserError(f"{name} is in --grid and is also set to one value: remove one of them.")
 
 
 def config_at(groups: Sequence[CompiledGroup], point: Mapping[str, Any]) -> Config:

@@ -24,6 +24,7 @@ from jaxpg.experiments.build import Experiment, build
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
+from jaxpg.printable import counted
 from jaxpg.training import run_directory
 from jaxpg.training.advance import seed_keys, strongly_typed
 from jaxpg.training.loop import TrainingHooks, train
@@ -186,7 +187,7 @@ def train_sweep(
     groups: Sequence[CompiledGroup],
     out: Path,
     *,
-    mesh_for: Callable[[Config], Mesh],
+    mesh_for: Callable[[Config, int], Mesh],
     memory_of: Callable[[Mesh], float],
     hooks_for: Callable[[str, int, float], AbstractContextManager[TrainingHooks]],
     sizes: Sequence[int] = (),
@@ -197,7 +198,7 @@ def train_sweep(
     Args:
         groups: of `plan_grid`.
         out: the directory of the sweep, with one for each wave; waves that are in it are resumed.
-        mesh_for: config -> the devices that its runs are split over.
+        mesh_for: config, the size of its waves or 0 where any will do -> the devices that its runs are split over.
         memory_of: bytes that each device of a mesh may use.
         hooks_for: header, total steps, number of such waves that follow -> a context with the hooks of a wave.
         sizes: of the waves of the groups that were begun before, which a resumed sweep keeps.
@@ -211,7 +212,7 @@ def train_sweep(
     """
     scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
     for i, group in enumerate(groups):
-        mesh = mesh_for(group.config)
+        mesh = mesh_for(group.config, sizes[i] if i < len(sizes) else 0)
         experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
         runs = runs_of_group(group)
         if i < len(sizes):
@@ -221,7 +222,7 @@ def train_sweep(
             on_size(size)
         waves = split_waves(runs, size)
         for j, wave in enumerate(waves):
-            header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {len(wave)} runs"
+            header = f"program {i + 1} of {len(groups)}, wave {j + 1} of {len(waves)}: {counted(len(set(wave)), 'run')}"
             directory = out / f"program-{i:03d}" / f"wave-{j:03d}"
             to_follow = waves_after([len(runs_of_group(x)) for x in groups], i, j, size)
             with hooks_for(header, group.config.total_steps, to_follow) as hooks:

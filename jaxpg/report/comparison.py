@@ -36,6 +36,7 @@ class RunResult(NamedTuple):
     initial: [S], the performance before training, measured like `final`; None if it was not.
     metrics: what else was recorded, `[N, S]` by name; the page draws those of `diagnostics.TITLES`.
     warnings: what kept it from learning, in sentences.
+    seeds: [S], their numbers; 0, 1, ... if not given.
     """
 
     steps: ArrayLike
@@ -46,6 +47,7 @@ class RunResult(NamedTuple):
     initial: ArrayLike | None = None
     metrics: Mapping[str, ArrayLike] = {}
     warnings: Sequence[str] = ()
+    seeds: Sequence[int] = ()
 
 
 class Summary(NamedTuple):
@@ -162,7 +164,6 @@ def write_comparison(
     details: Mapping[str, Any],
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
-    seeds: Sequence[int] = (),
     differences: Sequence[str] = (),
 ) -> dict[str, Summary]:
     """Write `comparison.json`, `comparison.html` (self-contained) and `learning_curve.png` into a directory.
@@ -176,8 +177,7 @@ def write_comparison(
             them, by heading; printed at the end of the page and stored in the JSON.
         completions: algorithm -> what it wrote, by heading.
         units: of the axes.
-        seeds: their numbers, those of the algorithm with the most; 0, 1, ... if not given.
-        differences: what the algorithms were not given alike, in sentences; the page warns of it.
+        differences: what the algorithms were not given alike, in sentences; page and JSON warn of it.
 
     Returns:
         The summaries, for `comparison_table`.
@@ -186,7 +186,14 @@ def write_comparison(
     curves = {name: (run.steps, run.returns) for name, run in runs.items()}
     summaries = summarize(runs, threshold)
     learning_curve(curves, directory / "learning_curve.png", title=title, threshold=threshold, units=units)
-    record = {"title": title, "threshold": threshold, "algorithms": summaries, "details": details}
+    record = {
+        "title": title,
+        "threshold": threshold,
+        "algorithms": summaries,
+        "seeds": {name: _numbers(run) for name, run in runs.items()},
+        "warnings": _warnings(runs, differences),
+        "details": details,
+    }
     text = json.dumps(to_jsonable(record), indent=2, allow_nan=False)
     replace_file(directory / "comparison.json", text + "\n")
     page = comparison_page(
@@ -196,7 +203,6 @@ def write_comparison(
         details=details,
         completions=completions,
         units=units,
-        seeds=seeds,
         differences=differences,
     )
     replace_file(directory / "comparison.html", page)
@@ -211,30 +217,32 @@ def comparison_page(
     details: Mapping[str, Any],
     completions: Mapping[str, Completions] = MappingProxyType({}),
     units: Units = DEFAULT_UNITS,
-    seeds: Sequence[int] = (),
     differences: Sequence[str] = (),
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
-    sentences = _sentences(runs, summaries, threshold, units)
-    warnings = [*differences, *(f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings)]
     return html_page(
         title=title,
         threshold=threshold,
-        findings=Findings(sentences, warnings),
+        findings=Findings(_sentences(runs, summaries, threshold, units), _warnings(runs, differences)),
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[
             (*COLUMNS, "before training"),
             *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
         ],
-        seeds=[("seed", *summaries), *_per_seed(summaries, seeds)],
+        seeds=[("seed", *runs), *_per_seed(runs)],
         diagnostics={name: (run.steps, run.metrics) for name, run in runs.items()},
         details=details,
         completions=completions,
         parents=PARENTS,
         units=units,
     )
+
+
+def _warnings(runs: Mapping[str, RunResult], differences: Sequence[str]) -> list[str]:
+    """What a reader has to know before he believes a comparison, in sentences."""
+    return [*differences, *(f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings)]
 
 
 def _sentences(
@@ -246,11 +254,18 @@ def _sentences(
 
 
 def _best_and_fastest(summaries: Mapping[str, Summary]) -> dict[str, str]:
-    """Of the best algorithm and of the first at the threshold, if it is another and one got there: what it is."""
-    best = max(summaries, key=lambda name: np.nan_to_num(summaries[name].iqm.value, nan=-np.inf))
+    """Of the best algorithm and of the first at the threshold, if it is another and one got there: what it is.
+
+    The best has the largest interquartile mean, of equal ones the largest mean. Those whose intervals overlap with its
+    are named with it.
+    """
+    ranks = {name: (summary.iqm.value, summary.mean.value) for name, summary in summaries.items()}
+    best = max(summaries, key=lambda name: tuple(np.nan_to_num(ranks[name], nan=-np.inf)))
+    low = summaries[best].iqm.low
+    others = [name for name, summary in summaries.items() if name != best and summary.iqm.high >= low]
     medians = {name: _median(summary.steps_to_threshold) for name, summary in summaries.items()}
     fastest = min(medians, key=lambda name: medians[name])
-    words = {best: "Best: "}
+    words = {best: f"Best, not told apart from {', '.join(others)}: " if others else "Best: "}
     if math.isfinite(medians[fastest]):
         words.setdefault(fastest, "First at the threshold: ")
     return words
@@ -270,12 +285,19 @@ def _sentence(name: str, run: RunResult, summary: Summary, threshold: float | No
     return f"{sentence}; {count} of {len(reached)} seeds reached {threshold:g} in training{first}."
 
 
-def _per_seed(summaries: Mapping[str, Summary], seeds: Sequence[int]) -> list[tuple[str, ...]]:
-    """Final performance, a row per seed and a column per algorithm."""
-    count = max(len(summary.final) for summary in summaries.values())
-    columns = [[format_number(x) for x in s.final] + ["–"] * (count - len(s.final)) for s in summaries.values()]
-    rows = zip(*columns, strict=True)
-    return [(str(seed), *row) for seed, row in zip(seeds or range(count), rows, strict=True)]
+def _per_seed(runs: Mapping[str, RunResult]) -> list[tuple[str, ...]]:
+    """Final performance, a row per number of a seed and a column per algorithm; a dash where it has no such seed."""
+    columns = [
+        {seed: format_number(x) for seed, x in zip(_numbers(run), np.asarray(run.final, float), strict=True)}
+        for run in runs.values()
+    ]
+    numbers = dict.fromkeys(seed for column in columns for seed in column)
+    return [(str(seed), *(column.get(seed, "–") for column in columns)) for seed in numbers]
+
+
+def _numbers(run: RunResult) -> list[int]:
+    """The numbers of the seeds of a run."""
+    return [int(x) for x in run.seeds] or list(range(len(np.asarray(run.final))))
 
 
 def to_jsonable(value: Any) -> Any:

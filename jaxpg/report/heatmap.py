@@ -74,7 +74,7 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str) -> Table:
     """
     table = Table(title=Text(printable(title), "italic"), title_justify="left", box=box.SIMPLE_HEAD)
     for name in (*grid, "IQM [95%]", "mean", "diverged"):
-        table.add_column(_cell(name))
+        table.add_column(_cell(name), overflow="fold")  # of a name no letter is lost, and of a number no digit
     estimate, points = bootstrap(scores), list(itertools.product(*grid.values()))
     for place in ranked(scores)[:MAX_ROWS]:
         diverged = int(np.isnan(scores[place]).sum())

@@ -21,8 +21,8 @@ class Callback(NamedTuple):
 
     on_row(row): called with every row, metrics by name, [S] for S seeds; the first has the evaluation at step 0 alone.
     on_evaluation(run): called before training and after every evaluation with the run so far, as `jaxpg.load` gives it.
-    should_stop(): called after every row; if true, the run is evaluated, a checkpoint is written and the run is over. It
-        goes on where `jaxpg resume` is given other --steps.
+    should_stop(): called after every row; if true, the run is evaluated and over: a checkpoint says so, and it goes on
+        only where `jaxpg resume` is given other --steps.
     """
 
     on_row: Callable[[Row], None] = lambda row: None

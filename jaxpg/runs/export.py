@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxpg.errors import UserError, excerpt
 from jaxpg.files import explain_os_error, replace_file
 from jaxpg.runs.policy import act_all
+from jaxpg.runs.results import MetricsTable
 from jaxpg.runs.trained import Run
 from jaxpg.types import Array, Env, Learner, Tree, space_struct
 
@@ -25,13 +26,12 @@ TABLE, POLICY, LOADER = "metrics.csv", "policy.jax", "load_policy.py"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def export_metrics(run: Run, out: Path) -> Path:
+def export_metrics(metrics: MetricsTable, out: Path) -> Path:
     """Write the metrics of all seeds in long form (`MetricsTable.to_csv`); returns the file.
 
     Raises:
         UserError: the directory cannot be written to.
     """
-    metrics = run.metrics  # read before anything is made for them
     with explain_os_error(out):
         out.mkdir(parents=True, exist_ok=True)
         metrics.to_csv(out / TABLE)

@@ -106,7 +106,7 @@ def curve_units(tables: Mapping[str, Any]) -> Any:
     return Units("tokens", "accuracy", (0.0, 1.0)) if is_accuracy else Units("tokens", "reward of a completion")
 
 
-def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None) -> Any:
+def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None, seeds: Sequence[int] = ()) -> Any:
     """The metrics of a run as a `report.RunResult`; `threshold` is the return that counts as solved."""
     from jaxpg.report import RunResult
 
@@ -120,6 +120,7 @@ def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None
         initial=None if evaluations is None or metrics["steps"][0].any() else evaluations[0],
         metrics=metrics,
         warnings=list(stalls(metrics, total_steps=int(metrics["steps"][-1].max()), threshold=threshold).values()),
+        seeds=seeds,
     )
 
 

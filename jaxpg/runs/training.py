@@ -183,14 +183,13 @@ def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingPro
     from jaxpg import report
 
     details: dict[str, Any] = {"stages": stages} if stages else {}
-    details |= {"config": files.flatten(to_dict(config)), "machine": provenance.describe_machine()}
+    details |= {"config": files.flatten(to_dict(config)), **provenance.machines(run_directory.load_machines(out))}
     page = report.comparison_page(
-        {config.algorithm: run_result(run_directory.load_metrics(out), config.threshold)},
+        {config.algorithm: run_result(run_directory.load_metrics(out), config.threshold, config.seeds)},
         title=config.task,
         threshold=config.threshold,
         details=details,
         completions={config.algorithm: completions.completions_by_heading(out)},
         units=curve_units(to_dict(config)),
-        seeds=config.seeds,
     )
     files.replace_file(out / PAGE, page)

@@ -72,7 +72,7 @@ class MetricsWriter:
     A run that is resumed writes again what was written after its last checkpoint.
 
     Args:
-        run_dir: the directory of the run; `run_directory.check_metrics` has found its metrics.jsonl to be whole.
+        run_dir: the directory of the run; `run_directory.check_records` has found its metrics.jsonl to be whole.
         keep: bytes of metrics.jsonl at that checkpoint, 0 for a new run; the rest is cut off.
         steps: environment steps at that checkpoint; TensorBoard discards later events.
     """

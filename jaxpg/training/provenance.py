@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,18 @@ def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, A
         "commit": _commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def machines(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The machines of run.json files for a report: "machine", and "machine 2", ... where something differs.
+
+    Of machines that differ only in when they began, or in the directory, the first stands for all.
+    """
+    different: dict[str, Mapping[str, Any]] = {}
+    for machine in found:
+        shown = {name: x for name, x in machine.items() if name != "directory"}
+        different.setdefault(repr({name: x for name, x in shown.items() if name != "started"}), shown)
+    return {"machine" if i == 1 else f"machine {i}": x for i, x in enumerate(different.values(), start=1)}
 
 
 def _cpu() -> str:

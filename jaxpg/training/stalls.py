@@ -171,7 +171,7 @@ CAUSES: dict[str, tuple[Callable[[_Window], np.ndarray], str]] = {
     "return": (
         _unmoved,
         "The return has not moved: it is {value}, no higher than at the start. Look at what the policy does (jaxpg "
-        "play), check the environment (jaxpg check), or try another learning_rate.",
+        "play, or jaxpg sample where it writes), check the environment (jaxpg check), or try another learning_rate.",
     ),
 }
 """By cause: which seeds it holds for, and the sentence."""
