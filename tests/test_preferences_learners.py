@@ -16,6 +16,7 @@ import pytest
 import tiny
 from test_parallel import by_shard_map, distance, on_one
 
+from jaxpg import envs
 from jaxpg.envs.text import PAD, PairData, Task, Verdict
 from jaxpg.envs.text.problems import reverse
 from jaxpg.envs.text.text_env import text_env
@@ -455,6 +456,10 @@ def test_every_setting_has_a_meaning(learner):
 def test_batches_that_do_not_divide_are_refused():
     with pytest.raises(UserError, match="batch_size = 8 cannot be cut into 3 equal micro_batches"):
         make("sft", micro_batches=3)
+    with pytest.raises(UserError, match=r"batch_size must be a whole number, not 8\.0"):
+        make("sft", batch_size=8.0)
+    with pytest.raises(UserError, match="micro_batches must be at least 1, not 0"):
+        make("sft", micro_batches=0)
     with pytest.raises(UserError, match="must be at least 1"):
         make("dpo", batch_size=0)
     learner = make("sft", batch_size=4, micro_batches=2)
@@ -703,3 +708,25 @@ def test_dpo_moves_towards_the_chosen_ones():
     assert metrics["margin"] > 0.3
     assert metrics["reward_accuracy"] > 0.7
     assert metrics["loss"] < 0.6 < math.log(2)
+
+
+def test_each_learner_takes_records_of_its_kind():
+    """An environment in the place of a task, a task in the place of pairs, and a pair of networks for one of them."""
+    env = text_env(envs.make_task("sort"))
+    task, (policy, _) = envs.make_task("sort"), transformer(env, width=4, layers=1, heads=1, kv_heads=1)
+    pairs, model = (
+        make_pairs(task, task, slip_rate=0.5),
+        transformer_reward_model(env, width=4, layers=1, heads=1, kv_heads=1),
+    )
+    for wrong, sentence in (
+        (lambda: sft(env, policy), "sft takes a record Task: envs.make_task"),
+        (lambda: sft(task, (policy, None)), "sft takes a record Policy: the first of language.transformer"),
+        (lambda: dpo(task, policy), "dpo takes a record Pairs"),
+        (lambda: dpo(pairs, None), "dpo takes a record Policy"),
+        (lambda: reward_model(pairs, policy), "reward_model takes a record RewardModel"),
+        (lambda: reward_model(task, model), "reward_model takes a record Pairs"),
+        (lambda: process_reward_model(pairs, model), "process_reward_model takes a record StepLabels"),
+        (lambda: judged_pairs(env, env, None), "judged_pairs takes a record Task"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            wrong()

@@ -164,9 +164,8 @@ def test_max_tokens_below_a_demonstration_is_refused_where_one_is_needed(write):
     sentence = "line 1: the field 'completion' has 12 tokens with its end, more than max_tokens = 4.*Raise max_tokens"
     with pytest.raises(UserError, match=sentence):
         task.demonstration(jnp.int32(5), jax.random.key(0))
-    policy = None  # refused before it is looked at
     with pytest.raises(UserError, match=sentence):
-        preferences.sft(task, policy)
+        preferences.sft(task, tiny.softmax_policy(jnp.zeros((2, 3))))
     with pytest.raises(UserError, match=sentence):
         preferences.make_pairs(task, task, slip_rate=0.5)
 

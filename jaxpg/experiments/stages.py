@@ -53,8 +53,8 @@ def is_finished(stage: Stage) -> bool:
     last = checkpoint.find(stage.directory / checkpoint.CHECKPOINTS)
     if last is None or last.steps >= stage.config.total_steps:
         return last is not None
-    point = run_directory.resume_point(last)
-    return point.ended and point.config.get("total_steps") == stage.config.total_steps
+    ended = last.about.get("ended") is True
+    return ended and run_directory.resume_point(last).config.get("total_steps") == stage.config.total_steps
 
 
 def runs_named(config: Config) -> dict[str, str]:
