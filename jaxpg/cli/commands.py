@@ -172,7 +172,7 @@ def _differences_of_tasks(resolved: Mapping[str, Config]) -> list[str]:
     tasks = {name: files.flatten({x: getattr(config, x) for x in OF_THE_TASK}) for name, config in resolved.items()}
     found = []
     for setting in dict.fromkeys(setting for settings in tasks.values() for setting in settings):
-        values = {name: settings.get(setting) for name, settings in tasks.items()}
+        values = {name: settings.get(setting, "its default") for name, settings in tasks.items()}
         if len(set(map(repr, values.values()))) > 1:
             found.append(f"The algorithms differ in {setting}, so their scores differ in kind: {_listed(values)}.")
     return found
