@@ -207,7 +207,8 @@ def test_mistakes_are_refused_with_a_sentence(
     run, out = str(trained), ["--out", str(tmp_path / "new")]
     assert "There is no token" in refused(capsys, "sample", run, "--prompt", "cab=Ω")
     assert "prompts of 1 to 4" in refused(capsys, "sample", run, "--prompt", "cabcabcab=")
-    assert "--temperature must be at least" in refused(capsys, "sample", run, "--temperature", "0")
+    assert "--temperature must be above 0: --greedy" in refused(capsys, "sample", run, "--temperature", "0")
+    assert "--temperature must be at least" in refused(capsys, "sample", run, "--temperature", "1e-9")
     greedy = refused(capsys, "eval", run, "--greedy", "--samples", "2")
     assert "completions of one prompt are all equal" in greedy
     spaced = str(shutil.copytree(trained, tmp_path / "a run"))

@@ -394,7 +394,8 @@ def test_a_first_step_of_gspo_is_inside_of_its_clip_range(dtype, by_evaluate):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"temperature": 0.0}, "temperature must be at least"),
+        ({"temperature": 0.0}, "temperature must be above 0: greedy always"),
+        ({"temperature": 1e-9}, "temperature must be at least"),
         ({"temperature": float("nan")}, "temperature must be finite"),
         ({"top_k": -3}, "top_k must be at least 0"),
         ({"top_k": 2.5}, "top_k must be a whole number"),

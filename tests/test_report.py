@@ -323,7 +323,8 @@ def test_what_algorithms_were_not_given_alike_is_said():
     assert differences({"ppo": ppo, "a2c": grid}, alike) == [
         f"The algorithms differ in threshold: ppo {ppo.threshold}, a2c 0.5. --set threshold=... sets it for all.",
         f"The algorithms differ in their seeds: ppo {', '.join(map(str, ppo.seeds))}; a2c 10, 11.",
-        "The algorithms differ in environment_settings.slippery, so their scores differ in kind: ppo its default, a2c false.",
+        "The algorithms differ in environment_settings.slippery, so their scores differ in kind: ppo its default, a2c "
+        "false.",
     ]
     ended = dataclasses.replace(ppo, callbacks={"mine:solved": {}})
     (steps,) = differences({"ppo": ended, "a2c": ended}, alike | {"a2c": 1_200_000})

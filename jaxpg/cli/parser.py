@@ -101,7 +101,14 @@ share = number(SHARE)
 share_or_0 = number(FRACTION)
 episodes = integer(Domain(1, 10**6))  # all side by side, as are completions
 completions = integer(Domain(1, 10**5))
-temperature = number(SAMPLING_TEMPERATURE)
+
+
+def temperature(text: str) -> float:
+    """The reader of a temperature, which is 0 elsewhere where tokens are not sampled."""
+    value = number(Domain())(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0: --greedy always takes the most likely token.")
+    return _in_domain(value, SAMPLING_TEMPERATURE)
 
 
 def name(text: str) -> str:
