@@ -305,6 +305,8 @@ class Env(NamedTuple):
         stay as they are. None where the reward of the outcome is final.
     render(state): the picture of a state, `[H, W, 3]` bytes, for `jaxpg play`; called with numpy arrays, outside of any
         compiled program. None if it has none.
+    episode_metrics(state): numbers of the episode that ended in `state`, [] by name, such as whether it was a success.
+        Their means over episodes are metrics of training and of evaluations, "env_NAME". None if there are none.
     """
 
     name: str
@@ -321,6 +323,7 @@ class Env(NamedTuple):
     host: HostParts | None = None
     reward_terms: Mapping[str, RewardTerm] | None = None
     render: Callable[[Any], np.ndarray] | None = None
+    episode_metrics: Callable[[Tree], Mapping[str, Array]] | None = None
 
     def __hash__(self) -> int:
         return hash((self.name, self.reset, self.step))  # the other fields may be dictionaries
@@ -440,8 +443,8 @@ class Learner(NamedTuple):
         `runner`, if it has one, and is split over devices; every other field is replicated.
     step(state, key) -> state, metrics: one iteration. Metrics are a flat dict of scalars. `steps` (int32) counts the
         environment steps since `init`, which end below 2^31. `return` and `length` are means over the episodes that
-        ended in this iteration, which `episodes` counts; these and the other keys of MEAN_OVER (training/advance.py)
-        are NaN where their count is 0. All other metrics are finite as long as training is healthy.
+        ended in this iteration, which `episodes` counts; these and other means over what a metric counts
+        (`training.advance.counted_by`) are NaN where it is 0. All others are finite as long as training is healthy.
     actor(state) -> Actor
     with_policy(state, params) -> state with the policy's parameters replaced by `params`, for fine-tuning.
     experience: how it gathers experience, None for a learner without an environment. Training does not use it.

@@ -8,7 +8,7 @@ get one type, actions stay inside of their bounds, and the time limit is ours, s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ def as_env(
     limit: int,
     legal: Callable[[Tree], Array] | None = None,
     render: Callable[[Any], np.ndarray] | None = None,
+    episode_metrics: Callable[[Tree], Mapping[str, Array]] | None = None,
 ) -> Env:
     """An Env of a library's functions, which know no jaxpg and do not reset by themselves.
 
@@ -47,7 +48,7 @@ def as_env(
         action_space: its actions.
         limit: steps after which an episode is cut off by a time-out, at the latest.
         legal: state -> [n] bool, the actions that are allowed there, None where all always are.
-        render: as `Env.render`, of the library's state.
+        render, episode_metrics: as those of `Env`, of the library's state.
 
     Raises:
         UserError: the limit is no number of steps.
@@ -80,7 +81,7 @@ def as_env(
     env = Env(
         name, reset_env, step_env, _joined_space(leaves), action_space, INT32_MAX,
         min_truncation_step=INT32_MAX, action_mask=_last_entries(leaves[-1].shape[0]) if legal else None,
-        render=render,
+        render=render, episode_metrics=episode_metrics,
     )  # fmt: skip
     return time_limit(env, steps=limit)
 

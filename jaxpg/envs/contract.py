@@ -7,7 +7,7 @@ episode of random actions. It takes about a third of a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,6 +73,8 @@ def _check_shapes(env: Env, name: str) -> None:
         _check_scalars(timestep, name)
     if env.outcome is not None:
         _trace(env.outcome, f"outcome of {name}", partial(_check_outcome, time_limit=env.time_limit), state)
+    if env.episode_metrics is not None:
+        _trace(env.episode_metrics, f"episode_metrics of {name}", _check_episode_metrics, state)
 
 
 def _check_fields(env: Any, name: str) -> None:
@@ -80,7 +82,7 @@ def _check_fields(env: Any, name: str) -> None:
         raise UserError(f"{name} returns a text task, which the signature of its function must say: -> Task.")
     if not isinstance(env, Env):
         raise UserError(f"{name} must return a jaxpg.types.Env, not {excerpt(env, 100)}.{of_gymnasium(env)}")
-    for field in ("reset", "step", "context", "outcome", "measure", "action_mask"):
+    for field in ("reset", "step", "context", "outcome", "measure", "action_mask", "episode_metrics"):
         function = getattr(env, field)
         if not callable(function) and (function is not None or field in ("reset", "step")):
             raise UserError(f"{name}: {field} must be a function, not {excerpt(function)}.")
@@ -148,6 +150,11 @@ def _check_pair(result: Any, what: str) -> None:
 def _check_timestep(result: Any, what: str) -> None:
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], TimeStep):
         raise UserError(f"The {what} must return a state and a jaxpg.types.TimeStep, not {_describe(result)}.")
+
+
+def _check_episode_metrics(result: Any, what: str) -> None:
+    if not isinstance(result, Mapping) or any(type(x) is not str or jnp.shape(result[x]) != () for x in result):
+        raise UserError(f"The {what} must return a number by each name, in a dictionary, not {_describe(result)}.")
 
 
 def _check_outcome(result: Any, what: str, *, time_limit: int) -> None:

@@ -52,15 +52,18 @@ def _begins(
     """`env` with these changes, whose episodes begin with `begin(state, obs)` of those inside.
 
     So it is at a reset, and at the restart of an environment on the host. `inner` is the way back to the state inside,
-    which `context` and `outcome` of `env` are given, and its pictures on the host; they also need the `executed`
-    actions of an episode with these states and actions.
+    which `context`, `outcome` and `episode_metrics` of `env` are given, and its pictures on the host; they also need
+    the `executed` actions of an episode with these states and actions.
     """
 
     def of_inner(function: Callable[[Tree], Any] | None) -> Callable[[Tree], Any] | None:
         return function and (lambda state: function(inner(state)))
 
     begun = env._replace(
-        reset=lambda key: begin(*env.reset(key)), context=of_inner(env.context), outcome=of_inner(env.outcome)
+        reset=lambda key: begin(*env.reset(key)),
+        context=of_inner(env.context),
+        outcome=of_inner(env.outcome),
+        episode_metrics=of_inner(env.episode_metrics),
     )
     if env.host is None:
         return begun._replace(**changes)

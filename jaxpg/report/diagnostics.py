@@ -17,6 +17,7 @@ from jaxpg.report.drawing import DEFAULT_UNITS, STYLE, Units, broken, literal, m
 from jaxpg.report.hover import add_hover
 from jaxpg.report.palette import LineStyle, line_styles
 from jaxpg.report.statistics import Floats, binned, interquartile_mean
+from jaxpg.rollout.metrics import OF_ENV
 
 TITLES = {
     "evaluation_return": "evaluation, return",
@@ -58,12 +59,13 @@ Metrics = Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]]
 
 
 def diagnostics_figure(runs: Metrics, units: Units = DEFAULT_UNITS) -> Figure | None:
-    """The interquartile mean over seeds of every metric of TITLES over steps, a panel each.
+    """The interquartile mean over seeds of every metric of TITLES over steps, a panel each, and of the environment's.
 
     None if no run has a metric.
     """
     curves = {label: _curves(steps, metrics) for label, (steps, metrics) in runs.items()}
-    drawn = [name for name in TITLES if any(name in metrics for _, metrics in curves.values())]
+    found = dict.fromkeys(name for _, metrics in curves.values() for name in metrics)
+    drawn = [*(name for name in TITLES if name in found), *(name for name in found if name not in TITLES)]
     if not drawn:
         return None
     styles = line_styles(curves)
@@ -103,13 +105,14 @@ def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats,
     means = {
         name: interquartile_mean(binned(steps, values, edges))
         for name, values in metrics.items()
-        if name in TITLES and LEFT_OUT.get(name) not in metrics
+        if (name in TITLES or name.startswith(OF_ENV)) and LEFT_OUT.get(name) not in metrics
     }
     return (edges[:-1] + edges[1:]) / 2, {name: x for name, x in means.items() if np.isfinite(x).any()}
 
 
 def _decorate(axes: Axes, name: str) -> None:
-    axes.set_title(TITLES[name], loc="left", fontsize=8)
+    title = TITLES.get(name) or f"{name.removeprefix(OF_ENV)}, mean over episodes"
+    axes.set_title(literal(title), loc="left", fontsize=8)
     axes.tick_params(which="both", length=2, width=0.6, labelsize=7)
     scale_steps(axes, logarithmic=False, ticks=3)
     axes.grid(axis="y")

@@ -10,7 +10,7 @@ columns are split over devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -43,12 +43,14 @@ class RolloutStats(NamedTuple):
     steps: environment steps.
     episodes: episodes that ended.
     return_sum, length_sum: their undiscounted returns and their lengths.
+    of_env: by name, their numbers of `Env.episode_metrics`.
     """
 
     steps: Array
     episodes: Array
     return_sum: Array
     length_sum: Array
+    of_env: Mapping[str, Array] = {}
 
 
 class Collector(NamedTuple):
@@ -173,6 +175,14 @@ def step_env(
         mask=jnp.ones_like(timestep.reward),
     )
     return CollectorState(env_state, timestep.obs, memory), transition
+
+
+def episode_numbers(env: Env, states: Tree, ended: Array) -> dict[str, Array]:
+    """By name, the numbers `[B]` of the episodes that ended in these states, 0 where none has (`ended`, `[B]` bool)."""
+    if env.episode_metrics is None:
+        return {}
+    found = jax.vmap(env.episode_metrics)(states)
+    return {name: jnp.where(ended, jnp.asarray(x, jnp.float32), 0.0) for name, x in found.items()}
 
 
 def total_stats(stats: RolloutStats) -> RolloutStats:

@@ -21,6 +21,7 @@ from jaxpg.rollout.collector import (
     acting_params,
     action_noise,
     env_keys,
+    episode_numbers,
     reset_env,
     step_env,
     step_keys,
@@ -114,7 +115,8 @@ def _collect_episodes(
         episodes = episodes._replace(outcome=outcome, length=length, reward_terms=terms)
     final_obs = jax.tree.map(lambda x: x[None], end.runner.obs)
     ended = end.over.astype(jnp.float32)
-    stats = RolloutStats(length, ended, ended * (steps.reward * steps.mask).sum(0), ended * length)
+    numbers = episode_numbers(env, end.runner.env_state, end.over)
+    stats = RolloutStats(length, ended, ended * (steps.reward * steps.mask).sum(0), ended * length, numbers)
     return (), Rollout(steps, steps.mask, final_obs, episodes), total_stats(stats)
 
 

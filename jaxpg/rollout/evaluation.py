@@ -11,7 +11,8 @@ from jax import lax
 
 from jaxpg.domains import check_whole
 from jaxpg.errors import UserError, check_record
-from jaxpg.rollout.metrics import outcome_metrics
+from jaxpg.rollout.collector import episode_numbers
+from jaxpg.rollout.metrics import OF_ENV, outcome_metrics
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 from jaxpg.vectorize import any_in_batch, tree_where
 
@@ -100,10 +101,12 @@ def _episode_keys(key: Key, episodes: int, group_size: int) -> Key:
 def _evaluate(env: Env, actor: Actor, keys: Key, *, greedy: bool, group_size: int) -> Evaluation:
     """`evaluate`, by the keys of the episodes."""
     end = _run_episodes(env, actor, _reset_all(env, actor, keys, group_size), greedy)
+    numbers = episode_numbers(env, end.episodes.state, ~end.running)
+    metrics = {OF_ENV + name: x.mean() for name, x in numbers.items()}
     if env.outcome is None:
-        return Evaluation(end.returns, end.lengths, {})
+        return Evaluation(end.returns, end.lengths, metrics)
     outcome = jax.vmap(env.outcome)(end.episodes.state)
-    metrics = outcome_metrics(outcome)
+    metrics |= outcome_metrics(outcome)
     if env.measure:
         metrics |= env.measure(outcome, end.lengths, group_size)
     return Evaluation(end.returns + outcome.total(), end.lengths, metrics)
@@ -199,7 +202,7 @@ def _run_episodes(env: Env, actor: Actor, start: _Episode, greedy: bool) -> _Eva
 
     def step(carry: _EvaluationState) -> _EvaluationState:
         moved, _, timestep = jax.vmap(lambda episode: _step(env, actor, episode, carry.t, greedy))(carry.episodes)
-        if env.outcome:  # it is computed from the state at the end of the episode
+        if env.outcome or env.episode_metrics:  # they are computed from the state at the end of the episode
             moved = moved._replace(state=jax.vmap(tree_where)(carry.running, moved.state, carry.episodes.state))
         reward = jnp.where(carry.running, timestep.reward, 0.0).astype(jnp.float32)
         return _EvaluationState(

@@ -8,6 +8,9 @@ from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import RolloutStats
 from jaxpg.types import Metrics, Outcome
 
+OF_ENV = "env_"
+"""How the names of `Env.episode_metrics` begin among the metrics of a run."""
+
 
 def outcome_metrics(outcome: Outcome | tuple[()]) -> Metrics:
     """The means of the parts of an outcome, `[B]` each, over the episodes of all devices; empty without an outcome."""
@@ -16,10 +19,11 @@ def outcome_metrics(outcome: Outcome | tuple[()]) -> Metrics:
 
 
 def episode_metrics(stats: RolloutStats) -> Metrics:
-    """The number of episodes that ended, and their mean return and length; NaN if none ended."""
+    """The number of episodes that ended, and their mean return, length and other numbers; NaN if none ended."""
     mean_over_episodes = 1 / jnp.where(stats.episodes > 0, stats.episodes, jnp.nan)
     return {
         "episodes": stats.episodes,
         "return": stats.return_sum * mean_over_episodes,
         "length": stats.length_sum * mean_over_episodes,
+        **{OF_ENV + name: total * mean_over_episodes for name, total in stats.of_env.items()},
     }

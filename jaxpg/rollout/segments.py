@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from jaxpg.rollout.collector import (
     acting_params,
     action_noise,
     env_keys,
+    episode_numbers,
     reset_env,
     restart_env,
     step_env,
@@ -43,12 +44,14 @@ class _SegmentState(NamedTuple):
     episodes: [B] int32, episodes that have ended in this segment.
     final_obs: [K, B] or [K, B, n], the final observations so far (see `Rollout.final_obs`), each as a row.
     num_final: [B] int32, how many of them are filled.
+    of_env: by name, [B], the sums of `Env.episode_metrics` over the episodes that have ended.
     """
 
     runner: CollectorState
     episodes: Array
     final_obs: Tree
     num_final: Array
+    of_env: Mapping[str, Array]
 
 
 class _StepInputs(NamedTuple):
@@ -119,15 +122,16 @@ def _collect_segment(
     def step(state: _SegmentState, inputs: _StepInputs) -> tuple[_SegmentState, Transition]:
         moved, transition = jax.vmap(partial(step_env, env, policy, params))(state.runner, inputs.noise, inputs.env_key)
         bootstraps = timed_out(transition) | (inputs.t == num_steps - 1)
-        following = _next_state(state, moved, transition.last, bootstraps, partial(next_starts, inputs.reset_key))
-        return following, transition
+        starts = partial(next_starts, inputs.reset_key)
+        return _next_state(env, state, moved, transition.last, bootstraps, starts), transition
 
-    first = _initial_state(before, final_obs_slots(env, num_steps))
+    first = _initial_state(env, before, final_obs_slots(env, num_steps))
     after, steps = scan_packed(step, first, inputs, in_rounds=True)
     steps = steps._replace(mask=jnp.ones_like(steps.reward))  # a constant, which the scan need not store step by step
     final_obs = jax.tree.map(lambda rows, x: rows.reshape(-1, *x.shape), after.final_obs, before.obs)
     runner, stats = episode_stats(before, after.runner, steps)
-    return runner, Rollout(steps, steps.mask, final_obs, Episodes(memory=before.memory)), total_stats(stats)
+    stats = total_stats(stats._replace(of_env=after.of_env))
+    return runner, Rollout(steps, steps.mask, final_obs, Episodes(memory=before.memory)), stats
 
 
 def final_obs_slots(env: Env, num_steps: int) -> int:
@@ -163,7 +167,7 @@ def _pooled_starts(
     return jax.vmap(lambda states, number: jax.tree.map(lambda x: x[number % size], states))(pool, episodes)
 
 
-def _initial_state(before: CollectorState, slots: int) -> _SegmentState:
+def _initial_state(env: Env, before: CollectorState, slots: int) -> _SegmentState:
     """The state at the start of a segment.
 
     The return and length of the episode in progress are left out of the scan: they follow from the recorded steps
@@ -172,10 +176,13 @@ def _initial_state(before: CollectorState, slots: int) -> _SegmentState:
     """
     none = jnp.zeros(before.episode_length.shape[0], jnp.int32)
     final_obs = jax.tree.map(lambda x: jnp.zeros((slots, *as_row(x).shape), x.dtype), before.obs)
-    return _SegmentState(before._replace(episode_return=(), episode_length=()), none, final_obs, none)
+    numbers = jax.eval_shape(partial(episode_numbers, env), before.env_state, none == 1)
+    zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in numbers.items()}
+    return _SegmentState(before._replace(episode_return=(), episode_length=()), none, final_obs, none, zeros)
 
 
 def _next_state(
+    env: Env,
     state: _SegmentState,
     moved: CollectorState,
     last: Array,
@@ -190,11 +197,15 @@ def _next_state(
     def restart(moved: CollectorState) -> CollectorState:
         return jax.vmap(tree_where)(last, next_starts(state.episodes, last, moved), moved)
 
+    def add_numbers(sums: Tree) -> Tree:
+        return jax.tree.map(jnp.add, sums, episode_numbers(env, moved.env_state, last))
+
     return _SegmentState(
         final_obs=_update_where_any(bootstraps, store, state.final_obs),
         runner=_update_where_any(last, restart, moved),
         episodes=state.episodes + last,
         num_final=state.num_final + bootstraps,
+        of_env=_update_where_any(last, add_numbers, state.of_env) if env.episode_metrics else {},
     )
 
 

@@ -18,12 +18,18 @@ from jax.sharding import Mesh
 
 from jaxpg import parallel
 from jaxpg.parallel.machine import compiler_options, program_for
+from jaxpg.rollout.metrics import OF_ENV
 from jaxpg.training.program import Program, traced_once
 from jaxpg.types import Array, Key, Learner, Metrics, Tree
 
 MEAN_OVER = {"return": "episodes", "length": "episodes", "length_correct": "correct", "length_incorrect": "incorrect"}
 """Metrics that are means over what another metric counts, NaN where the count is 0."""
 COUNTS = tuple(dict.fromkeys(MEAN_OVER.values()))
+
+
+def counted_by(name: str) -> str | None:
+    """The metric that counts what this one is a mean over, None for a mean over iterations."""
+    return "episodes" if name.startswith(OF_ENV) else MEAN_OVER.get(name)
 
 
 class RunState(NamedTuple):
@@ -85,9 +91,9 @@ def advance_seeds(learner: Learner, keys: Key, state: RunState, target: Array | 
         target: environment steps of a seed since its first iteration.
 
     Returns:
-        The state, and metrics `[S]` over the `iterations` of each seed in this call. Those in MEAN_OVER are means over
-        the metric named there, NaN where it is 0; those in COUNTS are sums; `steps` and `iteration` are the last; all
-        others are means over iterations.
+        The state, and metrics `[S]` over the `iterations` of each seed in this call. Those for which `counted_by` gives
+        a metric are means over it, NaN where it is 0; those in COUNTS are sums; `steps` and `iteration` are the last;
+        all others are means over iterations.
     """
     return parallel.map_seeds(partial(_advance_one, learner, target))(keys, state)
 
@@ -111,20 +117,20 @@ def _advance_one(learner: Learner, target: Array | int, key: Key, state: RunStat
     end, vector = lax.while_loop(unfinished, iterate, (state, zeros))
     sums = unravel(vector)
     iterations = end.iteration - state.iteration
-    means = {n: x / (sums[MEAN_OVER[n]] if n in MEAN_OVER else iterations.astype(x.dtype)) for n, x in sums.items()}
+    means = {n: x / (sums[count] if (count := counted_by(n)) else iterations.astype(x.dtype)) for n, x in sums.items()}
     counts = {n: sums[n] for n in COUNTS if n in sums}
     progress = {"steps": end.steps, "iteration": end.iteration, "iterations": iterations}
     return end, means | counts | progress
 
 
 def _times_counts(metrics: Metrics) -> Metrics:
-    """The terms summed over iterations: a metric in MEAN_OVER times its count, 0 where the count is 0; others as is."""
+    """The terms summed over iterations: one that a metric counts times that, 0 where it is 0; others as they are."""
 
-    def total(name: str, value: Array) -> Array:
-        count = metrics[MEAN_OVER[name]]
+    def total(value: Array, count: Array) -> Array:
         return jnp.where(count > 0, value * count, 0.0)
 
-    return {name: total(name, value) if name in MEAN_OVER else value for name, value in metrics.items()}
+    counts = {name: counted_by(name) for name in metrics}
+    return {name: total(x, metrics[count]) if (count := counts[name]) else x for name, x in metrics.items()}
 
 
 class Programs(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpg import parallel
 from jaxpg.errors import UserError
 from jaxpg.training import checkpoint
-from jaxpg.training.advance import MEAN_OVER
+from jaxpg.training.advance import counted_by
 from jaxpg.training.metrics_writer import Row
 from jaxpg.types import Tree
 
@@ -78,7 +78,7 @@ class DivergenceMonitor:
 
 def non_finite_metrics(row: Row) -> dict[str, np.ndarray]:
     """By metric, the seeds [S] whose value is not finite although there was something to measure."""
-    measured = {name: row[MEAN_OVER.get(name, "iterations")] > 0 for name, x in row.items() if np.ndim(x)}
+    measured = {name: row[counted_by(name) or "iterations"] > 0 for name, x in row.items() if np.ndim(x)}
     return {name: ~np.isfinite(row[name]) & expected for name, expected in measured.items()}
 
 

@@ -22,7 +22,7 @@ from jaxpg.files import explain_os_error, without_following
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 GROUPS = {
     "evaluation": ("evaluation_",),
-    "episodes": ("return", "length", "episodes", "length_", "return_variation"),
+    "episodes": ("return", "length", "episodes", "length_", "return_variation", "env_"),
     "completions": (
         *("accuracy", "format", "truncated", "correct", "incorrect", "frac_zero_std", "scratchpad_used"),
         *("reward_", "weighted_", "pass@", "cons@", "reasoning_steps"),

@@ -15,7 +15,7 @@ from jaxpg.errors import UserError, check_record
 from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import collectives
 from jaxpg.rollout import make_actor
-from jaxpg.rollout.collector import RolloutStats, StepKeys, env_keys, step_keys, total_stats
+from jaxpg.rollout.collector import RolloutStats, StepKeys, env_keys, episode_numbers, step_keys, total_stats
 from jaxpg.rollout.metrics import episode_metrics
 from jaxpg.types import Actor, Array, Box, Discrete, Env, Key, Learner, Metrics, Params, Policy, Scalar, TimeStep, Tree
 from jaxpg.values.q_networks import QNetwork, epsilon_greedy, epsilon_greedy_policy
@@ -306,7 +306,8 @@ def _online_step(
     moved = RunnerState(env_state, timestep.obs, action, total, length, pending)
     runner = jax.vmap(tree_where)(timestep.last, started, moved)
     ended = timestep.last.astype(jnp.float32)
-    stats = RolloutStats(jnp.ones_like(total), ended, ended * total, ended * length)
+    numbers = episode_numbers(env, env_state, timestep.last)
+    stats = RolloutStats(jnp.ones_like(total), ended, ended * total, ended * length, numbers)
     return (tables, runner), (stats, changes)
 
 

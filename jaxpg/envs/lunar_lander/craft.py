@@ -157,7 +157,7 @@ def step(craft: Craft, terrain: Array, gravity: Scalar, iterations: Iterations) 
     on_ground, touching = _meet(craft.on_ground, craft.touching, manifolds, edges, 2 * SKIN, leave=True)
     manifolds, edges = jax.vmap(partial(_manifolds, terrain, LEG))(_stacked(poses[1:]))
     on_ground, touching = _meet(on_ground, touching, manifolds, edges, LINEAR_SLOP, leave=False)
-    asleep = (jnp.minimum(jnp.minimum(*still[:2]), still[2]) >= _TIME_TO_SLEEP) & solved
+    asleep = _have_rested(still) & solved
     rows = [_stacked(leg) for leg in impulses.contacts]
     moved = Craft(poses, velocities, tuple(impulses.joints), _stacked(rows), still, touching, on_ground)
     return moved, compute_once(Touched(hull.any(), asleep))
@@ -293,6 +293,15 @@ def _meet(
 def _stacked(trees: Sequence[Tree]) -> Tree:
     """Trees of the same structure as one, with a first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def is_at_rest(craft: Craft) -> Array:
+    """Whether all three bodies have rested for as long as they need to fall asleep."""
+    return _have_rested(craft.still)
+
+
+def _have_rested(still: tuple[Array, ...]) -> Array:
+    return jnp.minimum(jnp.minimum(*still[:2]), still[2]) >= _TIME_TO_SLEEP
 
 
 def _rests(velocity: Velocity) -> Array:

@@ -66,7 +66,8 @@ def lunar_lander(
     Observations are `[8]`: position and velocity relative to the pad, angle, angular velocity, and whether each leg is
     on the ground (see `Craft.on_ground`). The reward is the growth of -100 |position| - 100 |velocity| - 100 |angle| +
     10 per leg on the ground, less 0.3 for the main engine and 0.03 for a side one; +100 instead when the craft comes to
-    rest, -100 when the hull touches the ground or leaves the view. All three end the episode.
+    rest, -100 when the hull touches the ground or leaves the view. All three end the episode. `env_landed` among the
+    metrics is the share of episodes that ended at rest.
 
     Args:
         continuous: actions `[2]` in [-1, 1], main and side engine, instead of the four none, left, main, right.
@@ -111,7 +112,10 @@ def lunar_lander(
 
     actions = Box(-np.ones(2, np.float32), np.ones(2, np.float32)) if continuous else Discrete(4)
     name = "LunarLanderContinuous-v3" if continuous else "LunarLander-v3"
-    return Env(name, reset, step, Box(_LOWS, _LIMITS), actions, time_limit, min_truncation_step=time_limit)
+    return Env(
+        name, reset, step, Box(_LOWS, _LIMITS), actions, time_limit,
+        min_truncation_step=time_limit, episode_metrics=lambda state: {"landed": crafts.is_at_rest(state.craft)},
+    )  # fmt: skip
 
 
 def _start(key: Key) -> LunarLanderState:

@@ -44,10 +44,16 @@ def make(env_id: str, settings: dict[str, Any]) -> Env:
         obs, state, reward, done, _ = env.step_env(key, state, action, params)
         return state, obs, reward, done
 
+    def episode_metrics(state: Tree) -> dict[str, Array]:
+        return {"achievements": state.achievements.sum()}
+
     def render(state: Tree) -> np.ndarray:
         return np.asarray(_renderer("Classic" in env_id)(state)).astype(np.uint8)
 
-    return as_env(env_id, reset, step, Discrete(int(env.num_actions)), settings["max_timesteps"], render=render)
+    return as_env(
+        env_id, reset, step, Discrete(int(env.num_actions)), settings["max_timesteps"],
+        render=render, episode_metrics=episode_metrics,
+    )  # fmt: skip
 
 
 @cache
