@@ -21,6 +21,20 @@ from work import A2C, EPISODES, PPO, Program, Q, Workload, compiled, over_agents
 
 def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
     """rejax's PPO, its evaluation switched off: it would run inside the loop."""
+    return _rejax_ppo(env_name, num_envs, agents, steps, PPO.max_grad_norm)
+
+
+def rejax_limit_1(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same with a limit of 1; it clips each number of a gradient by itself, and not their norm."""
+    return _rejax_ppo(env_name, num_envs, agents, steps, 1.0)
+
+
+def rejax_unclipped(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same with gradients as they are."""
+    return _rejax_ppo(env_name, num_envs, agents, steps, 1e9)
+
+
+def _rejax_ppo(env_name: str, num_envs: int, agents: int, steps: int, limit: float) -> Workload:
     import rejax
 
     per_agent = whole_iterations(steps, num_envs, agents)
@@ -36,7 +50,7 @@ def rejax(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -
         "clip_eps": PPO.clip,
         "ent_coef": PPO.entropy,
         "vf_coef": PPO.value,
-        "max_grad_norm": PPO.max_grad_norm,
+        "max_grad_norm": limit,
     }
     return _rejax(rejax.PPO, env_name, agents, per_agent, settings)
 
@@ -45,12 +59,13 @@ def rejax_dqn(env_name: str, num_envs: int, agents: int, devices: int, steps: in
     """rejax's DQN, not double; a time-out counts as a termination."""
     import rejax
 
-    settings = _rejax_value_settings(num_envs, steps) | {
+    settings = _rejax_value_settings(num_envs, steps // agents) | {
         "agent_kwargs": {"activation": "relu"},
         "buffer_size": Q.buffer_size,
         "fill_buffer": Q.learning_starts,
         "batch_size": Q.batch_size,
         "target_update_freq": Q.target_every,
+        "polyak": 0.0,  # else the target moves by a hundredth of the way then
         "num_epochs": 1,
         "ddqn": False,
     }
@@ -61,7 +76,7 @@ def rejax_pqn(env_name: str, num_envs: int, agents: int, devices: int, steps: in
     """rejax's PQN, with layer normalisation; a time-out counts as a termination."""
     import rejax
 
-    settings = _rejax_value_settings(num_envs, steps) | {
+    settings = _rejax_value_settings(num_envs, steps // agents) | {
         "num_steps": Q.num_steps,
         "num_epochs": Q.epochs,
         "num_minibatches": Q.num_minibatches,
@@ -71,7 +86,10 @@ def rejax_pqn(env_name: str, num_envs: int, agents: int, devices: int, steps: in
 
 
 def _rejax_value_settings(num_envs: int, steps: int) -> dict[str, Any]:
-    """Of DQN and PQN alike. The widths of their networks cannot be set; they are those of work.py."""
+    """Of DQN and PQN alike, for so many steps of an agent.
+
+    The widths of their networks cannot be set; they are those of work.py.
+    """
     return {
         "num_envs": num_envs,
         "learning_rate": Q.learning_rate,

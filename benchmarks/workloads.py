@@ -50,8 +50,14 @@ def jaxpg_plain(env_name: str, num_envs: int, agents: int, devices: int, steps: 
     return compiled(lambda key: key, run, per_agent, compiler_options=compiler_options())
 
 
+def jaxpg_norm_1(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
+    """The same, with gradients clipped by a norm of 1."""
+    algorithm = ppo(num_envs, max_grad_norm=1.0)
+    return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
+
+
 def jaxpg_unclipped(env_name: str, num_envs: int, agents: int, devices: int, steps: int) -> Workload:
-    """The same, with gradients as they are; rejax clips single numbers, and not their norm."""
+    """The same, with gradients as they are."""
     algorithm = ppo(num_envs, max_grad_norm=None)
     return whole_loop(algorithm, env_name, num_envs, agents, whole_iterations(steps, num_envs, agents))
 
@@ -378,12 +384,23 @@ def collect_random(env_name: str, num_envs: int, agents: int, devices: int, step
 
 VALUE_PEERS = (peers.rejax_dqn, peers.sb3_dqn, peers.rejax_pqn)
 PEERS = (
-    *(peers.rejax, peers.purejaxrl, peers.purejaxrl_recurrent, peers.sb3, peers.sbx, peers.brax, peers.sb3_a2c),
+    *(
+        peers.rejax,
+        peers.rejax_limit_1,
+        peers.rejax_unclipped,
+        peers.purejaxrl,
+        peers.purejaxrl_recurrent,
+        peers.sb3,
+        peers.sbx,
+        peers.brax,
+        peers.sb3_a2c,
+    ),
     *VALUE_PEERS,
 )
 OURS = (
     jaxpg,
     jaxpg_plain,
+    jaxpg_norm_1,
     jaxpg_unclipped,
     jaxpg_cnn,
     jaxpg_recurrent,
