@@ -107,7 +107,8 @@ def distillation(seeds: int) -> Finding:
     start. Both see as many tokens.
     """
     base = _base("chain-base", CHAIN)
-    teacher = trained("chain-after-cold", seeds, "modular_chain", "grpo", *_grpo(CHAIN, _cold_start(base)))
+    teachers_cold = _cold_start(base)
+    teacher = trained("chain-after-cold", seeds, "modular_chain", "grpo", *_grpo(CHAIN, teachers_cold))
     settings = [*CHAIN, *SMALL]
     small = _base("small-base", settings)
     cold = _cold_start(small, "small-cold", settings)
@@ -123,7 +124,7 @@ def distillation(seeds: int) -> Finding:
         curve(panel, tokens(run), run.metrics["evaluation_accuracy"], index, label)
         lines.append(row(f"small, {label}", run.metrics, *measured))
     _label_tokens([panel])
-    return Finding(figure, lines, [base, teacher, small, cold, alone, taught])
+    return Finding(figure, lines, [base, teachers_cold, teacher, small, cold, alone, taught])
 
 
 def rounds(seeds: int) -> Finding:

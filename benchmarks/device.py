@@ -141,7 +141,10 @@ REHEARSAL = Plan(
 
 
 class Results:
-    """The file of a device, begun anew by the part `check`: `put` writes what another has found so far."""
+    """The file of a device, begun anew by the part `check`: `put` writes what another has found so far.
+
+    A part that is run on another machine than `check`, or with another commit, has a machine of its own.
+    """
 
     def __init__(self, folder: Path, machine: dict[str, Any], part: str) -> None:
         self.name = re.sub(r"\W+", "_", machine["devices"][0]).strip("_").lower()
@@ -149,10 +152,12 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         old = self.path.exists() and part != "check"
         self.found: dict[str, Any] = json.loads(self.path.read_text()) if old else {"parts": {}}
-        self.found["machine"] = machine
+        self.machine = machine
+        self.found.setdefault("machine", machine)
 
     def put(self, part: str, found: dict[str, Any]) -> None:
-        self.found["parts"][part] = found
+        first, own = ({**machine, "started": None} for machine in (self.found["machine"], self.machine))
+        self.found["parts"][part] = found if first == own else {**found, "machine": self.machine}
         self.write()
 
     def write(self) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxpg.files import replace_file
+from jaxpg.training import provenance
+
+provenance.commit()  # of the code that is imported now, and not when results are written
 
 
 def read(path: Path) -> dict[str, Any]:

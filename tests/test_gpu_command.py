@@ -137,6 +137,12 @@ def test_results_are_begun_anew_and_then_added_to(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     assert path.name == "nvidia_h100_80gb_hbm3.json"
     assert list(json.loads(path.read_text())["parts"]) == ["check", "speed", "language"]
+    later = machine | {"commit": "another", "started": "later"}
+    device.Results(tmp_path, machine | {"started": "later"}, "speed").put("speed", {})
+    device.Results(tmp_path, later, "choices").put("choices", {"x": 1})
+    found = json.loads(path.read_text())
+    assert (found["machine"], found["parts"]["speed"]) == (machine, {})
+    assert found["parts"]["choices"] == {"x": 1, "machine": later}
     device.Results(tmp_path, machine, "check").write()
     assert json.loads(path.read_text()) == {"parts": {}, "machine": machine}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import subprocess
@@ -27,7 +28,7 @@ def describe_machine(devices: Sequence[jax.Device] | None = None) -> dict[str, A
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "devices": [device.device_kind for device in devices or jax.devices()],
-        "commit": _commit(),
+        "commit": commit(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
@@ -55,8 +56,12 @@ def _cpu() -> str:
     return platform.processor()
 
 
-def _commit() -> str | None:
-    """Commit of the checkout that holds this package, marked `-dirty` if files were changed; None outside of one."""
+@functools.cache
+def commit() -> str | None:
+    """Commit of the checkout that holds this package, marked `-dirty` if files were changed; None outside of one.
+
+    It is that of the first call of a process: what is committed later is not what runs.
+    """
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
