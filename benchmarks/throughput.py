@@ -131,7 +131,7 @@ def ratio(base: dict[str, Any], record: dict[str, Any], key: str) -> float:
     return median(b / r for b, r in zip(base[key], record[key], strict=True))
 
 
-RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 2**21, 64
+RETURN, EVERY, PATIENCE, SEEDS = 475.0, 2**15, 3 * 2**19, 64
 LEARNERS = ("rejax", "rejax_limit_1", "rejax_unclipped", "jaxpg", "jaxpg_norm_1", "jaxpg_unclipped")
 """Each with the same limits of its gradients. Without stable-baselines3 and sbx, which take minutes for each seed."""
 
