@@ -222,7 +222,8 @@ def make_batch(
         rollout = rollout._replace(steps=rollout.steps._replace(log_prob=learners))
     if algorithm.reference_kl:
         steps = rollout.steps
-        reference_log_prob = forward_pass(log_prob, reader, Params(reference, ()), rollout)
+        by_steps = algorithm.collector.whole_episodes and not policy.needs_trajectories
+        reference_log_prob = forward_pass(log_prob, reader, Params(reference, ()), rollout, padded_steps=by_steps)
         if algorithm.reference_kl.in_reward:
             penalty = algorithm.reference_kl.in_reward(steps.log_prob, reference_log_prob)
             penalty = jnp.where(steps.mask > 0, penalty, 0)  # it may be infinite at padding, whose action is none

@@ -99,6 +99,34 @@ def _compare(machine_with: Any, algorithm: Any) -> None:
     tiny.assert_same_update(algorithm, goal, params, batch, [partial(choose, 10_000, False), partial(choose, 5, True)])
 
 
+@pytest.mark.parametrize("kl", ["reward_k1", "loss_k3"])
+def test_a_reference_is_not_asked_about_padding(machine_with, kl):
+    """Its log-probabilities of real steps are those of the whole rollout, and few rows are evaluated."""
+    policy, critic = networks.mlp(LONG_COUNTER, hidden=(4,))
+    rows = []
+
+    def evaluate(params: Any, rollout: Rollout) -> Any:
+        rows.append(rollout.steps.reward.size)
+        return policy.evaluate(params, rollout)
+
+    algorithm = ladder.grpo(num_envs=8, group_size=4, num_minibatches=1, kl=kl, kl_coefficient=0.5)
+    key, found = jax.random.key(0), []
+    for limit in (10_000, 8):
+        machine_with(chunk_padded=limit)
+        rows.clear()
+        _, _, batch = tiny.first_update(LONG_COUNTER, policy._replace(evaluate=evaluate), critic, algorithm, key)
+        assert min(rows) == (96 if limit > 96 else 8)
+        found.append(batch)
+    plain, skipped = found
+    mask = plain.rollout.steps.mask
+    assert 0.2 < mask.mean() < 0.8
+    assert (plain.reference_log_prob != 0).all()
+    np.testing.assert_allclose(skipped.reference_log_prob, plain.reference_log_prob * mask, rtol=1e-5)
+    np.testing.assert_allclose(skipped.advantage, plain.advantage, rtol=1e-5, atol=1e-6)
+    by_vmap = jax.vmap(lambda key: tiny.first_update(LONG_COUNTER, policy, critic, algorithm, key)[2])(jnp.stack([key]))
+    np.testing.assert_allclose(by_vmap.reference_log_prob[0], skipped.reference_log_prob, rtol=1e-5)
+
+
 def test_the_size_of_chunks_changes_no_update(machine_with):
     """Each minibatch has the same steps, and padding is skipped as well: few rows are worked through."""
     machine_with(chunk_padded=20)

@@ -9,27 +9,36 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Params, Rollout, Tree
 from jaxpg.update.objective import Batch, TextReader
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of, step_numbers
-from jaxpg.update.padding import NOTHING
+from jaxpg.update.padding import NOTHING, all_at_once, as_single_steps, cut_padded, steps_of_chunk
 from jaxpg.update.shared_prompts import read_all, with_memories
 
 
 def forward_pass(
-    output: Callable[[Params, Rollout], Tree], reader: TextReader | None, params: Params, rollout: Rollout
+    output: Callable[[Params, Rollout], Tree],
+    reader: TextReader | None,
+    params: Params,
+    rollout: Rollout,
+    *,
+    padded_steps: bool = False,
 ) -> Tree:
     """`output(params, rollout)`, leaves `[T, B]`: numbers of every step, of which nothing is differentiated.
 
     Texts are put side by side, and prompts read once per group, where an update of so many would do so (packing.py).
     It replaces one row per completion, on every platform: slots behind the end of a completion cost nothing, and there
     are no more activations at a time than those of a chunk. The numbers are then 0 on padding. What that gains:
-    benchmarks/LOG.md, "reference log-probabilities side by side".
+    benchmarks/LOG.md, "reference log-probabilities side by side". With `padded_steps`, of whole episodes of which
+    `output` takes each step by itself, those on padding are left out in the same way ("the reference of padding").
     """
     nothing: Tree = ()
     mask = rollout.steps.mask
     batch = Batch(rollout._replace(loss_mask=mask), nothing, nothing, nothing, mask, nothing, nothing)
     packing = packing_of(reader, batch)
+    if packing is None and padded_steps and mask.size > machine().chunk_padded and not collectives.auto_mesh.get():
+        return _of_real_steps(output, params, batch)
     if packing is None:
         return output(params, rollout)
     rows = pack_texts(packing, batch, jnp.arange(mask.shape[1]))
@@ -55,6 +64,27 @@ def forward_pass(
     found = lax.fori_loop(first, texts.num_chunks(rows), write, found)
     places = step_numbers(packing, batch, rows)
     return jax.tree.map(lambda x: _as_steps(x, places, mask.shape), found)
+
+
+def _of_real_steps(output: Callable[[Params, Rollout], Tree], params: Params, batch: Batch) -> Tree:
+    """`output` of the steps that are no padding, in chunks, as many as hold any; leaves `[T, B]`, 0 on padding."""
+    steps = as_single_steps(batch)
+    columns, size = all_at_once(steps), steps_of_chunk(batch.weight.size)
+    cut = cut_padded(steps, size)
+    taken, places = cut.take(columns), jnp.where(columns == NOTHING, len(columns), columns)
+
+    @jax.jit  # traced once for both `eval_shape` and the loop
+    def of_chunk(i: Array) -> Tree:
+        return jax.tree.map(lambda x: x[0], output(params, cut.chunk(columns, taken, i, 1).rollout))
+
+    def write(i: Array, found: Tree) -> Tree:
+        these = lax.dynamic_slice_in_dim(places, i * size, size)
+        return jax.tree.map(lambda x, new: x.at[these].set(new, mode="drop"), found, of_chunk(i))
+
+    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
+    found = jax.tree.map(lambda x: jnp.zeros(columns.shape, x.dtype), jax.eval_shape(of_chunk, first))
+    found = lax.fori_loop(first, cut.num_chunks(columns), write, found)
+    return jax.tree.map(lambda x: x.reshape(batch.weight.shape), found)
 
 
 def _as_steps(x: Array, places: Array, shape: tuple[int, ...]) -> Array:
