@@ -68,8 +68,10 @@ class TrainedPolicy:
                     "call reset() where new episodes begin."
                 )
             self._begins = np.zeros(size, bool)
-        key = jax.random.fold_in(self._key, self._acted)
-        actions, self._memory = self._act(self._state, self._memory, self._begins, batch, key, greedy=greedy)
+        number = np.int32(self._acted)
+        actions, self._memory = self._act(
+            self._state, self._memory, self._begins, batch, self._key, number, greedy=greedy
+        )
         self._acted += 1
         self._begins = np.zeros(size, bool)
         return np.asarray(actions)
@@ -141,9 +143,17 @@ class TrainedPolicy:
 
 @lru_cache(maxsize=16)
 def _compiled(learner: Learner, env: Env) -> tuple[Callable[..., Tree], Callable[..., tuple[Array, Tree]]]:
-    """The memories of a batch at the start of its episodes, and `act_all`: compiled once for all seeds of a run."""
+    """The memories of a batch at the start of its episodes, and `act_all` of this number: compiled once for all seeds.
+
+    The key is made by the program, since that takes three times as long as the actions outside of it.
+    """
     start = jax.jit(lambda state, obs: jax.vmap(learner.actor(state).start)(obs))
-    return start, jax.jit(partial(act_all, learner, env), static_argnames="greedy")
+
+    @partial(jax.jit, static_argnames="greedy")
+    def act(state: Tree, memory: Tree, begins: Array, obs: Tree, key: Key, number: Array, *, greedy: bool) -> Any:
+        return act_all(learner, env, state, memory, begins, obs, jax.random.fold_in(key, number), greedy=greedy)
+
+    return start, act
 
 
 def act_all(

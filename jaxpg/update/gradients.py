@@ -18,6 +18,7 @@ import optax
 from jax import lax
 
 from jaxpg.parallel import collectives
+from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.batching import Minibatches, nth_chunk
 from jaxpg.update.objective import COUNTED, Batch, Objective
@@ -31,6 +32,7 @@ from jaxpg.update.shared_prompts import (
     product_with_memories,
     read_all,
 )
+from jaxpg.vectorize import count_chunks
 
 
 def gradient_step(
@@ -59,8 +61,15 @@ def _gradient_of_all(objective: Objective, params: Params, batch: Batch) -> tupl
         columns = pack_texts(packing, batch, jnp.arange(batch.weight.shape[1]))
         cut = cut_packed(packing, batch)
     else:
-        return summed_gradient(objective.loss, params, batch)
+        return summed_gradient(objective.loss, params, batch, _chunks_of_columns(objective, batch))
     return minibatch_gradient(objective, params, cut, columns, cut.take(columns))
+
+
+def _chunks_of_columns(objective: Objective, batch: Batch) -> int:
+    """How many equal runs of whole columns have at most as many steps as suit the machine (`Machine.chunk_rows`)."""
+    num_steps, num_columns = batch.weight.shape
+    rows = machine().chunk_rows
+    return 1 if rows is None or objective.texts else count_chunks(num_columns, max(1, rows // num_steps))
 
 
 def minibatch_gradient(
