@@ -40,7 +40,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OF_RUNS:
-        importlib.import_module("jaxpg.parallel").one_device_per_core()
+        parallel = importlib.import_module("jaxpg.parallel")
+        parallel.one_device_per_core()
+        parallel.keep_compiled_programs()
         return getattr(importlib.import_module("jaxpg.runs"), name)
     if name == "compiler_options":
         return importlib.import_module("jaxpg.parallel.machine").compiler_options

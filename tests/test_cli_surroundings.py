@@ -15,10 +15,10 @@ import pytest
 from refusals import refused
 
 from jaxpg import files
-from jaxpg.cli import devices
 from jaxpg.cli.main import main
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
+from jaxpg.parallel import compilation_cache
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.training.loop import restore
 
@@ -217,12 +217,12 @@ def test_compiled_programs_are_kept_where_it_is_said_or_in_the_home_if_there_is_
     for name in ("JAXPG_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/me")
-    assert devices.cache_directory() == "/home/me/.cache/jaxpg"
+    assert compilation_cache.cache_directory() == "/home/me/.cache/jaxpg"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    assert devices.cache_directory() is None
+    assert compilation_cache.cache_directory() is None
     monkeypatch.setenv("JAXPG_CACHE", "/here")
-    assert devices.cache_directory() == "/here"
+    assert compilation_cache.cache_directory() == "/here"
 
 
 @pytest.mark.parametrize("columns", ["0", "20"])

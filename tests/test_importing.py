@@ -236,3 +236,31 @@ print(jax.device_count())
     assert subprocess.check_output([sys.executable, "-c", code], text=True, env=environment) == ""
     environment["XLA_FLAGS"] = ""
     assert subprocess.check_output([sys.executable, "-c", chosen], text=True, env=environment) == "3\n"
+
+
+def test_a_second_fit_reads_what_the_first_has_compiled(tmp_path: Path) -> None:
+    """In another process, also where jax has compiled something before jaxpg is imported; one's own choice stays."""
+    code = """
+import jax, sys
+jax.jit(lambda x: x + 1)(1.0)
+if len(sys.argv) > 1:
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+import jaxpg
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.rsplit("/", 1)[-1]))
+jaxpg.fit("catch", "a2c", seeds=1, total_steps=64, num_envs=4, evaluations=1, evaluation_episodes=4, progress=False)
+print(hits.count("cache_hits"), hits.count("cache_misses"))
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["JAXPG_CACHE"] = str(tmp_path / "cache")
+
+    def counts(*arguments: str) -> tuple[int, int]:
+        out = subprocess.check_output([sys.executable, "-c", code, *arguments], text=True, env=environment)
+        hits, misses = map(int, out.split())
+        return hits, misses
+
+    (_, first), (hits, misses) = counts(), counts()
+    assert first > 2 >= misses
+    assert hits > 2
+    assert counts(str(tmp_path / "mine"))[0] == 0
+    assert (tmp_path / "mine").exists()

@@ -87,10 +87,7 @@ def start_jax(options: DeviceOptions) -> None:
         UserError: more devices than a process can have, incomplete options of several processes, processes that cannot
             be joined, or a platform that jax cannot use.
     """
-    config: Any = jax.config
-    if config.jax_compilation_cache_dir is None and (cache := cache_directory()):
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    parallel.keep_compiled_programs()
     per_process = -(-_requested_devices(options) // (options.processes or 1))
     if per_process > MOST_DEVICES:
         raise UserError(f"A process takes at most {MOST_DEVICES} devices, not {per_process}: see --devices and --mesh.")
@@ -101,16 +98,6 @@ def start_jax(options: DeviceOptions) -> None:
     elif (options.coordinator, options.processes, options.process) != (None, None, None):
         raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
     _check_platform()
-
-
-def cache_directory() -> str | None:
-    """Where compiled programs are kept; None where none is named and this user has no home."""
-    if named := os.environ.get("JAXPG_CACHE"):
-        return named
-    try:
-        return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxpg")
-    except RuntimeError:  # as in a container whose user is a bare number
-        return None
 
 
 def _check_platform() -> None:

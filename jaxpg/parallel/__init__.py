@@ -2,6 +2,7 @@
 
 from jaxpg.parallel import collectives, host_callback, processes
 from jaxpg.parallel.collectives import DATA, SHARD
+from jaxpg.parallel.compilation_cache import keep_compiled_programs
 from jaxpg.parallel.cores import num_cores, one_device_per_core
 from jaxpg.parallel.mesh import (
     PER_SEED,
@@ -35,6 +36,7 @@ __all__ = [
     "host_callback",
     "is_per_environment",
     "is_sharded",
+    "keep_compiled_programs",
     "make_mesh",
     "map_seeds",
     "num_cores",
