@@ -213,6 +213,7 @@ LEARNERS = (
     ("modular_chain", "process_grpo"),
     ("summarise_toy", "dpo"),
     ("cartpole", "rlhf"),
+    ("lunar_lander", "ppo"),
 )
 
 
