@@ -235,7 +235,7 @@ def slope(function: Callable[[np.ndarray], float], x: np.ndarray, h: float = 1e-
 
 def two_steps(name: str, part: Rollout, monkeypatch: pytest.MonkeyPatch) -> tuple[float, Params, dict]:
     """The learner's loss before it learns from the batch, its parameters afterwards, and its metrics."""
-    stats = rollout.RolloutStats(*(jnp.ones(()) for _ in rollout.RolloutStats._fields))
+    stats = rollout.RolloutStats(*[jnp.ones(())] * 4)
 
     def collector(num_envs: int, group_size: int = 1, **_: int) -> rollout.Collector:
         return rollout.Collector(lambda *_: (), lambda *_: ((), part, stats), num_envs, group_size, True)
