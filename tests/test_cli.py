@@ -284,18 +284,27 @@ def test_a_comparison_goes_on_without_an_algorithm_that_diverges(
     assert set(written["algorithms"]) == {"reinforce"}
 
 
-def test_what_diverges_first_does_not_keep_the_others_from_being_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def compared_while_diverging(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[object]]:
+    """Lets the run of this name diverge; what commands then train, and what they show: what is left, and the rest."""
+    trained: list[str] = []
+    shown: list[object] = []
+
     def diverge(stage: Stage, *_: object) -> bool:
-        if stage.name == "a2c":
+        trained.append(stage.name)
+        if stage.name == name:
             raise Diverged("Training diverged.", quantity="loss", index=0, iteration=1)
         return True
 
-    shown: list[object] = []
     monkeypatch.setattr(runs, "_train_stage", diverge)
     monkeypatch.setattr(commands, "_as_trained", lambda config, _: config)
     monkeypatch.setattr(commands, "_show_comparison", lambda left, _, diverged: shown.append((list(left), diverged)))
+    return trained, shown
+
+
+def test_what_diverges_first_does_not_keep_the_others_from_being_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, shown = compared_while_diverging("a2c", monkeypatch)
     assert main(["compare", "catch", "a2c", "ppo", "--seeds", "1", "--out", str(tmp_path / "c")]) == 2
     assert shown == [(["ppo"], {"a2c": "Training diverged."})]
 
@@ -309,18 +318,7 @@ def test_what_begins_with_a_run_that_diverged_is_left_out_and_nothing_else(
         'environment = "Catch-bsuite"\n[stages.warm]\nalgorithm = "a2c"\ninitial = "none"\n[a2c]\ninitial = "warm"\n'
         '[trpo]\ninitial = "a2c"\n'
     )
-    trained: list[str] = []
-
-    def diverge(stage: Stage, *_: object) -> bool:
-        trained.append(stage.name)
-        if stage.name == "warm":
-            raise Diverged("Training diverged.", quantity="loss", index=0, iteration=1)
-        return True
-
-    shown: list[object] = []
-    monkeypatch.setattr(runs, "_train_stage", diverge)
-    monkeypatch.setattr(commands, "_as_trained", lambda config, _: config)
-    monkeypatch.setattr(commands, "_show_comparison", lambda left, _, diverged: shown.append((list(left), diverged)))
+    trained, shown = compared_while_diverging("warm", monkeypatch)
     words = ["compare", str(task), "trpo", "a2c", "ppo", "--seeds", "1", "--out", str(tmp_path / "c")]
     assert main(words) == 2
     assert trained == ["warm", "ppo"]

@@ -23,6 +23,8 @@ from jaxpg.envs.contract import check_env
 from jaxpg.errors import UserError
 from jaxpg.parallel.machine import program_for
 from jaxpg.policy_gradient import policy_gradient
+from jaxpg.report.diagnostics import diagnostics_figure
+from jaxpg.report.drawing import inline_svg
 from jaxpg.training.metrics_writer import tag_of
 from jaxpg.types import Env, Learner
 
@@ -130,3 +132,16 @@ def test_the_lander_counts_its_landings() -> None:
     assert not env.episode_metrics(state)["landed"]
     rested = state._replace(craft=state.craft._replace(still=(jnp.float32(0.5),) * 3))
     assert env.episode_metrics(rested)["landed"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_of_any_length_is_drawn_as_it_is() -> None:
+    """The figure keeps its layout, and the page its structure."""
+    name = "env_<script>$x_{" + "a" * 300
+    values = np.linspace(0.0, 1.0, 60).reshape(20, 3)
+    figure = diagnostics_figure({"ppo": (np.arange(20.0), {name: values, "entropy": values})})
+    assert figure is not None
+    assert "<script" not in inline_svg(figure)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert max(map(len, titles)) < 50
+    assert titles[1].startswith(r"<script>\$x_{aaa")

@@ -33,7 +33,7 @@ from jaxpg.experiments.sections import MAX_NAME
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import counted, printable
-from jaxpg.runs.results import curve_units, run_result
+from jaxpg.runs.results import common_units, curve_units, run_result
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.runs.training import PAGE, write_page
 from jaxpg.training import provenance, run_directory
@@ -210,8 +210,6 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
     if stages := _last_evaluations_of_stages(session, diverged):
         details["first stages, last evaluation"] = stages
     thresholds = {config.threshold for config in resolved.values()}
-    units = {curve_units(to_dict(config)) for config in resolved.values()}
-    steps_of_all = {x.steps for x in units}
     summaries = report.write_comparison(
         results,
         out,
@@ -219,13 +217,13 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
         threshold=thresholds.pop() if len(thresholds) == 1 else None,
         details=details,
         completions={name: completions_by_heading(out / file_name(name)) for name in resolved},
-        units=units.pop() if len(units) == 1 else report.Units(steps_of_all.pop(), "score"),
+        units=common_units(curve_units(to_dict(config)) for config in resolved.values()),
         differences=found,
     )
     console = make_console()
-    fewest, *_, most = sorted([len(config.seeds) for config in resolved.values()] * 2)
-    seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
-    console.print(report.comparison_table(summaries, title=f"{first.task}, {seeds}"))
+    numbers = [len(config.seeds) for config in resolved.values()]
+    fewest = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
+    console.print(report.comparison_table(summaries, title=f"{first.task}, {fewest}{counted(max(numbers), 'seed')}"))
     _show_differences(found, console)
     _print_line(console, f"Report: {out / 'comparison.html'}")
 
@@ -283,7 +281,7 @@ def _train_groups(groups: Sequence[CompiledGroup], session: Session, interruptio
         groups,
         session.out,
         # New waves fit any number of devices, so the number of seeds does not limit it: 0 divides by all.
-        mesh_for=lambda config, size: runs.mesh_for(options, config, size),
+        mesh_for=partial(runs.mesh_for, options),
         memory_of=lambda mesh: memory_limit(mesh, sweep.memory),
         hooks_for=partial(runs.training_hooks, session.options, interruption),
         sizes=sweep.waves,

@@ -32,7 +32,7 @@ from jaxpg.preferences import selecting_env
 from jaxpg.printable import counted, printable
 from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
-from jaxpg.runs.results import MetricsTable, curve_units, training_returns
+from jaxpg.runs.results import MetricsTable, common_units, curve_units, training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
@@ -285,11 +285,10 @@ def run_plot(arguments: argparse.Namespace) -> int:
     names = {path: run.name if len(tasks) == 1 else f"{run.name}, {run.task}" for path, run in runs.items()}
     labels = run_labels(names)
     curves = {labels[path]: (run.steps, run.returns) for path, run in runs.items()}
-    thresholds, units = {run.threshold for run in runs.values()}, {run.units for run in runs.values()}
+    thresholds, units = {run.threshold for run in runs.values()}, common_units(run.units for run in runs.values())
     threshold = thresholds.pop() if len(thresholds) == 1 else None
     title = ", ".join(sorted(tasks))
-    shown = units.pop() if len(units) == 1 else report.Units("steps", "return")
-    report.learning_curve(curves, arguments.out, title=title, threshold=threshold, units=shown)
+    report.learning_curve(curves, arguments.out, title=title, threshold=threshold, units=units)
     print(printable(arguments.out))
     return 0
 

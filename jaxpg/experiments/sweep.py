@@ -212,12 +212,11 @@ def train_sweep(
     """
     scores = np.full((sum(len(group.points) for group in groups), len(groups[0].config.seeds)), np.nan)
     for i, group in enumerate(groups):
-        mesh = mesh_for(group.config, sizes[i] if i < len(sizes) else 0)
+        size = sizes[i] if i < len(sizes) else 0
+        mesh = mesh_for(group.config, size)
         experiment = swept_experiment(group, shards=parallel.batch_shards(mesh))
         runs = runs_of_group(group)
-        if i < len(sizes):
-            size = sizes[i]
-        else:
+        if not size:
             size = wave_size(experiment.learner, len(runs), mesh, memory_of(mesh))
             on_size(size)
         waves = split_waves(runs, size)

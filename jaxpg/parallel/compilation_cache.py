@@ -13,8 +13,8 @@ from jax.experimental.compilation_cache import compilation_cache
 def keep_compiled_programs() -> None:
     """Keep what is compiled from now on in `cache_directory`, and read it from there; settings of the user are kept.
 
-    A second `fit` of the same experiment then takes a quarter of the time, in whichever process (benchmarks/LOG.md,
-    "what a second fit compiles").
+    A second `fit` of the same experiment then takes less than a third of the time, in whichever process
+    (benchmarks/LOG.md, "what a second fit compiles").
     """
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None and (cache := cache_directory()):

@@ -54,6 +54,7 @@ LEFT_OUT = {"gradient_norm": "policy_gradient_norm", "reward_accuracy": "accurac
 `accuracy`, where it is not DPO's share of pairs but the mean of the reward of that name."""
 LOGARITHMIC = ("policy_gradient_norm", "value_gradient_norm", "gradient_norm", "td_loss")
 COLUMNS, BINS, WIDTH = 3, 50, 7.6
+LONGEST_TITLE = 42  # letters, of a panel
 Metrics = Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]]
 """label -> (steps `[N]` or `[N, S]`, metric -> values `[N, S]`)."""
 
@@ -112,7 +113,8 @@ def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats,
 
 def _decorate(axes: Axes, name: str) -> None:
     title = TITLES.get(name) or f"{name.removeprefix(OF_ENV)}, mean over episodes"
-    axes.set_title(literal(title), loc="left", fontsize=8)
+    shown = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
+    axes.set_title(literal(shown), loc="left", fontsize=8)
     axes.tick_params(which="both", length=2, width=0.6, labelsize=7)
     scale_steps(axes, logarithmic=False, ticks=3)
     axes.grid(axis="y")

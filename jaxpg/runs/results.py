@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,17 @@ def curve_units(tables: Mapping[str, Any]) -> Any:
     by_outcome = not by_model and not of_the_env.get("process_weight") and list(rewards) == list(ACCURACY)
     is_accuracy = (kind is not None and kind.score == "accuracy") or by_outcome
     return Units("tokens", "accuracy", (0.0, 1.0)) if is_accuracy else Units("tokens", "reward of a completion")
+
+
+def common_units(found: Iterable[Any]) -> Any:
+    """The `report.Units` of runs in one figure: what they have in common, else plain words."""
+    from jaxpg.report import Units
+
+    different = list(dict.fromkeys(found))
+    if len(different) == 1:
+        return different[0]
+    steps = {units.steps for units in different}
+    return Units(steps.pop() if len(steps) == 1 else "steps", "return")
 
 
 def run_result(metrics: Mapping[str, np.ndarray], threshold: float | None = None, seeds: Sequence[int] = ()) -> Any:
