@@ -36,6 +36,11 @@ class Record(NamedTuple):
     reward: Any
     done: Any
 
+    @property
+    def achievements(self) -> Any:
+        """[4], of Craftax: one more from step to step."""
+        return jnp.arange(4) < self.time
+
 
 def begin() -> Record:
     return Record(jnp.int32(0), jnp.zeros(1), jnp.float32(0), jnp.float32(0))
@@ -373,6 +378,16 @@ def test_bodies_are_drawn_where_it_takes_no_window(fake: str, monkeypatch: pytes
     for value, drawn in (("", False), ("glfw", False), ("egl", True), ("osmesa", True)):
         monkeypatch.setenv("MUJOCO_GL", value)
         assert (envs.make(fake).render is not None) == drawn
+
+
+@pytest.mark.parametrize("fake", ["craftax:Craftax-Symbolic-v1"], indirect=True)
+def test_achievements_of_craftax_are_counted(fake: str) -> None:
+    env = envs.make(fake)
+    state, _ = env.reset(jax.random.key(0))
+    for i in range(3):
+        state, _ = env.step(jax.random.key(i), state, jnp.int32(1))
+    assert env.episode_metrics is not None
+    assert {name: float(x) for name, x in env.episode_metrics(state).items()} == {"achievements": 3.0}
 
 
 @pytest.mark.full

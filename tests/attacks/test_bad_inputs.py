@@ -409,7 +409,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     ),
     ([*SWEEP, "clip=0.1,nan", "learning_rate=1e-30:1:log:4900"], "clip must be"),  # thousands of points before it
     ([*SWEEP, "clip=0.1", "--set", "clip=0.2"], "clip is in --grid and is also set to one value"),
-    ([*SWEEP, "total_steps=100,200", "--steps=300"], "total_steps is in --grid and is also set"),
+    ([*SWEEP, "total_steps=100,200", "--steps=300"], "--grid cannot have total_steps, which is the same in all"),
     ([*SWEEP, "gama=0.1"], "Did you mean 'gamma'"),
     ([*SWEEP, "ppo.clip=0.1,0.2"], "There is no setting 'ppo'"),
     ([*SWEEP, "network.kind=mlp,cnn"], "A cnn reads observations of shape"),
