@@ -16,20 +16,19 @@ from jaxpg.parallel import collectives
 from jaxpg.types import Array, Scalar
 from jaxpg.values.replay import BatchNoise, Drawn, Sampling, Window, batch_noise
 
-BLOCK = 64  # entries per block: a draw searches the sums of blocks, then the entries of one
+BLOCK = 64  # entries per block: a draw searches one block of every level
 SMALLEST_ERROR = 1e-6  # added to |TD error|, so that every step can be drawn again
 
 
 class Priorities(NamedTuple):
-    """Two levels of a sum over each ring, in place of a tree of many.
+    """A tree of sums over each ring, with BLOCK children where others have two: few levels, so few kernels.
 
-    entries: [B, blocks, BLOCK], the priorities |TD error|^alpha of all slots in order, 0 where a step cannot be drawn.
-    sums: [B, blocks], of the entries of each block.
+    levels: [B, blocks, BLOCK] each. Those of the first are the priorities |TD error|^alpha of all slots in order, 0
+        where a step cannot be drawn; those of the next are the sums of its blocks in order; the last is one block.
     highest: [B], the highest priority so far, which new steps get.
     """
 
-    entries: Array
-    sums: Array
+    levels: tuple[Array, ...]
     highest: Array
 
 
@@ -50,16 +49,22 @@ def prioritized(*, alpha: Scalar, beta: Scalar, over: int) -> Sampling:
 
 
 def _init(num_columns: int, slots: int) -> Priorities:
-    blocks = -(-slots // BLOCK)
-    entries = jnp.zeros((num_columns, blocks, BLOCK), jnp.float32)
-    return Priorities(entries, entries.sum(-1), jnp.ones(num_columns, jnp.float32))
+    blocks = [-(-slots // BLOCK)]
+    while blocks[-1] > 1:
+        blocks.append(-(-blocks[-1] // BLOCK))
+    levels = tuple(jnp.zeros((num_columns, number, BLOCK), jnp.float32) for number in blocks)
+    return Priorities(levels, jnp.ones(num_columns, jnp.float32))
 
 
 def _set(state: Priorities, column: Array, slot: Array, priority: Array) -> Priorities:
     """New priorities of some slots; sums are taken anew from their entries, so that no rounding accumulates."""
-    block = slot // BLOCK
-    entries = state.entries.at[column, block, slot % BLOCK].set(priority)
-    return state._replace(entries=entries, sums=state.sums.at[column, block].set(entries[column, block].sum(-1)))
+    levels, index, value = [], slot, priority
+    for level in state.levels:
+        block = index // BLOCK
+        level = level.at[column, block, index % BLOCK].set(value)
+        levels.append(level)
+        index, value = block, level[column, block].sum(-1)
+    return state._replace(levels=tuple(levels))
 
 
 def _add(state: Priorities, window: Window, rows: int, n: int) -> Priorities:
@@ -84,16 +89,16 @@ def _draw(
     over: int,
 ) -> Drawn:
     column = noise.column
-    sums = state.sums[column]
-    threshold = noise.number * sums.sum(-1)
-    block, before = _search(sums, threshold)
-    entries = state.entries[column, block]
-    place, _ = _search(entries, threshold - before)
-    priority = jnp.take_along_axis(entries, place[:, None], 1)[:, 0]
-    probability = priority / sums.sum(-1)
+    total = state.levels[-1][column, 0].sum(-1)
+    threshold, index = noise.number * total, jnp.zeros_like(column)
+    for level in reversed(state.levels):
+        entries = level[column, index]
+        place, before = _search(entries, threshold)
+        threshold, index = threshold - before, index * BLOCK + place
+    probability = jnp.take_along_axis(entries, place[:, None], 1)[:, 0] / total
     exponent = beta + (1 - beta) * jnp.minimum(steps / over, 1.0)
     weight = (window.starts(n) * probability) ** -exponent
-    return Drawn(column, block * BLOCK + place, weight / collectives.maximum(weight))
+    return Drawn(column, index, weight / collectives.maximum(weight))
 
 
 def _search(weights: Array, threshold: Array) -> tuple[Array, Array]:
@@ -113,7 +118,7 @@ def _search(weights: Array, threshold: Array) -> tuple[Array, Array]:
 
 def _update(state: Priorities, drawn: Drawn, td_error: Array, where: Array, *, alpha: Scalar) -> Priorities:
     """The priorities of the rows that were drawn, by their new errors."""
-    old = state.entries[drawn.column, drawn.slot // BLOCK, drawn.slot % BLOCK]
+    old = state.levels[0][drawn.column, drawn.slot // BLOCK, drawn.slot % BLOCK]
     priority = jnp.where(where, (jnp.abs(td_error) + SMALLEST_ERROR) ** alpha, old)
     return _set(state, drawn.column, drawn.slot, priority)._replace(
         highest=state.highest.at[drawn.column].max(priority)
