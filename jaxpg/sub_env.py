@@ -134,6 +134,9 @@ class SubEnv(gymnasium.Wrapper):
             raise self._at(f"returned an observation of shape {array.shape} instead of {shape}", steps)
         if array.dtype.kind not in "biuf":
             raise self._at(f"returned an observation of dtype {array.dtype}, which is no number", steps)
+        wanted = self.observation_space.dtype
+        if array.dtype.kind == "f" and wanted is not None and wanted.kind in "iu":
+            raise self._at(f"returned an observation of {array.dtype}, and those of its space are {wanted}", steps)
 
     def failure(self, error: BaseException, steps: int) -> UserError:
         """What the environment raised at this step of an episode, in a sentence; 0 is the reset."""

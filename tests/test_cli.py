@@ -15,6 +15,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from PIL import Image
 from refusals import refused
 
 from jaxpg import envs, files, ladder, report
-from jaxpg.cli import commands, devices, record, runs
+from jaxpg.cli import commands, devices, inspection, record, runs
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
 from jaxpg.cli.parser import make_parser
@@ -33,6 +34,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.experiments.stages import Stage
 from jaxpg.printable import counted
+from jaxpg.report.episodes.gif import trimmed
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training import checkpoint, loop, run_directory
 from jaxpg.training.health import Diverged
@@ -215,6 +217,20 @@ def test_play_draws_the_seed_that_did_best(
 
     assert episodes[0].actions.tolist() == actions(best, True)
     assert actions(best, True) not in (actions(1 - best, True), actions(best, False))
+
+
+def test_a_long_episode_is_recorded_with_more_and_more_memory(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its nine steps the first try has memory for one; a step more than it has is enough."""
+    episodes: list[Any] = []
+    monkeypatch.setattr(report, "render_gif", lambda env, episode, path: episodes.append(episode))
+    for few in (1, 9, 1024):
+        monkeypatch.setattr(inspection, "FEW_STEPS", few)
+        assert main(["play", str(trained), "--gif", str(tmp_path / "x.gif")]) == 0
+    for episode in episodes:
+        assert episode.length == 9
+        jax.tree.map(np.testing.assert_array_equal, trimmed(episode), trimmed(episodes[-1]))
 
 
 def test_the_words_at_the_end_of_a_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

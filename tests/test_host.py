@@ -406,6 +406,29 @@ def test_an_episode_of_sticky_actions_is_drawn_as_it_was_played() -> None:
         assert (frame[:-CAPTION] == height).all()
 
 
+def test_pictures_of_a_canvas_that_is_drawn_again_are_those_of_their_steps() -> None:
+    env = envs.make("gymnasium:tiny_gym:TinyCanvas-v0")
+    episode = trimmed(jax.jit(lambda key: record_episode(env, random_actor(env), key, greedy=False))(jax.random.key(0)))
+    assert env.host is not None
+    assert env.host.frames is not None
+    pictures, _ = env.host.frames(episode.states, np.asarray(episode.actions))
+    assert [picture.max() for picture in pictures] == list(range(8))
+
+
+def test_states_that_are_twice_in_a_batch_go_on_each_by_itself() -> None:
+    env = envs.make(WALK)
+    one, other = (env.reset(jax.random.key(seed))[0] for seed in (0, 1))
+    states = jax.tree.map(lambda *x: jnp.stack(x), one, other, one)
+    step = jax.jit(jax.vmap(partial(env.step, jax.random.key(0))))
+    for actions in ([0, 0, 1], [0, 1, 1]):
+        states, timestep = step(states, jnp.array(actions))
+    host_callback.raise_failure()
+    for i, (state, actions) in enumerate(((one, [0, 0]), (other, [0, 1]), (one, [1, 1]))):
+        _, expected = run(env, actions, state)[-1]
+        jax.tree.map(partial(np.testing.assert_array_equal, err_msg=str(i)), timestep.obs[i], expected.obs)
+        assert timestep.reward[i] == expected.reward
+
+
 def test_an_id_of_the_script_is_no_name_for_commands(tmp_path: Path) -> None:
     class OfTheScript(tiny_gym.Walk):
         __module__ = "__main__"
@@ -429,6 +452,13 @@ def test_actions_become_those_of_the_space(array: Any) -> None:
     np.testing.assert_array_equal(whole(array([9.0, -9.0])), [3, -1])
     np.testing.assert_array_equal(whole(np.array([[9.0, -9.0], [0.4, 2.6]])), [[3, -1], [0, 3]])
     assert np.issubdtype(whole(array([0.6, -0.7])).dtype, np.integer)
+    for dtype in (np.int64, np.uint64, np.int32):  # whose bounds jax's integers and float32 do not have
+        limits = np.iinfo(dtype)
+        wide, _ = action_converter(gymnasium.spaces.Box(limits.min, limits.max, (3,), dtype))
+        np.testing.assert_array_equal(wide(array([0.6, 3.0, 7e4])), [1, 3, 70_000])
+        assert (wide(array([-1e20, 0, 1e20])) == wide(np.array([-1e20, 0, 1e20]))).all()
+    with pytest.raises(UserError, match="32 bits"):
+        action_converter(gymnasium.spaces.Discrete(3, start=2**40))
     bounded, _ = action_converter(gymnasium.spaces.Box(-1.0, 0.1, (1,), np.float32))
     for action, executed in ((0.05, 0.05), (0.5, 0.1)):
         np.testing.assert_array_equal(bounded(array([action])), np.float32([executed]))
@@ -454,6 +484,13 @@ def test_an_exported_policy_refuses_the_bytes_of_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="in the range of training"):
         act([image])
     assert act([image / 255])[0].shape == (1,)
+    with pytest.raises(ValueError, match=r"are a batch, \[B, 16, 16, 3\], not \(16, 16, 3\)"):
+        act(image / 255)
+    with pytest.raises(ValueError, match="holds NaN"):
+        act([image * np.nan])
+    for seed in (-1, 2**31):
+        with pytest.raises(ValueError, match="A seed is an integer from 0"):
+            act([image / 255], greedy=False, seed=seed)
 
 
 def test_names_of_code_are_those_that_import_a_module() -> None:

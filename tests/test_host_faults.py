@@ -26,6 +26,7 @@ from test_host import POLE, SMALL, WALK, run, settings, source_of
 from jaxpg import envs, networks
 from jaxpg.cli import signals
 from jaxpg.cli.main import main
+from jaxpg.envs.battery import COLUMNS
 from jaxpg.envs.host import close_what_begins
 from jaxpg.envs.host.host_env import close_all, host_env
 from jaxpg.errors import UserError
@@ -57,8 +58,17 @@ def test_a_fault_is_a_sentence_with_the_step(fault: str, sentence: str, limit: i
     env = envs.make(WALK, fault=fault, max_episode_steps=limit)
     with pytest.raises(UserError, match=rf"^The environment {WALK} {sentence}"):
         run(env, [1, 0, 1, 0], env.reset(jax.random.key(0))[0])
-    _, obs = env.reset(jax.random.key(1))  # nothing is stepped any more
-    assert np.isnan(obs).all()
+
+
+def test_after_a_fault_nothing_is_stepped_until_it_is_told_and_then_everything_is() -> None:
+    broken, sound = envs.make(WALK, fault="raise", at=1), envs.make(POLE)
+    jax.block_until_ready(broken.step(jax.random.key(0), broken.reset(jax.random.key(0))[0], jnp.int32(1)))
+    assert np.isnan(sound.reset(jax.random.key(1))[1]).all()
+    with pytest.raises(UserError, match="the motor is broken"):
+        host_callback.raise_failure()
+    host_callback.raise_failure()
+    for env in (broken, sound):
+        assert np.isfinite(env.reset(jax.random.key(1))[1]).all()
 
 
 def test_what_raises_as_it_is_made_is_a_sentence() -> None:
@@ -95,7 +105,6 @@ def test_no_exception_leaves_a_callback() -> None:
         assert np.isnan(jax.jit(partial(call, panics, like))(*arguments)[0])
         with pytest.raises(tiny_gym.Panic):
             host_callback.raise_failure()
-        host_callback.clear_failures()
 
 
 def test_environments_that_begin_in_a_training_end_with_it() -> None:
@@ -176,6 +185,27 @@ def test_what_cannot_be_closed_hides_no_fault(monkeypatch: pytest.MonkeyPatch) -
         host_callback.raise_failure()
     assert closed == [2, 2, 3]  # the last is closed first
     assert f"{WALK} raised ValueError: the connection is gone" in str(said[0].message)
+
+
+def test_what_cannot_be_closed_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(self: Any) -> None:
+        raise ValueError("the connection is gone")
+
+    monkeypatch.setattr(tiny_gym.Stairs, "close", close)
+    said = r"TinyStairs-v0 raised ValueError: the connection is gone .* as it was closed"
+    with pytest.warns(UserWarning, match=said):
+        env = envs.make("gymnasium:tiny_gym:TinyStairs-v0")
+    assert env.reset(jax.random.key(0))[1] == 0
+    with pytest.warns(UserWarning, match=said):
+        close_all()
+
+
+@pytest.mark.full
+def test_workers_whose_spaces_differ_are_ended() -> None:
+    env = envs.make("gymnasium:tiny_gym:TinyUnlike-v0", vectorization="async")
+    with pytest.raises(UserError, match=r"TinyUnlike-v0 raised RuntimeError: .* different observation spaces"):
+        run_until_failure(env)
+    assert not multiprocessing.active_children()
 
 
 def test_a_time_out_that_was_not_reckoned_with_is_refused() -> None:
@@ -339,6 +369,9 @@ def test_what_an_environment_must_not_return_is_refused() -> None:
         run_until_failure(envs.make("gymnasium:tiny_gym:TinyPictures-v0"))
     with pytest.raises(UserError, match=r"returned something else than the pair .* at the reset of an episode"):
         run_until_failure(envs.make("gymnasium:tiny_gym:TinyBare-v0"))
+    for vectorization in ("sync", "async"):
+        with pytest.raises(UserError, match="returned an observation of float64, and those of its space are uint8"):
+            run_until_failure(envs.make("gymnasium:tiny_gym:TinyShares-v0", vectorization=vectorization))
     with pytest.raises(UserError, match="an image has two axes, or three"):
         envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=(4, 8, 8, 3))
     with pytest.raises(UserError, match="registered without an entry_point"):
@@ -349,6 +382,21 @@ def run_until_failure(env: Any) -> None:
     host_callback.clear_failures()
     jax.block_until_ready(env.reset(jax.random.key(0)))
     host_callback.raise_failure()
+
+
+def test_the_battery_has_no_more_environments_than_it_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_all()
+    made: list[Any] = []
+    of_the_class = tiny_gym.Walk.__init__
+
+    def init(self: Any, **settings: Any) -> None:
+        of_the_class(self, **settings)
+        made.append(self)
+
+    env = envs.make_unchecked(WALK)
+    monkeypatch.setattr(tiny_gym.Walk, "__init__", init)
+    assert all(finding.passed for finding in envs.battery(env, "walk"))
+    assert len(made) < 2 * COLUMNS
 
 
 @pytest.mark.parametrize(("after", "lines"), [(3, 2), (700, 4), (1500, 10)])

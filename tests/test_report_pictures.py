@@ -25,7 +25,7 @@ from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, lad
 from jaxpg.report.hover import with_titles
 from jaxpg.report.palette import COLOR_OF, COLORS, color_of, line_styles
 from jaxpg.report.statistics import Estimate
-from jaxpg.runs.results import curve_units
+from jaxpg.runs.results import common_units, curve_units
 
 TEXT = {"environment": "sort", "network": {"kind": "transformer"}}
 
@@ -150,6 +150,13 @@ def test_axes_are_named_and_scores_stay_within_their_bounds():
 )
 def test_units_are_those_of_the_task(tables, units):
     assert curve_units(tables)[:2] == units
+
+
+def test_units_of_several_runs_are_those_that_all_have():
+    score, accuracy = Units("tokens", "score"), Units("tokens", "accuracy", (0, 1))
+    assert common_units([accuracy, accuracy]) == accuracy
+    assert common_units([accuracy, score]) == Units("tokens", "return")
+    assert common_units([score, Units("environment steps", "score")]) == Units("steps", "return")
 
 
 def test_values_are_shown_where_the_mouse_rests():

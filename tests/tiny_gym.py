@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,43 @@ class Sticky(Walk):
         return self._obs(), {}
 
 
+class Shares(Pictures):
+    """Of the space of bytes, it returns shares of 1."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.full((3,), 0.5), {}
+
+
+class Unlike(Walk):
+    """In every process its observations have other bounds."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-10.0 - os.getpid(), 10.0, (2,), np.float64)
+
+
+class Canvas(gymnasium.Env):
+    """It sees the number of steps, and draws it into the same array again and again."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's own form
+    observation_space = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self._picture = render_mode, np.zeros((8, 8, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._picture[:] = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._picture += 1
+        return self._picture[0, 0, :1].astype(np.float32), 1.0, False, False, {}
+
+    def render(self) -> Any:
+        return self._picture
+
+
 class Stairs(gymnasium.Env):
     """A climber, who sees how high it is, as its picture shows; every step costs the same."""
 
@@ -213,6 +251,9 @@ CLASSES = {
     "Bare": (Bare, 5),
     "Sticky": (Sticky, 6),
     "Stairs": (Stairs, 20),
+    "Shares": (partial(Shares, (3,)), 5),
+    "Unlike": (Unlike, 5),
+    "Canvas": (Canvas, 7),
 }
 for name, (cls, limit) in CLASSES.items():
     gymnasium.register(f"Tiny{name}-v0", cls, max_episode_steps=limit)

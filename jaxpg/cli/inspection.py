@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,16 +31,19 @@ from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
 from jaxpg.printable import counted, printable
-from jaxpg.rollout.evaluation import Evaluation, evaluate, record_episode
+from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
 from jaxpg.runs.results import MetricsTable, common_units, curve_units, training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
-from jaxpg.types import Env
+from jaxpg.types import Actor, Env
 
 PROMPTS = 256
 """Prompts that `jaxpg sample --out` completes if their number is not given."""
+
+FEW_STEPS = 1024
+"""Steps of an episode up to which `jaxpg play` records it at the first try."""
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
@@ -186,16 +190,26 @@ def run_play(arguments: argparse.Namespace) -> int:
     of_seed = run.learner_of(index)
     actor = experiment.learner.actor(of_seed)
     greedy = _is_greedy(arguments, config)
-    record = jax.jit(lambda key: record_episode(experiment.env, actor, key, greedy=greedy))
     with signals.ends_at_once():
-        episode = jax.device_get(record(jax.random.key(arguments.seed)))
-    host_callback.raise_failure()
+        episode = _recorded(experiment.env, actor, jax.random.key(arguments.seed), greedy=greedy)
     report.render_gif(experiment.env, episode, arguments.gif)
     length = int(episode.length)
     episode_return, steps = float(episode.rewards[:length].sum()), counted(length, "step")
     print(f"{printable(arguments.gif)}: seed {config.seeds[index]}, {steps}, return {episode_return:.4g}")
     _draw_values(config, of_seed, arguments.gif.with_name(f"{arguments.gif.stem}_values.png"))
     return 0
+
+
+def _recorded(env: Env, actor: Actor, key: Any, *, greedy: bool) -> RecordedEpisode:
+    """An episode on the host, recorded by a program with memory for few steps, and for more if it has more."""
+    steps = min(env.time_limit, FEW_STEPS)
+    while True:
+        record = jax.jit(partial(record_episode, env, actor, greedy=greedy, max_steps=steps))
+        episode = jax.device_get(record(key))
+        host_callback.raise_failure()
+        if episode.length < steps or steps == env.time_limit:
+            return episode
+        steps = min(env.time_limit, 8 * steps)
 
 
 def _draw_values(config: Config, state: Any, path: Path) -> None:

@@ -95,8 +95,7 @@ def _experience(env: Env, name: str) -> Iterator[Finding]:
     """
     with explain_failure(f"An episode of {name}"):
         keys = jax.random.split(jax.random.key(0), COLUMNS)
-        first = jax.device_get(jax.jit(jax.vmap(env.reset))(keys))
-        end = jax.device_get(jax.jit(jax.vmap(partial(_play, env)))(keys))
+        first, end = jax.device_get(jax.jit(jax.vmap(partial(_play, env)))(keys))
         host_callback.raise_failure()
     yield _finite(end)
     yield _bounds(env, end)
@@ -112,8 +111,8 @@ def _experience(env: Env, name: str) -> Iterator[Finding]:
         yield from _walks(env, keys)
 
 
-def _play(env: Env, key: Key) -> _Episode:
-    """One episode of random actions, cut off after TRIAL_STEPS."""
+def _play(env: Env, key: Key) -> tuple[tuple[Tree, Tree], _Episode]:
+    """One episode of random actions, cut off after TRIAL_STEPS: state and observation that it begins with, its end."""
 
     def step(episode: _Episode) -> _Episode:
         obs = episode.timestep.obs
@@ -142,7 +141,7 @@ def _play(env: Env, key: Key) -> _Episode:
         jnp.zeros((), jnp.int32), state, begin, state, obs, obs, obs,
         always_allowed=jnp.ones((), bool), finite=jnp.ones((), bool), largest_reward=jnp.zeros(()),
     )  # fmt: skip
-    return lax.while_loop(unfinished, step, start)
+    return (state, obs), lax.while_loop(unfinished, step, start)
 
 
 def _all_finite(tree: Tree) -> Array:

@@ -74,8 +74,8 @@ def call_in_place(
         *arguments: arrays.
 
     Returns:
-        Arrays as in `results`. Where the function raised, and in every call after it: NaN, and -1 for integers;
-        `raise_failure` raises the reason.
+        Arrays as in `results`. Where the function raised, and in every call after it until `raise_failure` raises the
+        reason: NaN, and -1 for integers.
     """
 
     def call_on_host(buffers: Sequence[Any], *arguments: Any) -> None:
@@ -138,6 +138,11 @@ def fail(error: BaseException) -> None:
 
 
 def raise_failure() -> None:
-    """Raise the exception of the first call that failed since `clear_failures`, if any did."""
+    """Raise the exception of the first call that failed since `clear_failures`, if any did.
+
+    It is told then, and forgotten: calls of programs that start later are made again.
+    """
     if _failures:
-        raise _failures[0]
+        first = _failures[0]
+        _failures.clear()
+        raise first

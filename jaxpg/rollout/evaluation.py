@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 
 
 class RecordedEpisode(NamedTuple):
-    """One recorded episode, padded to T = the environment's time limit; entries from `length` on are meaningless.
+    """One recorded episode, padded to T, the time limit or `max_steps`; entries from `length` on are meaningless.
 
     states, observations: leaves [T + 1, ...], the initial one first; the last one reached is at index `length`.
     actions: [T, ...].
@@ -135,7 +135,7 @@ def evaluation_metrics(
     return metrics | {f"greedy_{name}": value for name, value in greedy_metrics.items()}
 
 
-def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> RecordedEpisode:
+def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool, max_steps: int | None = None) -> RecordedEpisode:
     """Record one whole episode with all its states, for animations and analysis.
 
     Args:
@@ -143,8 +143,11 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool) -> Recorde
         actor: the policy to run.
         key: the source of all randomness.
         greedy: take the mode of the policy instead of a sample (static).
+        max_steps: record so many steps at most (static), None for all up to the time limit, for which there is memory
+            then. An episode of this `length` may be longer.
     """
-    return _record(env, actor, _reset(env, actor, *jax.random.split(key)), greedy)
+    steps = env.time_limit if max_steps is None else min(check_whole("max_steps", max_steps), env.time_limit)
+    return _record(env, actor, _reset(env, actor, *jax.random.split(key)), greedy, steps)
 
 
 def record_episodes(
@@ -152,17 +155,17 @@ def record_episodes(
 ) -> RecordedEpisode:
     """The episodes that `evaluate` runs with the same arguments, recorded, `[episodes, ...]`."""
     start = _reset_all(env, actor, _episode_keys(key, episodes, group_size), group_size)
-    return jax.vmap(lambda first: _record(env, actor, first, greedy))(start)
+    return jax.vmap(lambda first: _record(env, actor, first, greedy, env.time_limit))(start)
 
 
-def _record(env: Env, actor: Actor, first: _Episode, greedy: bool) -> RecordedEpisode:
+def _record(env: Env, actor: Actor, first: _Episode, greedy: bool, steps: int) -> RecordedEpisode:
     def step(carry: tuple[_Episode, Array], t: Array) -> tuple[tuple[_Episode, Array], Tree]:
         episode, running = carry
         following, action, timestep = _step(env, actor, episode, t, greedy)
         row = following.state, following.obs, action, timestep.reward, running
         return (following, running & jnp.logical_not(timestep.last)), row
 
-    _, rows = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(env.time_limit))
+    _, rows = lax.scan(step, (first, jnp.ones((), bool)), jnp.arange(steps))
     states, observations, actions, rewards, running = rows
     states, observations = jax.tree.map(
         lambda initial, later: jnp.concatenate([jnp.asarray(initial, later.dtype)[None], later]),

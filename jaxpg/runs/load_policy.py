@@ -19,10 +19,22 @@ def load(path: str | Path) -> Any:
     program, calls = jax.export.deserialize(bytearray(Path(path).read_bytes())), itertools.count()
     wanted, *_, memories = jax.tree.unflatten(program.in_tree, program.in_avals)[0]
 
-    def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int | None = None) -> Any:
-        if any(jax.tree.leaves(jax.tree.map(lambda y, x: y.ndim > 3 and jnp.asarray(x).dtype == "uint8", wanted, obs))):
+    def array(like: Any, x: Any) -> Any:
+        given = jnp.asarray(x)
+        if given.shape[1:] != like.shape[1:] or given.ndim != like.ndim:
+            raise ValueError(
+                f"Observations are a batch, [B, {', '.join(map(str, like.shape[1:]))}], not {given.shape}."
+            )
+        if like.ndim > 3 and given.dtype == "uint8":
             raise ValueError("Give images as float32, in the range of training: of Gymnasium's, bytes divided by 255.")
-        obs = jax.tree.map(lambda y, x: jnp.asarray(x).astype(y.dtype), wanted, obs)
+        if not isinstance(given, jax.core.Tracer) and (given != given).any():
+            raise ValueError("An observation holds NaN, so no action is better than another.")
+        return given.astype(like.dtype)
+
+    def act(obs: Any, memory: Any = None, begins: Any = False, greedy: bool = True, seed: int | None = None) -> Any:
+        if seed is not None and not 0 <= seed < 2**31:
+            raise ValueError(f"A seed is an integer from 0 to 2**31 - 1, not {seed}.")
+        obs = jax.tree.map(array, wanted, obs)
         begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(jax.tree.leaves(obs)[0]))
         memory = memory or [jnp.zeros(begins.shape + x.shape[1:], x.dtype) for x in memories]
         return program.call(obs, begins, greedy, jnp.int32(next(calls) if seed is None else seed), memory)

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import secrets
-import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxpg.envs.host.vectors import Source, Vector
+from jaxpg.envs.host.vectors import Source, Vector, close_or_warn
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Box, Env, HostParts, Key, TimeStep
@@ -322,11 +321,7 @@ class _Groups:
     def close(self, keep: Container[int] = ()) -> None:
         """End all groups but these, and their processes; one that cannot be closed is a warning."""
         for number in [x for x in self.groups if x not in keep]:
-            try:
-                self.groups.pop(number).close()
-            except Exception as error:  # the reason for closing it is what the user has to hear of
-                message = f"The environment {self.source.name} raised {describe_failure(error)} as it was closed."
-                warnings.warn(message, stacklevel=2)
+            close_or_warn(self.groups.pop(number).close, self.source.name)
         if not self.groups:
             _open_groups.discard(self)
 
@@ -345,19 +340,23 @@ class _Groups:
         history = history.reshape(seeds.size, *history.shape[seeds.ndim :])
         place, seeds, t = place.reshape(-1, 3), seeds.ravel(), t.ravel()
         cuts = np.flatnonzero(np.diff(place[:, 0])) + 1
+        taken: set[int] = set()  # by an earlier part of this batch, which may be the same states once more
         for start, stop in itertools.pairwise((0, *cuts.tolist(), len(place))):
             of = slice(start, stop)
             group = self.groups.get(int(place[start, 0]))
+            if group is not None and group.number in taken:
+                group = None
             if group is None or not group.is_at(place[of]):
                 if group is None or group.size != stop - start:
-                    group = self._idle(stop - start, seeds[start])
+                    group = self._idle(stop - start, seeds[start], taken)
                 group.replay(seeds[of], t[of], history[of])
+            taken.add(group.number)
             yield group, of
 
-    def _idle(self, size: int, seed: Any) -> _Group:
-        """A group that nobody needs any more, or a new one."""
+    def _idle(self, size: int, seed: Any, taken: Container[int] = ()) -> _Group:
+        """A group that nobody needs any more and that is not `taken`, or a new one."""
         for group in self.groups.values():
-            if group.size == size and group.is_free():
+            if group.size == size and group.is_free() and group.number not in taken:
                 return group
         number = next(self._numbers) % 2**31
         self.groups[number] = _Group(self.source, self.source.make(size, int(seed) % 2**31), number, size)

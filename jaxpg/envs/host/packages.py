@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -163,12 +164,12 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         raise UserError(f"{name}: max_episode_steps must be an integer, at least 1, not {excerpt(limit)}.")
     spec = dataclasses.replace(spec, order_enforce=False)  # a wrapper that costs time: nothing here is stepped first
     make_one = partial(gymnasium.make, spec, disable_env_checker=True, **settings)
-    with _making(name), contextlib.closing(make_one()) as env:
+    with _making(name), _closed_at_last(make_one(), name) as env:
         flatten = not _is_plain(env.observation_space)
         if flatten and not _can_be_flattened(env.observation_space):
             _plain(env.observation_space, "observations", name)
     make_one_of_vector = partial(make_sub_env, make_one, name, flatten)
-    with _making(name), contextlib.closing(make_one_of_vector()) as env:
+    with _making(name), _closed_at_last(make_one_of_vector(), name) as env:
         space = _plain(env.observation_space, "observations", name)
         convert, observation_space = vectors.observation_converter(space, name)
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
@@ -199,16 +200,25 @@ def _making(name: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _closed_at_last(env: Any, name: str) -> Iterator[Any]:
+    """An environment that is ended at last."""
+    try:
+        yield env
+    finally:
+        vectors.close_or_warn(env.close, name)
+
+
 def _frames(
     make_one: Callable[..., Any], to_action: Callable[[np.ndarray], np.ndarray], seed: int, actions: np.ndarray
 ) -> tuple[list[np.ndarray], list[float]]:
     """The pictures and the rewards of an episode, which is played once more."""
     with contextlib.closing(make_one(render_mode="rgb_array")) as env:
         env.reset(seed=seed)
-        pictures, rewards = [env.render()], []
+        pictures, rewards = [copy(env.render())], []
         for action in to_action(actions):
             rewards.append(np.asarray(env.step(action)[1], float).item())
-            pictures.append(env.render())
+            pictures.append(copy(env.render()))  # many draw into one array again and again
     return pictures, rewards
 
 

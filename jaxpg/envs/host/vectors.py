@@ -8,6 +8,8 @@ reset. So there is no step without an action in it, and the last observation of 
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -18,6 +20,7 @@ import numpy as np
 
 from jaxpg.errors import UserError
 from jaxpg.types import Box, Discrete, Space
+from jaxpg.user_code import describe_failure
 
 
 class Results(NamedTuple):
@@ -67,6 +70,14 @@ class Source(NamedTuple):
     to_action: Callable[[Any], Any]
     repeatable: bool
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
+
+
+def close_or_warn(close: Callable[[], None], name: str) -> None:
+    """End an environment; that it cannot be ended is a warning: it hides nothing else that the user has to hear of."""
+    try:
+        close()
+    except Exception as error:
+        warnings.warn(f"The environment {name} raised {describe_failure(error)} as it was closed.", stacklevel=3)
 
 
 def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
@@ -142,12 +153,21 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         finally:
             logger.min_level = level
 
-    env = vector.AsyncVectorEnv(
-        [make_sub_env] * n,
-        copy=False,
-        context="spawn",  # a fork of a process with jax's threads may hang
-        autoreset_mode=vector.AutoresetMode.DISABLED,
-    )
+    before = set(multiprocessing.active_children())
+    try:
+        env = vector.AsyncVectorEnv(
+            [make_sub_env] * n,
+            copy=False,
+            context="spawn",  # a fork of a process with jax's threads may hang
+            autoreset_mode=vector.AutoresetMode.DISABLED,
+        )
+    except BaseException as error:  # Gymnasium leaves its workers behind
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+            process.join()
+        if "observation_mode" in str(error):  # its advice is an argument that nobody can give here
+            raise RuntimeError("its instances have different observation spaces: make them alike") from error
+        raise
 
     def begin(wanted: np.ndarray, seeds: np.ndarray) -> np.ndarray:
         return call(env.reset, seed=[int(x) for x in seeds], options={"reset_mask": wanted})[0]
@@ -233,10 +253,15 @@ def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
     """How actions of agents become those of a space (see `HostParts.to_action`), and the space that agents see.
 
     Actions are clipped to a Box's own bounds, from which those of float32 may differ by rounding; in a Box of integers
-    they become the nearest ones. Integers of jax may have fewer bits. Agents see a Box of other than one axis flat.
+    they become the nearest ones. Agents see a Box of other than one axis flat. Integers of jax have 32 bits: bounds
+    beyond are those, so that an exported policy acts as it was trained.
+
+    Raises:
+        UserError: actions are integers from a start on that has more bits.
     """
     if hasattr(space, "low"):
-        low, high, whole = space.low.ravel(), space.high.ravel(), space.dtype.kind in "iu"
+        whole = space.dtype.kind in "iu"
+        low, high = (_within_jax(x.ravel()) if whole else x.ravel() for x in (space.low, space.high))
 
         def to_box(actions: Any) -> Any:
             clipped = actions.clip(low, high)
@@ -245,9 +270,18 @@ def action_converter(space: Any) -> tuple[Callable[[Any], Any], Space]:
 
         return to_box, _box(low, high)
     start = int(getattr(space, "start", 0))
+    if abs(start) + int(space.n) > np.iinfo(np.int32).max:
+        raise UserError(f"Actions are integers of 32 bits, and {space} has others: let them start at 0.")
     if start == 0:  # adding it would cost a microsecond at every step
         return partial(_cast, dtype=space.dtype), Discrete(int(space.n))
     return lambda actions: _cast(actions, space.dtype) + space.dtype.type(start), Discrete(int(space.n))
+
+
+def _within_jax(bounds: np.ndarray) -> np.ndarray:
+    """Integers no further from 0 than a float32 is a 32-bit integer, of the dtype that jax has for theirs."""
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(bounds.dtype))
+    most = int(np.nextafter(np.float32(limits.max), np.float32(0))) if limits.bits == 32 else limits.max
+    return bounds.clip(limits.min, most)
 
 
 def _cast(actions: Any, dtype: np.dtype) -> Any:
