@@ -167,7 +167,7 @@ def _without_ratios_of_nothing(log_prob: Array, batch: Batch) -> tuple[Array, Ba
 
     The log-probabilities there are of actions that nobody drew. A ratio may be infinite, and 0 times infinity is NaN.
     """
-    counts = batch.weight > 0
+    counts = batch.weight != 0
     log_prob = jnp.where(counts, log_prob, batch.rollout.steps.log_prob)
     reference = batch.reference_log_prob
     if isinstance(reference, tuple):  # there is none

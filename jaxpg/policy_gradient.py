@@ -152,7 +152,8 @@ def policy_gradient(
 
     def with_policy(state: TrainState, params: Tree) -> TrainState:
         reference = copy_tree(params) if algorithm.reference_kl else ()
-        return state._replace(params=state.params._replace(policy=params), reference=reference)
+        policy = copy_tree(params)  # a state may be donated, and they are the caller's
+        return state._replace(params=state.params._replace(policy=policy), reference=reference)
 
     init = partial(_init, parts, normalize_observations=normalize_observations, scale_rewards=scale_rewards)
     experience = None if env.host else Experience(env, partial(_experience, parts))  # the host checks its numbers

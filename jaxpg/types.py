@@ -40,8 +40,8 @@ class Discrete(NamedTuple):
 class Box(NamedTuple):
     """Real arrays with elementwise bounds of the same shape, infinite where unbounded."""
 
-    low: np.ndarray
-    high: np.ndarray
+    low: np.ndarray | Array
+    high: np.ndarray | Array
 
     @property
     def shape(self) -> tuple[int, ...]:

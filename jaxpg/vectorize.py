@@ -199,14 +199,20 @@ def as_row(x: Array) -> Array:
 
 
 def _as_words(x: Array) -> Array:
-    bits = x.astype(jnp.uint32) if x.dtype == bool else lax.bitcast_convert_type(x, jnp.uint32)
-    return bits.ravel()
+    """The 32-bit words of an array as floats: those that are float32 as they are, so that they keep their gradient."""
+    if x.dtype == bool:
+        x = x.astype(jnp.uint32)
+    return (x if x.dtype == jnp.float32 else lax.bitcast_convert_type(x, jnp.float32)).ravel()
 
 
 def _from_words(words: Array, like: jax.ShapeDtypeStruct) -> Array:
     """`[T, n]` words as the arrays `[T, ...]` that they were."""
     words = words.reshape(len(words), *like.shape)
-    return words != 0 if like.dtype == bool else lax.bitcast_convert_type(words, like.dtype)
+    if like.dtype == jnp.float32:
+        return words
+    if like.dtype == bool:
+        return lax.bitcast_convert_type(words, jnp.uint32) != 0
+    return lax.bitcast_convert_type(words, like.dtype)
 
 
 def sums(terms: dict[str, Array]) -> dict[str, Array]:

@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 from refusals import refused
 
-from jaxpg import envs, files, ladder, report
+from jaxpg import envs, files, ladder, parallel, report
 from jaxpg.cli import commands, devices, inspection, record, runs
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
@@ -96,7 +96,7 @@ def test_devices_that_the_default_leaves_unused_are_named_where_they_would_help(
     assert (f"with --devices all, {shared_by} share" in told) if shared_by else told == ""
     if shared_by:
         mesh = devices.make_run_mesh(devices.DeviceOptions(devices="all"), seeds, num_envs)
-        assert mesh.shape["data"] == shared_by
+        assert mesh.shape[parallel.DATA] == shared_by
 
 
 def test_a_run_begins_with_the_devices_that_it_leaves_unused(

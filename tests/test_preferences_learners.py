@@ -242,6 +242,37 @@ def test_a_step_of_fine_tuning(end, seen, plain_descent):
     assert metrics["steps"].dtype == np.int32
 
 
+def doubled(as_noise):
+    """Logits twice as large in the losses: by noise that is always 2, or by themselves."""
+    policy = table()
+
+    def evaluate(params, rollout, noise=1.0 if as_noise else 2.0):
+        logits = policy.evaluate(params, rollout).logits
+        return Categorical(logits * jnp.broadcast_to(jnp.asarray(noise), logits.shape[:2])[..., None])
+
+    return policy._replace(evaluate=evaluate, noise=(lambda key, shape: jnp.full(shape, 2.0)) if as_noise else None)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_fine_tuning_reads_the_noise_of_the_policy(micro_batches, plain_descent):
+    def after(policy, key):
+        settings = {"batch_size": 4, "learning_rate": 0.5, "max_grad_norm": None, "micro_batches": micro_batches}
+        learner = sft(words(1), policy, **settings)
+        return tiny.jit(learner.step)(initial(learner), key)[0].params.policy
+
+    keys = [jax.random.split(jax.random.key(0))[0], jax.random.key(0)]  # without noise the examples have the whole key
+    built_in, noisy, without = after(doubled(False), keys[0]), after(doubled(True), keys[1]), after(table(), keys[0])
+    np.testing.assert_allclose(noisy, built_in, rtol=1e-5, atol=1e-6)
+    assert abs(noisy - without).max() > 1e-3
+
+
+def test_dpo_reads_the_noise_of_the_policy_and_its_reference_has_none(plain_descent):
+    for policy, moved in ((doubled(True), True), (doubled(False), False)):
+        learner = dpo(word_pairs(), policy, batch_size=4, learning_rate=0.5)
+        _, metrics = step(learner, initial(learner))
+        assert (abs(metrics["reward_chosen"]) > 1e-2) == moved  # beta log(policy / reference), of a policy at its start
+
+
 SLOW_SLOPES = {
     "sigmoid": lambda h, beta: -beta / (1 + math.exp(beta * h)),
     "ipo": lambda h, beta: 2 * (h - 1 / (2 * beta)),

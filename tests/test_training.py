@@ -549,7 +549,10 @@ def test_an_evaluation_counts_once_on_devices_that_share_a_batch() -> None:
     state = advance.compile_init(learner)(keys.init)
 
     def evaluate(state: toy_learner.ToyState, key: jax.Array) -> dict[str, jax.Array]:
-        return {"count": parallel.collectives.psum(jnp.float32(3.0)), "devices": jnp.int32(jax.lax.axis_size("data"))}
+        return {
+            "count": parallel.collectives.psum(jnp.float32(3.0)),
+            "devices": jnp.int32(jax.lax.axis_size(parallel.DATA)),
+        }
 
     programs = advance.compile_programs(learner, evaluate, state, mesh)
     keys, state = parallel.place((keys.run, state), (parallel.PER_SEED, parallel.state_specs(state, mesh)), mesh)

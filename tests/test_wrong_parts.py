@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ import optax
 import pytest
 import tiny
 
-from jaxpg import envs, ladder, language, networks, values
+from jaxpg import envs, ladder, language, networks, update, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
+from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout import continuing, episodic
@@ -364,3 +365,81 @@ def test_an_optimizer_with_a_traced_setting_is_not_tried() -> None:
 
     assert jnp.isfinite(jax.jit(norm)(0.9))
     assert jnp.isfinite(jax.vmap(norm)(jnp.array([0.9, 0.99]))).all()
+
+
+def test_an_optimizer_that_wants_the_loss_is_refused() -> None:
+    for make in (optax.contrib.reduce_on_plateau, lambda: optax.chain(optax.contrib.reduce_on_plateau())):
+        with pytest.raises(UserError, match=r"this one wants more: .*required keyword-only argument: 'value'"):
+            trace(PPO()._replace(optimizer=make))
+
+
+def test_a_trust_region_needs_the_kl_of_the_distribution() -> None:
+    class Mine(NamedTuple):
+        """A Categorical without a KL."""
+
+        logits: Array
+        noise = Categorical.noise
+        at = Categorical.at
+        sample = Categorical.sample
+        log_prob = Categorical.log_prob
+        log_prob_and_entropy = Categorical.log_prob_and_entropy
+        mode = Categorical.mode
+
+    inside = tiny.softmax_policy(jnp.zeros((2, 3)))
+
+    def act(params: Any, memory: Any, obs: Any) -> Any:
+        distribution, memory = inside.act(params, memory, obs)
+        return Mine(distribution.logits), memory
+
+    policy = inside._replace(act=act, evaluate=lambda *rest: Mine(inside.evaluate(*rest).logits))
+    algorithm = ladder.trpo(num_envs=4, num_steps=4, value_minibatches=1)
+    learner = policy_gradient(tiny.counter(), policy, tiny.value_table(jnp.zeros(2)), algorithm)
+    with pytest.raises(UserError, match=r"a Mine, the method kl\(other\)"):
+        jax.eval_shape(learner.step, learner.init(jax.random.key(0)), jax.random.key(0))
+
+
+def test_negative_weights_turn_the_step_around() -> None:
+    """On whole episodes as on segments: where a weight is 0 nothing counts, below it everything does."""
+    of_episodes = partial(ladder.grpo, num_envs=4, group_size=2, num_minibatches=1, epochs=1)
+    for make in (of_episodes, partial(ladder.a2c, num_envs=4, num_steps=4)):
+        moved = []
+        for sign in (1, -1):
+            algorithm = make(learning_rate=0.1, max_grad_norm=None)
+            usual = algorithm.loss_weights
+            algorithm = algorithm._replace(
+                optimizer=update.sgd, loss_weights=lambda mask, sign=sign, usual=usual: sign * usual(mask)
+            )
+            critic = tiny.value_table(jnp.zeros(2)) if algorithm.value_loss else None
+            learner = policy_gradient(tiny.counter(), tiny.softmax_policy(jnp.zeros((2, 3))), critic, algorithm)
+            state = learner.init(jax.random.key(0))
+            after, _ = tiny.jit(learner.step)(state, jax.random.key(1))
+            moved.append(after.params.policy - state.params.policy)
+        assert np.abs(moved[0]).max() > 1e-3
+        np.testing.assert_allclose(moved[1], -moved[0], rtol=1e-4)
+
+
+def test_parameters_keep_their_type_and_belong_to_who_gave_them() -> None:
+    """Those of bfloat16 through every kind of update; those of `with_policy` although the state is donated."""
+    env, given = tiny.counter(), jnp.zeros((2, 3), jnp.bfloat16)
+    for make in (partial(ladder.a2c, num_envs=4, num_steps=4), PPO):
+        for seed in range(2):
+            policy, critic = tiny.softmax_policy(jnp.zeros_like(given)), tiny.value_table(jnp.zeros(2))
+            learner = policy_gradient(env, policy, critic, make())
+            step = jax.jit(learner.step, donate_argnums=0)
+            state, _ = step(learner.with_policy(learner.init(jax.random.key(seed)), given), jax.random.key(seed))
+            assert state.params.policy.dtype == jnp.bfloat16
+        assert not given.is_deleted()
+
+
+def test_an_axis_of_the_users_own_joins_no_runs() -> None:
+    learner = policy_gradient(
+        tiny.counter(), tiny.softmax_policy(jnp.zeros((2, 3))), tiny.value_table(jnp.zeros(2)), PPO()
+    )
+
+    def train(key: Array) -> Any:
+        state, metrics = learner.step(learner.init(key), key)
+        return state.params, metrics
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    apart, named = jax.vmap(train)(keys), jax.vmap(train, axis_name="data")(keys)
+    jax.tree.map(np.testing.assert_array_equal, apart, named)

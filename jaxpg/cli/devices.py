@@ -22,6 +22,9 @@ from jaxpg.cli import record
 from jaxpg.errors import UserError, excerpt
 from jaxpg.parallel import collectives, process_exit, processes
 
+AXES = {"data": collectives.DATA, "seed": parallel.SEED, "shard": collectives.SHARD}
+"""The axes of a mesh, by their names on the command line."""
+
 OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
 """Arguments in which the processes of a run may differ."""
 
@@ -181,17 +184,17 @@ def describe_unused(options: DeviceOptions, mesh: Mesh, num_envs: int) -> str:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`data=4,seed=2`, or `shard=4`, as sizes by axis.
+    """`data=4,seed=2`, or `shard=4`, as sizes by axis of the mesh.
 
     Raises:
         UserError: it is not of that form.
     """
     shape: dict[str, int] = {}
     for part in text.split(","):
-        axis, _, size = part.partition("=")
-        new_axis = axis in (collectives.DATA, parallel.SEED, collectives.SHARD) and axis not in shape
+        name, _, size = part.partition("=")
+        axis = AXES.get(name)
         compatible = not shape or collectives.SHARD not in {*shape, axis}  # shard=N stands alone
-        if not new_axis or not compatible or not _is_count(size):
+        if axis is None or axis in shape or not compatible or not _is_count(size):
             raise UserError(
                 f"--mesh takes data=N (devices that share the environments of a seed), seed=N (devices that share the "
                 f"seeds), or both, such as data=4,seed=2, or shard=N (devices that share environments and parameters); "

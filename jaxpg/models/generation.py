@@ -50,12 +50,15 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
     return Rollout(steps, mask, episodes=Episodes(context=prompt))
 
 
-def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout) -> Any:
-    """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`: nobody has collected it, so every memory begins."""
+def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout, noise: Tree = ()) -> Any:
+    """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`: nobody has collected it, so every memory begins.
+
+    noise: of `Policy.noise`, for a loss; `()` without.
+    """
     if not policy.evaluates_from_context:
         memory = jax.vmap(partial(policy.start, policy.for_acting(params)))(rollout.episodes.context)
         rollout = rollout._replace(episodes=rollout.episodes._replace(memory=memory))
-    return policy.evaluate(params, rollout)
+    return policy.evaluate(params, rollout, *((noise,) if jax.tree.leaves(noise) else ()))
 
 
 def check_sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, greedy: bool = False) -> None:

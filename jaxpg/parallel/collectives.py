@@ -20,7 +20,7 @@ from jaxpg.types import Array, Key, Tree
 
 TOGETHER_BELOW = 2**16  # numbers of an array, from which on copying it costs more than an exchange of its own
 
-DATA = "data"  # environments are split over it, gradients are summed over it
+DATA = "jaxpg_data"  # environments are split over it, gradients are summed over it; no name of a user's own axis
 SHARD = "shard"  # environments and parameters are split over it
 auto_mesh: ContextVar[Mesh | None] = ContextVar("auto_mesh", default=None)
 """The mesh of the program being traced if XLA partitions it by itself (axis SHARD), else None.

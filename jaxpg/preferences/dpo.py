@@ -14,7 +14,7 @@ from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, s
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
-from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Rollout, Tree
+from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Rollout, Scalar, Tree
 from jaxpg.vectorize import copy_tree
 
 
@@ -22,8 +22,8 @@ class PairLoss(NamedTuple):
     """The loss of pairs, see `dpo`."""
 
     loss: str
-    beta: float
-    label_smoothing: float
+    beta: Scalar
+    label_smoothing: Scalar
 
 
 def dpo(
@@ -31,13 +31,13 @@ def dpo(
     policy: Policy,
     *,
     batch_size: int = 64,
-    learning_rate: float = 3e-4,
+    learning_rate: Scalar = 3e-4,
     anneal_steps: int | None = None,
     max_grad_norm: float | None = 1.0,
     micro_batches: int = 1,
-    beta: float = 0.1,
+    beta: Scalar = 0.1,
     loss: str = "sigmoid",
-    label_smoothing: float = 0.0,
+    label_smoothing: Scalar = 0.0,
 ) -> Learner:
     """Direct preference optimization (Rafailov et al. 2023), IPO (Azar et al. 2023) or the hinge of SLiC.
 
@@ -75,7 +75,7 @@ def dpo(
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
 
     def summed_loss(params: Params, reference: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
-        metrics = of_pairs(params.policy, reference, batch.rollout)
+        metrics = of_pairs(params.policy, reference, batch.rollout, batch.noise)
         return metrics["loss"].sum() / batch_size, {name: x.sum() / batch_size for name, x in metrics.items()}
 
     return supervised(
@@ -85,18 +85,21 @@ def dpo(
         lambda params: make_actor(policy, params.policy),
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
         init_reference=lambda params, _: copy_tree(params.policy),
+        noise=policy.noise,
     )
 
 
-def _of_pairs(policy: Policy, settings: PairLoss, params: Tree, reference: Tree, rollout: Rollout) -> Metrics:
-    """Loss and metrics of each pair of a rollout of `interleave_pairs`, `[B]`."""
+def _of_pairs(
+    policy: Policy, settings: PairLoss, params: Tree, reference: Tree, rollout: Rollout, noise: Tree = ()
+) -> Metrics:
+    """Loss and metrics of each pair of a rollout of `interleave_pairs`, `[B]`; the noise is for `params` alone."""
     pair_loss, per_token = PAIR_LOSSES[settings.loss]
 
-    def log_probs(params: Tree) -> tuple[Array, Array]:
-        log_prob = evaluate_completions(policy, params, rollout).log_prob(rollout.steps.action)
+    def log_probs(params: Tree, noise: Tree = ()) -> tuple[Array, Array]:
+        log_prob = evaluate_completions(policy, params, rollout, noise).log_prob(rollout.steps.action)
         return split_pairs(sequence_log_prob(log_prob, rollout.loss_mask, per_token=per_token))
 
-    (chosen, rejected), (ref_chosen, ref_rejected) = log_probs(params), log_probs(reference)
+    (chosen, rejected), (ref_chosen, ref_rejected) = log_probs(params, noise), log_probs(reference)
     h = log_ratio_margin(chosen, rejected, ref_chosen, ref_rejected)
     return {
         "loss": pair_loss(h, beta=settings.beta, label_smoothing=settings.label_smoothing),

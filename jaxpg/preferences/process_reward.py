@@ -14,7 +14,7 @@ from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.reward_model import refuse_actor, replace_head
 from jaxpg.preferences.step_labels import StepLabels, label_rollout
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
-from jaxpg.types import Array, Key, Learner, Metrics, Params, Rollout, Tree
+from jaxpg.types import Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
 
 
 class StepAccuracy(NamedTuple):
@@ -34,7 +34,7 @@ def process_reward_model(
     model: RewardModel,
     *,
     batch_size: int = 64,
-    learning_rate: float = 1e-3,
+    learning_rate: Scalar = 1e-3,
     anneal_steps: int | None = None,
     max_grad_norm: float | None = 1.0,
     micro_batches: int = 1,

@@ -11,7 +11,7 @@ from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
-from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
+from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
 
 
 def reward_model(
@@ -19,7 +19,7 @@ def reward_model(
     model: RewardModel,
     *,
     batch_size: int = 64,
-    learning_rate: float = 1e-3,
+    learning_rate: Scalar = 1e-3,
     anneal_steps: int | None = None,
     max_grad_norm: float | None = 1.0,
     micro_batches: int = 1,

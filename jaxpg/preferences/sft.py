@@ -10,7 +10,7 @@ from jaxpg.errors import check_record
 from jaxpg.models.generation import completion_rollout, evaluate_completions
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
-from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Tree
+from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Prompt, Rollout, Scalar, Tree
 
 
 def sft(
@@ -18,7 +18,7 @@ def sft(
     policy: Policy,
     *,
     batch_size: int = 64,
-    learning_rate: float = 1e-3,
+    learning_rate: Scalar = 1e-3,
     anneal_steps: int | None = None,
     max_grad_norm: float | None = 1.0,
     micro_batches: int = 1,
@@ -56,7 +56,7 @@ def sft(
         return completion_rollout(*jax.vmap(example)(keys), end=task.vocabulary.end)
 
     def loss(params: Params, _: Tree, batch: SupervisedBatch) -> tuple[Array, Metrics]:
-        distribution = evaluate_completions(policy, params.policy, batch.rollout)
+        distribution = evaluate_completions(policy, params.policy, batch.rollout, batch.noise)
         log_prob, entropy = distribution.log_prob_and_entropy(batch.rollout.steps.action)
         total = -_weighted_sum(batch.weight, log_prob)
         return total, {"loss": total, "entropy": _weighted_sum(batch.weight, entropy)}
@@ -67,6 +67,7 @@ def sft(
         loss,
         lambda params: make_actor(policy, params.policy),
         SupervisedSettings(batch_size, learning_rate, anneal_steps, max_grad_norm, micro_batches),
+        noise=policy.noise,
     )
 
 

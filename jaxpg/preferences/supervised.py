@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -15,7 +16,7 @@ from jaxpg.errors import UserError
 from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
-from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Tree
+from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
 from jaxpg.update import optimizers
 from jaxpg.update.batching import slice_columns
 from jaxpg.vectorize import copy_tree
@@ -32,7 +33,7 @@ class SupervisedSettings(NamedTuple):
     """
 
     batch_size: int
-    learning_rate: float
+    learning_rate: Scalar
     anneal_steps: int | None
     max_grad_norm: float | None
     micro_batches: int
@@ -43,10 +44,12 @@ class SupervisedBatch(NamedTuple):
 
     rollout: completions, as a policy would have collected them.
     weight: [T, B], of each token; sums to 1 over all devices.
+    noise: of the policy, for this step, leaves `[T, B, ...]`; `()` for one without (`Policy.noise`).
     """
 
     rollout: Rollout
     weight: Array
+    noise: Tree = ()
 
 
 class SupervisedState(NamedTuple):
@@ -78,6 +81,7 @@ def supervised(
     *,
     from_policy: Callable[[Params, Tree], Params] = lambda params, policy: Params(policy, ()),
     init_reference: Callable[[Params, Key], Tree] | None = None,
+    noise: Callable[[Key, tuple[int, int]], Tree] | None = None,
 ) -> Learner:
     """The learner that minimises a loss on examples, by Adam with the eps of the ladder, 1e-5 (torch and TRL: 1e-8).
 
@@ -90,6 +94,7 @@ def supervised(
         from_policy: own parameters, a policy's parameters -> the parameters to start from (`Learner.with_policy`).
         init_reference: initial parameters, key -> a reference policy until `with_policy` gives one, of which a copy is
             kept; None to keep none.
+        noise: that of the policy, see `Policy.noise`.
 
     Raises:
         UserError: a number outside of its domain (domains.py); batch_size cannot be divided by micro_batches, or (in
@@ -112,8 +117,13 @@ def supervised(
     def step(state: SupervisedState, key: Key) -> tuple[SupervisedState, Metrics]:
         shards = collectives.num_shards()
         _check_division(settings, shards)
+        if noise:
+            key, noise_key = jax.random.split(key)
         rollout = draw(state.reference, env_keys(key, settings.batch_size // shards))
         batch = SupervisedBatch(rollout, loss_weights.per_step(rollout.loss_mask))
+        if noise:
+            steps, columns = rollout.loss_mask.shape
+            batch = batch._replace(noise=noise(collectives.device_key(noise_key), (steps, columns)))
         gradient, metrics = update.summed_gradient(
             lambda params, part: loss(params, state.reference, part),
             state.params,
@@ -138,7 +148,8 @@ def supervised(
 def _micro_batch(batch: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
     """The i-th of `parts` equal runs of neighbouring columns."""
     columns = partial(slice_columns, i, parts)
-    return SupervisedBatch(batch.rollout.map_columns(columns), columns(1, batch.weight))
+    noise = jax.tree.map(partial(columns, 1), batch.noise)
+    return SupervisedBatch(batch.rollout.map_columns(columns), columns(1, batch.weight), noise)
 
 
 def _check_division(settings: SupervisedSettings, shards: int) -> None:

@@ -82,21 +82,26 @@ def stacked_gather(batch: Batch) -> Callable[[Array], Batch]:
     if not machine().gathers_words:
         return lambda columns: columns_of(columns, batch)
     word_size = batch.weight.dtype.itemsize
-    bits = jnp.dtype(f"uint{8 * word_size}")
+    floats = jnp.dtype(f"float{8 * word_size}")  # as they are, so that a gradient through this finds its way
     is_word = batch.map_columns(
         lambda axis, x: axis == 1 and x.shape == batch.weight.shape and x.dtype.itemsize == word_size
     )
     words, others = partition(batch, is_word)
     leaves, structure = jax.tree.flatten(words)
-    stacked = jnp.stack([lax.bitcast_convert_type(x, bits) for x in leaves])  # [words, T, B]
+    stacked = jnp.stack([_as_type(x, floats) for x in leaves])  # [words, T, B]
 
     def gather(columns: Array) -> Batch:
         gathered = take_columns(columns, 2, stacked)
-        gathered_words = [lax.bitcast_convert_type(x, leaf.dtype) for x, leaf in zip(gathered, leaves, strict=True)]
+        gathered_words = [_as_type(x, leaf.dtype) for x, leaf in zip(gathered, leaves, strict=True)]
         gathered_others = columns_of(columns, others)
         return merge(jax.tree.unflatten(structure, gathered_words), gathered_others)
 
     return gather
+
+
+def _as_type(x: Array, dtype: Any) -> Array:
+    """The same bits as another type of as many; of the same type the array itself."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def pack_parameters(params: Tree, rows: int) -> tuple[Callable[[Tree], Tree], Callable[[Tree], Any]]:

@@ -144,6 +144,8 @@ def _summed(
 
     first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, first))
+    if isinstance(num_chunks, int):  # a scan, through which a gradient finds its way
+        return lax.scan(lambda total, i: (add(i, total), None), zeros, jnp.arange(num_chunks, dtype=jnp.int32))[0]
     return lax.fori_loop(first, num_chunks, add, zeros)
 
 
@@ -179,5 +181,5 @@ def apply_gradient(
     clipping, see `gradient_norms`.
     """
     updates, opt_state = optimizer.update(gradient, opt_state, params)
-    params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+    params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
     return params, opt_state, gradient_norms(gradient, opt_state)

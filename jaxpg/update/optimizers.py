@@ -73,7 +73,8 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str, params: Cal
     gradients are accumulated, the same gradient is given again, up to TRIED_STEPS times.
 
     Raises:
-        UserError: its updates of the policy or of the critic point against the gradient, as those of `optax.adam` do.
+        UserError: its updates of the policy or of the critic point against the gradient, as those of `optax.adam` do;
+            it needs more than a gradient, its state and the parameters.
     """
     with jax.ensure_compile_time_eval():
         gradient: Tree = Params(jnp.ones(3), jnp.ones(3))
@@ -96,10 +97,18 @@ def check_uphill(optimizer: optax.GradientTransformation, what: str, params: Cal
 
 
 def _first_updates(optimizer: optax.GradientTransformation, gradient: Tree) -> Tree | None:
-    """What an optimizer makes of a first gradient; None if it is for other parameters."""
+    """What an optimizer makes of a first gradient; None if it is for other parameters.
+
+    Raises:
+        UserError: it needs more than a gradient, its state and the parameters, as `reduce_on_plateau` needs the loss.
+    """
     try:
         return optimizer.update(gradient, optimizer.init(gradient), gradient)[0]
-    except (TypeError, ValueError, AttributeError, KeyError):
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        if "required keyword-only argument" in str(error):
+            raise UserError(
+                f"The optimizer of an algorithm gets gradient, state and parameters, and this one wants more: {error}."
+            ) from error
         return None
 
 

@@ -12,6 +12,7 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Key, Metrics, Params, Tree
 from jaxpg.update.gradients import summed_gradient
@@ -41,12 +42,20 @@ def trust_region_step(
 
     The step is that of `natural_step`, shortened by `line_search`. `optimizer` and `learning_rate` are for the critic
     alone. Source: Schulman et al. 2015 (TRPO), appendix C.
+
+    Raises:
+        UserError: the policy's distribution has no `kl`.
     """
     if objective.noise:  # of all candidates the same, so that the KL is between policies and not between noises
         key, noise_key = jax.random.split(key)
         batch = objective.draw_noise(noise_key, batch)
     minibatch = objective.as_minibatch(batch)
     old = objective.distribution(lax.stop_gradient(params), batch)
+    if not hasattr(old, "kl"):
+        raise UserError(
+            f"A step in a trust region measures KL(old || new): give the policy's distribution, "
+            f"a {type(old).__name__}, the method kl(other), as those of jaxpg/models/distributions.py have it."
+        )
     flat, unravel = ravel_pytree(params.policy)
 
     def with_policy(flat: Array) -> Params:
