@@ -248,6 +248,19 @@ def test_the_words_at_the_end_of_a_run(trained: Path, tmp_path: Path, capsys: py
     assert re.findall(r"<tr><td>(\d+)</td>", (out / "report.html").read_text()) == ["100", "101"]
 
 
+def test_a_page_names_the_machines_that_trained_and_not_the_one_that_draws_it(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = record.read(trained)
+    assert begun is not None
+    session = runs.Session(begun, trained, read_run_options(make_parser().parse_args(["resume", str(trained)])))
+    monkeypatch.setattr(run_directory, "load_machines", lambda run_dir: [{"cpu": f"that of {run_dir.name}"}])
+    found = commands._provenance(session, [tmp_path / "a", tmp_path / "b"])
+    assert found["machine"] == {"cpu": "that of a"}
+    assert found["machine 2"] == {"cpu": "that of b"}
+    assert found["command"] == begun.command_line
+
+
 def test_one_is_no_plural() -> None:
     assert [counted(n, "seed") for n in (0, 1, 2)] == ["0 seeds", "1 seed", "2 seeds"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Unpack
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxpg import envs, ladder, networks, values
@@ -45,6 +46,13 @@ def test_scalars_may_be_arrays_and_static_settings_may_not() -> None:
     assert ladder.rlhf(kl_coefficient=rate, reference_rate=rate).reference_rate is rate  # its own
     ladder.ppo(epochs=count)  # type: ignore[arg-type]
     ladder.ppo(num_steps=count)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of_jax", [False, True])
+def test_an_array_of_several_is_no_setting(of_jax: bool) -> None:
+    rates = jnp.array([0.9, 0.99]) if of_jax else np.array([0.9, 0.99])
+    with pytest.raises(UserError, match=r"gamma must be one number, not an array of shape \(2,\): jax.vmap maps"):
+        ladder.ppo(gamma=rates)  # type: ignore[arg-type]
 
 
 def test_new_defaults_are_checked_against_the_settings_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import jaxpg
+from jaxpg.cli import record
 from jaxpg.cli.main import main
 from jaxpg.experiments.config import load_config
 from jaxpg.runs import fitting
@@ -99,6 +100,10 @@ def test_a_moved_run_goes_on_with_its_own_stages(place: Path, capsys: pytest.Cap
     assert main(["resume", "../there", "--steps", "1200", "--quiet"]) == 0
     os.chdir(place)
     assert main(["eval", "there", "--episodes", "4"]) == 0
+    assert main(["resume", "there", "--quiet"]) == 0  # which changes nothing
+    plan = record.read(Path("there"))
+    assert plan is not None
+    assert len(plan.command_line.splitlines()) == 3  # with those that have changed what is trained
     machines = run_directory.load_machines(Path("there"))
     assert [machine["directory"] for machine in machines] == ["here", "there", "../there"]
 

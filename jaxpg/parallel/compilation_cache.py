@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 
 def keep_compiled_programs() -> None:
@@ -20,7 +19,6 @@ def keep_compiled_programs() -> None:
     if config.jax_compilation_cache_dir is None and (cache := cache_directory()):
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        compilation_cache.reset_cache()  # where something has been compiled already, jax has settled to keep nothing
 
 
 def cache_directory() -> str | None:
