@@ -69,9 +69,9 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
     """The returns and lengths of exactly `episodes` whole episodes, each from a fresh reset.
 
     The number of episodes is fixed, not the number of steps: among the first k episodes that *end*, short ones are
-    over-represented. All episodes run side by side until the last has ended. The function is pure and works under jit
-    and under vmap over seeds. Episode i depends on `jax.random.split(key, episodes)[i]` alone if `group_size` is 1, and
-    `record_episode` with that key records the same episode.
+    over-represented. All episodes run side by side until the last has ended. The function is pure and works under vmap
+    over seeds and under jit, without which every call compiles its loop anew. Episode i depends on
+    `jax.random.split(key, episodes)[i]` alone if `group_size` is 1, and `record_episode` with that key records it.
 
     Args:
         env: the environment; no episode is longer than its `time_limit`.
