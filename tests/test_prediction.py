@@ -164,14 +164,34 @@ def test_a_target_of_no_step_is_refused():
             values.n_step_td(experience(), jnp.zeros(4), GAMMA, step_size=ALPHA, n=n)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        values.monte_carlo,
-        partial(values.td_lambda, step_size=ALPHA),
-        partial(values.n_step_td, step_size=ALPHA, n=2),
-    ],
-)
+METHODS = {
+    "monte_carlo": values.monte_carlo,
+    "td_lambda": partial(values.td_lambda, step_size=ALPHA),
+    "n_step_td": partial(values.n_step_td, step_size=ALPHA, n=2),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values())
 def test_values_to_begin_with_may_be_a_list_of_integers(method):
     begun = [1, 0, 2, 0]
     np.testing.assert_array_equal(method(experience(), begun, GAMMA), method(experience(), jnp.array(begun), GAMMA))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_table_without_the_terminal_states_is_refused(name):
+    """JAX would take its last entry in their place, which they then change."""
+    mdp = envs.random_walk(5)
+    played = values.sample_episodes(mdp, jnp.ones((7, 1)), jax.random.key(0), num_episodes=20, time_limit=200)
+    sentence = r"come to state 6, and the values to begin with are of \d states: .*jnp\.zeros\(len\(mdp\.terminal\)\)"
+    for short in (jnp.zeros(6), [0.0] * 5):
+        with pytest.raises(UserError, match=sentence):
+            METHODS[name](played, short, GAMMA)
+    with pytest.raises(UserError, match=r"are a table \[S\], not an array of the shape \[7, 1\]"):
+        METHODS[name](played, jnp.zeros((7, 1)), GAMMA)
+    assert METHODS[name](played, jnp.zeros(7), GAMMA).shape == (20, 7)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_mdp_in_the_place_of_its_episodes_is_refused(name):
+    with pytest.raises(UserError, match=f"{name} takes a record TabularEpisodes: values.sample_episodes"):
+        METHODS[name](envs.frozen_lake(), jnp.zeros(16), GAMMA)

@@ -10,17 +10,23 @@ Source: Sutton & Barto 2018, chapters 5, 6, 7 and 12.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpg.domains import check_whole
 from jaxpg.envs.tabular import AnyMDP, TabularState, as_env
+from jaxpg.errors import UserError, check_record
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
+
+P = ParamSpec("P")
 
 
 class TabularEpisodes(NamedTuple):
@@ -63,6 +69,39 @@ def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, 
     return jax.vmap(episode, out_axes=1)(jax.random.split(key, num_episodes))
 
 
+def _refuses_other_tables(method: Callable[P, Array]) -> Callable[P, Array]:
+    """The compiled `method` after a look at its episodes and its table, whose numbers are not known inside of it."""
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Array:
+        given = signature.bind(*args, **kwargs).arguments
+        check_record(method.__name__, given["episodes"], TabularEpisodes, "values.sample_episodes(mdp, policy, ...)")
+        _check_table(given["episodes"], jnp.asarray(given["values"]))
+        return method(*args, **kwargs)
+
+    return checked
+
+
+def _check_table(episodes: TabularEpisodes, values: Array) -> None:
+    """Raise a UserError for a table without one of the states visited: JAX would take its last entry in their place.
+
+    Episodes that are traced pass: their states are not known.
+    """
+    if values.ndim != 1:
+        raise UserError(f"The values to begin with are a table [S], not an array of the shape {list(values.shape)}.")
+    states = episodes.state, episodes.next_state
+    if any(isinstance(x, jax.core.Tracer) for x in states):
+        return
+    largest = max((int(np.max(x)) for x in states if np.size(x)), default=-1)
+    if largest >= len(values):
+        raise UserError(
+            f"The episodes come to state {largest}, and the values to begin with are of {len(values)} states: give all "
+            "states of the MDP a value, the terminal ones 0, as jnp.zeros(len(mdp.terminal)) does."
+        )
+
+
+@_refuses_other_tables
 @partial(jax.jit, static_argnames="first_visit")
 def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, first_visit: bool = True) -> Array:
     """v(s) = the mean of the returns that followed visits to s, after each episode: `[E, S]`.
@@ -74,6 +113,9 @@ def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, firs
         values: [S], of states that have not been visited.
         gamma: discount factor.
         first_visit: only the first visit of an episode counts, which is unbiased; otherwise every visit.
+
+    Raises:
+        UserError: `values` has no entry for a state visited.
     """
     zeros, values = jnp.zeros_like(episodes.reward), _as_float(values)
     returns = discounted_returns(episodes.reward, episodes.discount, episodes.last, zeros, gamma)
@@ -89,6 +131,7 @@ def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, firs
     return jnp.where(count > 0, total / jnp.maximum(count, 1), values)
 
 
+@_refuses_other_tables
 @partial(jax.jit, static_argnames="online")
 def td_lambda(
     episodes: TabularEpisodes,
@@ -112,6 +155,9 @@ def td_lambda(
         step_size: alpha.
         lambda_: decay of the traces, between 0 and 1.
         online: change the values after every step; otherwise by the sum of the changes at the end of an episode.
+
+    Raises:
+        UserError: `values` has no entry for a state visited.
     """
     values = _as_float(values)
 
@@ -130,6 +176,7 @@ def td_lambda(
     return lax.scan(episode, values, _by_episode(episodes))[1]
 
 
+@_refuses_other_tables
 @partial(jax.jit, static_argnames=("n", "online"))
 def n_step_td(
     episodes: TabularEpisodes, values: Array, gamma: Scalar, *, step_size: Scalar, n: int, online: bool = True
@@ -151,7 +198,7 @@ def n_step_td(
         [E, S].
 
     Raises:
-        UserError: `n` is no whole number from 1 on.
+        UserError: `n` is no whole number from 1 on, or `values` has no entry for a state visited.
     """
     n = check_whole("n, the rewards of a target,", n)
     values = _as_float(values)
