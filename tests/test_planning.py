@@ -424,4 +424,41 @@ def test_resting_for_nothing_among_gains_and_losses(order: values.planning.Order
         mdp = envs.tabular.SparseMDP(successors[..., None], certain, rewards[..., None], 1.0 * first, terminal)
         mdp = jax.tree.map(jnp.asarray, mdp)
         np.testing.assert_allclose(values.value_iteration(mdp, 1.0, order=order).values, best, atol=1e-5)
-        np.testing.assert_allclose(values.policy_iteration(mdp, 1.0, order=order).values, best, atol=1e-5)
+        for most in (1, 5, 100_000):
+            found_values = values.policy_iteration(mdp, 1.0, order=order, max_sweeps=most).values
+            np.testing.assert_allclose(found_values, best, atol=1e-5)
+
+
+def gain_before_a_loss(length: int) -> envs.MDP:
+    """State 0 rests for nothing, or leaves for 1; so many states on, each for nothing, the last step costs 2."""
+    last = length + 1
+    successors = np.minimum(np.arange(last + 1) + 1, last)
+    P = np.zeros((last + 1, 2, last + 1))
+    P[np.arange(last + 1), :, successors] = 1
+    P[0, 0] = np.eye(last + 1)[0]
+    R = np.zeros_like(P)
+    R[0, 1, 1], R[length, :, last] = 1, -2
+    of_states = np.arange(last + 1)
+    return envs.MDP(*map(jnp.asarray, (P, R, 1.0 * (of_states == 0), of_states == last)))
+
+
+@pytest.mark.parametrize("order", [values.planning.synchronous, values.planning.gauss_seidel])
+@pytest.mark.parametrize("max_sweeps", [1, 5, 7])
+def test_few_sweeps_do_not_stop_short_of_a_loss(max_sweeps: int, order: values.planning.Order) -> None:
+    """The values of an evaluation that was cut short would be above the optimal ones, and resting keeps them there."""
+    for length in (5, 8):
+        mdp = gain_before_a_loss(length)
+        check_mdp(mdp, 1.0)
+        best = [0.0] + [-2.0] * length + [0.0]
+        found = values.policy_iteration(mdp, 1.0, max_sweeps=max_sweeps, order=order)
+        np.testing.assert_allclose(found.values, best, atol=1e-5)
+        swept = values.value_iteration(mdp, 1.0, max_sweeps=max_sweeps, order=order)
+        assert float(swept.values[0]) <= 1e-5
+
+
+def test_value_iteration_step_by_step_begins_below_the_optimal_values() -> None:
+    mdp = gain_before_a_loss(8)
+    plan, steps = values.value_iteration(mdp, 1.0), list(values.value_iteration_steps(mdp, 1.0))
+    np.testing.assert_allclose(steps[-1].values, plan.values, atol=1e-9)
+    np.testing.assert_allclose(plan.values, [0.0] + [-2.0] * 8 + [0.0], atol=1e-5)
+    assert [step.kind for step in steps] == ["start"] + ["sweep"] * int(plan.improvements)

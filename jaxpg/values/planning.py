@@ -46,6 +46,8 @@ Backup = Callable[[Array, Array | slice], Array]
 """(values [S], states) -> the new values of these states: of one state [], or of all of them [S] for `slice(None)`."""
 Order = Callable[[Backup, Array], Array]
 """The order in which a sweep backs up the states: (backup, values [S]) -> values [S]."""
+MAX_SWEEPS = 100_000
+"""Sweeps that no setting limits end after this many."""
 
 
 class Plan(NamedTuple):
@@ -95,7 +97,7 @@ def policy_evaluation(
     gamma: Scalar,
     *,
     tolerance: Scalar = 1e-6,
-    max_sweeps: int = 100_000,
+    max_sweeps: int = MAX_SWEEPS,
     order: Order = synchronous,
 ) -> Array:
     """The state values of a policy by sweeps from zero; `envs.state_values` finds them by a linear solve.
@@ -115,7 +117,7 @@ def policy_evaluation(
     rewards = expected_rewards(mdp)
     backup = evaluation_backup(mdp, rewards, policy, gamma)
     zeros = jnp.zeros(len(mdp.terminal), jnp.result_type(policy, rewards))
-    return _sweep_until_converged(order, backup, zeros, gamma, tolerance, max_sweeps).values
+    return sweep_until_converged(order, gamma, tolerance, backup, zeros, max_sweeps).values
 
 
 @_refuses_other_discounts
@@ -125,13 +127,13 @@ def value_iteration(
     gamma: Scalar,
     *,
     tolerance: Scalar = 1e-6,
-    max_sweeps: int = 100_000,
+    max_sweeps: int = MAX_SWEEPS,
     order: Order = synchronous,
 ) -> Plan:
     """Optimal values: v <- max_a q(., a), from zero. Source: Sutton & Barto 2018, section 4.4.
 
     With gamma 1, where there are gains and losses and a state in which one can rest for nothing, it begins with values
-    that are too low (`_below_optimum`).
+    that are too low (`below_optimum`), whose own sweeps `max_sweeps` does not limit.
 
     Args:
         mdp: the process.
@@ -143,9 +145,9 @@ def value_iteration(
     """
     rewards = expected_rewards(mdp)
     backup = optimality_backup(mdp, rewards, gamma)
-    sweep = partial(_sweep_until_converged, order, gamma=gamma, tolerance=tolerance, max_sweeps=max_sweeps)
-    start = _below_optimum(mdp, rewards, gamma, sweep)
-    swept = sweep(backup, start.values)
+    sweep = partial(sweep_until_converged, order, gamma, tolerance)
+    start = below_optimum(mdp, rewards, gamma, sweep)
+    swept = sweep(backup, start.values, max_sweeps)
     policy = greedy_policy(mdp, swept.values, gamma, tolerance=tolerance)
     return Plan(swept.values, policy, start.sweeps + swept.sweeps, swept.sweeps, swept.change)
 
@@ -157,7 +159,7 @@ def policy_iteration(
     gamma: Scalar,
     *,
     tolerance: Scalar = 1e-6,
-    max_sweeps: int = 100_000,
+    max_sweeps: int = MAX_SWEEPS,
     max_improvements: int = 1_000,
     order: Order = synchronous,
 ) -> Plan:
@@ -165,7 +167,8 @@ def policy_iteration(
 
     It begins with the uniform policy. An evaluation begins with the values of the policy before, which are lower
     everywhere, so they rise to the optimal ones; with gamma 1 they are first raised to `resting_values`. With
-    `max_sweeps` 1 this is value iteration, in between it is modified policy iteration.
+    `max_sweeps` 1 this is value iteration, in between it is modified policy iteration. Where value iteration begins
+    with values that are too low, the first evaluation here goes on until it has converged, whatever `max_sweeps` is.
     Source: Sutton & Barto 2018, section 4.3; Puterman 1994, sections 6.4 and 6.5.
 
     Args:
@@ -178,21 +181,23 @@ def policy_iteration(
         order: `synchronous` or `gauss_seidel`.
     """
     rewards = expected_rewards(mdp)
-    sweep = partial(_sweep_until_converged, order, gamma=gamma, tolerance=tolerance, max_sweeps=max_sweeps)
-    evaluate = partial(_evaluate_raised, mdp, rewards, gamma, sweep, resting_values(mdp, rewards, gamma))
+    least = resting_values(mdp, rewards, gamma)
+    sweep = partial(sweep_until_converged, order, gamma, tolerance)
+    evaluate = partial(_evaluate_raised, mdp, rewards, gamma, sweep, least)
 
     def improve(plan: Plan) -> Plan:
         greedy = greedy_policy(mdp, plan.values, gamma, tolerance=tolerance)
         policy = unless_as_good(action_values(mdp, plan.values, gamma), plan.policy, greedy)
-        swept = evaluate(plan.values, policy)
+        swept = evaluate(plan.values, policy, max_sweeps)
         change = jnp.abs(swept.values - plan.values).max()
         return Plan(swept.values, policy, plan.sweeps + swept.sweeps, plan.improvements + 1, change)
 
     def goes_on(plan: Plan) -> Array:
         return (plan.change > smallest_change(plan.values, gamma, tolerance)) & (plan.improvements < max_improvements)
 
-    uniform = _uniform(rewards)
-    first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform)
+    uniform = uniform_policy(rewards)
+    first_sweeps = jnp.where(_rests_among_losses(mdp, rewards, least), max(max_sweeps, MAX_SWEEPS), max_sweeps)
+    first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform, first_sweeps)
     infinite = jnp.asarray(jnp.inf, rewards.dtype)
     plan = lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
     return plan._replace(policy=greedy_policy(mdp, plan.values, gamma, tolerance=tolerance))
@@ -293,63 +298,77 @@ def resting_values(mdp: AnyMDP, rewards: Array, gamma: Scalar) -> Array:
     return jnp.where(rests.any(-1), 0.0, -jnp.inf).astype(rewards.dtype)
 
 
-class _Swept(NamedTuple):
+class Swept(NamedTuple):
+    """Where sweeps came to: the values `[S]`, how many sweeps, and the largest change of a value in the last."""
+
     values: Array
     sweeps: Array
     change: Array
 
 
-Sweep = Callable[[Backup, Array], _Swept]
-"""`_sweep_until_converged` from given values."""
+Sweep = Callable[[Backup, Array, Array | int], Swept]
+"""`sweep_until_converged` from given values, with at most so many sweeps."""
 
 
-def _below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep) -> _Swept:
+def below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep) -> Swept:
     """Where value iteration begins: zeros, or values that are nowhere above the optimal ones.
 
-    With gamma 1 a state in which one can rest for nothing keeps any value that it has come to. From zero that can be
-    too high: a gain on the way out of it is seen a sweep before the loss behind that gain. Where there are gains,
-    losses and such a state, sweeps begin with the values of the uniform policy, raised to `resting_values`, from which
-    values only rise.
+    These are the values of the uniform policy, raised to `resting_values`, from which values only rise. They are swept
+    to their end: after a few sweeps a loss may not have come to the states before it.
     """
     least = resting_values(mdp, rewards, gamma)
-    rests = (jnp.isfinite(least) & ~mdp.terminal).any()
-    live = ~mdp.terminal[:, None]
-    needed = rests & ((rewards > 0) & live).any() & ((rewards < 0) & live).any()
     zeros = jnp.zeros(len(rewards), rewards.dtype)
-
     return lax.cond(
-        needed,
-        lambda: _evaluate_raised(mdp, rewards, gamma, sweep, least, zeros, _uniform(rewards)),
-        lambda: _Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype)),
+        _rests_among_losses(mdp, rewards, least),
+        lambda: _evaluate_raised(mdp, rewards, gamma, sweep, least, zeros, uniform_policy(rewards), MAX_SWEEPS),
+        lambda: Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype)),
     )
 
 
+def _rests_among_losses(mdp: AnyMDP, rewards: Array, least: Array) -> Array:
+    """[] bool, whether there are gains, losses, and a state in which one can rest for nothing, by its `resting_values`.
+
+    Such a state keeps any value that it has come to. From zero that can be too high: a gain on the way out of it is
+    seen a sweep before the loss behind that gain.
+    """
+    rests = (jnp.isfinite(least) & ~mdp.terminal).any()
+    live = ~mdp.terminal[:, None]
+    return rests & ((rewards > 0) & live).any() & ((rewards < 0) & live).any()
+
+
 def _evaluate_raised(
-    mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep, least: Array, values: Array, policy: Array
-) -> _Swept:
+    mdp: AnyMDP,
+    rewards: Array,
+    gamma: Scalar,
+    sweep: Sweep,
+    least: Array,
+    values: Array,
+    policy: Array,
+    max_sweeps: Array | int,
+) -> Swept:
     """The values of a policy, by sweeps from `values`, raised to the `resting_values` `least`."""
-    swept = sweep(evaluation_backup(mdp, rewards, policy, gamma), values)
+    swept = sweep(evaluation_backup(mdp, rewards, policy, gamma), values, max_sweeps)
     return swept._replace(values=jnp.maximum(swept.values, least))
 
 
-def _uniform(rewards: Array) -> Array:
+def uniform_policy(rewards: Array) -> Array:
     """The uniform policy, `[S, A]`."""
     return jnp.full(rewards.shape, 1 / rewards.shape[1], rewards.dtype)
 
 
-def _sweep_until_converged(
-    order: Order, backup: Backup, values: Array, gamma: Scalar, tolerance: Scalar, max_sweeps: int
-) -> _Swept:
+def sweep_until_converged(
+    order: Order, gamma: Scalar, tolerance: Scalar, backup: Backup, values: Array, max_sweeps: Array | int
+) -> Swept:
     """Sweep until the values are within the tolerance of the backup's fixed point."""
 
-    def goes_on(swept: _Swept) -> Array:
+    def goes_on(swept: Swept) -> Array:
         return (swept.change > smallest_change(swept.values, gamma, tolerance)) & (swept.sweeps < max_sweeps)
 
-    def sweep(swept: _Swept) -> _Swept:
+    def sweep(swept: Swept) -> Swept:
         after = order(backup, swept.values)
-        return _Swept(after, swept.sweeps + 1, jnp.abs(after - swept.values).max())
+        return Swept(after, swept.sweeps + 1, jnp.abs(after - swept.values).max())
 
-    return lax.while_loop(goes_on, sweep, _Swept(values, jnp.int32(0), jnp.asarray(jnp.inf, values.dtype)))
+    return lax.while_loop(goes_on, sweep, Swept(values, jnp.int32(0), jnp.asarray(jnp.inf, values.dtype)))
 
 
 def smallest_change(values: Array, gamma: Scalar, tolerance: Scalar) -> Array:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.tabular import AnyMDP, action_values, expected_rewards, num_states_and_actions
+from jaxpg.envs.tabular import AnyMDP, action_values, expected_rewards
 from jaxpg.types import Array, Scalar
 from jaxpg.values.planning import (
+    below_optimum,
     evaluation_backup,
     greedy_policy,
     optimality_backup,
     resting_values,
     smallest_change,
+    sweep_until_converged,
     synchronous,
+    uniform_policy,
     unless_as_good,
 )
 
@@ -35,11 +39,13 @@ class Step(NamedTuple):
 
 
 def value_iteration_steps(mdp: AnyMDP, gamma: Scalar, *, tolerance: Scalar = 1e-6) -> Iterator[Step]:
-    """The sweeps of `value_iteration` one after the other, each with the greedy policy of its values."""
-    num_states, num_actions = num_states_and_actions(mdp)
+    """The sweeps of `value_iteration` one after the other, each with the greedy policy of its values.
+
+    The start is what they begin with: zeros, or the values of the uniform policy where those would be too high.
+    """
     rewards = expected_rewards(mdp)
-    values, change = jnp.zeros(num_states, rewards.dtype), jnp.asarray(jnp.inf)
-    yield Step("start", values, jnp.full((num_states, num_actions), 1 / num_actions))
+    values, change = _values_to_begin_with(mdp, rewards, gamma, tolerance), jnp.asarray(jnp.inf)
+    yield Step("start", values, uniform_policy(rewards))
     while change > smallest_change(values, gamma, tolerance):
         values, change = _one_sweep(mdp, rewards, None, values, gamma)
         yield Step("sweep", values, greedy_policy(mdp, values, gamma, tolerance=tolerance))
@@ -54,7 +60,7 @@ def policy_iteration_steps(
     """
     rewards = expected_rewards(mdp)
     least = resting_values(mdp, rewards, gamma)
-    values, policy = jnp.zeros(len(rewards), rewards.dtype), jnp.full_like(rewards, 1 / rewards.shape[1])
+    values, policy = jnp.zeros(len(rewards), rewards.dtype), uniform_policy(rewards)
     yield Step("start", values, policy)
     for improvements in range(max_improvements + 1):
         before, change = values, jnp.asarray(jnp.inf)
@@ -69,6 +75,11 @@ def policy_iteration_steps(
         yield Step("improvement", values, policy)
         if ends:
             return
+
+
+@jax.jit
+def _values_to_begin_with(mdp: AnyMDP, rewards: Array, gamma: Scalar, tolerance: Scalar) -> Array:
+    return below_optimum(mdp, rewards, gamma, partial(sweep_until_converged, synchronous, gamma, tolerance)).values
 
 
 @jax.jit
