@@ -41,8 +41,8 @@ function* take(steps, count) {
 
 function sweepNames(steps) {
   let improvements = 0, sweeps = 0;
-  return steps.map(({ kind, change }) => {
-    if (kind === "start") return "Start: all values 0, every action alike";
+  return steps.map(({ kind, values, change }) => {
+    if (kind === "start") return `Start: ${values.some((value) => value !== 0) ? "the values of every action alike" : "all values 0, every action alike"}`;
     if (kind === "improvement") {
       sweeps = 0;
       return `Improvement ${++improvements} of the policy`;

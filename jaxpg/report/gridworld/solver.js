@@ -7,7 +7,7 @@
 export const MOVES = [[0, -1], [1, 0], [0, 1], [-1, 0]];
 export const ACTION_NAMES = ["left", "down", "right", "up"];
 export const NUM_ACTIONS = 4;
-const EPSILON = Number.EPSILON;
+const EPSILON = Number.EPSILON, MAX_SWEEPS = 100_000;
 
 // The MDP of a world {rows, columns, goal, trap, start, walls, slip, livingCost}, whose cells are numbers.
 //
@@ -131,10 +131,26 @@ export function smallestChange(values, gamma, tolerance) {
   return Math.max(bound, 4 * EPSILON * Math.max(...values.map(Math.abs)));
 }
 
+// Where value iteration begins: zeros; or, with gamma 1, the values of the uniform policy, raised to `restingValues`, if
+// there are gains, losses and a cell in which one can rest for nothing. Such a cell keeps any value that it has come to,
+// and from zero a gain can be seen a sweep before the loss behind it.
+function belowOptimum(mdp, gamma, tolerance) {
+  const least = restingValues(mdp, gamma), policy = uniformPolicy(mdp);
+  let values = new Float64Array(mdp.numStates), change = Infinity;
+  const rewards = actionValues(mdp, values, gamma);
+  if (!least.includes(0) || !rewards.some((r) => r > 0) || !rewards.some((r) => r < 0)) return values;
+  for (let sweeps = 0; sweeps < MAX_SWEEPS && change > smallestChange(values, gamma, tolerance); sweeps++) {
+    const after = expectedActionValues(policy, actionValues(mdp, values, gamma));
+    change = largestDifference(after, values);
+    values = after;
+  }
+  return values.map((value, s) => Math.max(value, least[s]));
+}
+
 // Steps are {kind, values, policy, change}: kind is "start", "evaluation", "improvement" or "sweep", change the largest
 // change of a value in the sweep; an improvement changes the policy, and raises what is worth less than `restingValues`.
 export function* valueIterationSteps(mdp, gamma, tolerance = 1e-6) {
-  let values = new Float64Array(mdp.numStates), change = Infinity;
+  let values = belowOptimum(mdp, gamma, tolerance), change = Infinity;
   yield { kind: "start", values, policy: uniformPolicy(mdp), change };
   while (change > smallestChange(values, gamma, tolerance)) {
     const after = rowMaxima(actionValues(mdp, values, gamma));
