@@ -337,6 +337,18 @@ def test_methods_refuse_lists_and_a_horizon_below_0():
     assert values.finite_horizon(mdp, 0.9, 0).values.shape[0] == 1
 
 
+def test_a_second_look_at_worlds_of_the_same_shape_compiles_nothing(caplog):
+    def compilations(mdp):
+        caplog.clear()
+        with jax.log_compiles():
+            check_mdp(mdp, 1.0)
+        return sum(record.message.startswith("Compiling ") for record in caplog.records)
+
+    first, second = (envs.random_mdp(jax.random.key(key), 13, 3) for key in (0, 1))
+    assert compilations(first._replace(R=-jnp.ones_like(first.R))) > 0
+    assert compilations(second._replace(R=-jnp.ones_like(second.R))) == 0
+
+
 def test_what_has_values_is_not_refused():
     check_mdp(lake_with_a_pit(), 0.9)
     check_mdp(circle(0.0, 1.0), 0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -46,6 +47,7 @@ def check_mdp(mdp: AnyMDP, gamma: float) -> None:
         )
 
 
+@jax.jit
 def steps_to_terminal(mdp: AnyMDP, allowed: Array) -> Array:
     """The fewest steps in which an action can lead to a terminal state, [S, A], infinite if it cannot.
 
@@ -67,6 +69,7 @@ def steps_to_terminal(mdp: AnyMDP, allowed: Array) -> Array:
     return steps(nearest)
 
 
+@jax.jit
 def lasting_actions(mdp: AnyMDP, allowed: Array) -> Array:
     """[S, A] bool, the allowed actions after which, whatever follows, there is always another of them: none ends.
 
