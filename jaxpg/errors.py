@@ -80,6 +80,8 @@ COUNTED = {
     "total_steps": ", and counts environment steps, which are tokens in a text",
 }
 """Settings that other libraries count in another unit."""
+OF_ONE_STEP = {"initial_value": "n_step_sarsa", "buffer_size": "n_step_dqn"}
+"""What algorithms with targets of one reward have as a setting -> the one of their ladder with `n_steps` of them."""
 OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Reasons of the system that come without a file's name from where a program prints: a full disk, a lost terminal."""
 FEW = 5
@@ -161,6 +163,9 @@ def hint(given: str, known: Iterable[str]) -> str:
         return "There is none."
     if RENAMED.get(given) in known:
         return f"It is called {RENAMED[given]!r} now."
+    for setting, of_more in OF_ONE_STEP.items():
+        if given == "n_steps" and setting in known:
+            return f"Its targets have one reward; those of {of_more} have as many as its n_steps says."
     for name in ELSEWHERE.get(given, "").split(", "):
         if name.partition(".")[0] in known:  # a setting, or one in a table
             return f"It is called {name!r} here{COUNTED.get(name, '')}."

@@ -12,6 +12,7 @@ from tiny import target
 
 from jaxpg import values
 from jaxpg.errors import UserError
+from jaxpg.experiments import config as configs
 from jaxpg.values.replay_learning import ReplaySettings
 
 PRIORITIES = {"priority_alpha": 0.6, "priority_beta": 0.4, "beta_steps": 500_000}
@@ -107,3 +108,18 @@ def test_settings_that_pqn_does_not_have_are_refused():
 def test_real_actions_are_refused():
     with pytest.raises(UserError, match="Action values need discrete actions, but those of target are real numbers"):
         values.deep_q(target(), values.mlp(target()), values.dqn())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "of_more"),
+    [("sarsa", "n_step_sarsa"), ("double_q_learning", "n_step_sarsa"), ("dqn", "n_step_dqn"), ("qr_dqn", "n_step_dqn")],
+)
+def test_n_steps_of_one_step_targets_name_the_rung_that_has_them(algorithm: str, of_more: str) -> None:
+    """Elsewhere n_steps are the steps of a rollout, which are `num_steps` here and change no target."""
+    with pytest.raises(TypeError, match=f"{algorithm} has no setting 'n_steps'. .* those of {of_more} have as many"):
+        getattr(values, algorithm)(n_steps=3)
+    with pytest.raises(UserError, match=f"no setting 'n_steps' of {algorithm} .* those of {of_more} have as many"):
+        configs.resolve_config("frozen_lake" if "sarsa" in of_more else "cartpole", algorithm, {"n_steps": 3})
+    getattr(values, of_more)(n_steps=3)
+    with pytest.raises(TypeError, match="It is called 'num_steps' here"):
+        values.pqn(n_steps=3)
