@@ -37,6 +37,17 @@ def test_a_picture_of_what_changes_with_a_setting(capsys: pytest.CaptureFixture[
     assert "sweep 1" in drawn  # below the name of the method, a line of its own
 
 
+@pytest.mark.full
+def test_an_evaluation_that_ends_at_its_limit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A walk at random along the cliff falls a thousand times before it ends. A program per sweep takes minutes."""
+    assert main(["plan", "cliff_walking", "--gamma", "1", "--out", "map.svg"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("policy iteration: an evaluation ended at the limit of 100,000 sweeps, before the values") == 1
+    assert printed.count(" ended at the limit ") == 1  # modified policy iteration is meant to
+    drawn = [text.strip() for text in ElementTree.parse("map.svg").getroot().itertext()]
+    assert {"sweep 1", "sweep 2", "sweep 4", "sweep 15", "improvement 1, 100000 sweeps"} <= {*drawn}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

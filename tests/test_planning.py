@@ -164,7 +164,31 @@ def test_steps_are_those_of_the_methods(name):
         np.testing.assert_allclose(shown[-1].values, plan.values, atol=1e-9)
         np.testing.assert_array_equal(shown[-1].policy, plan.policy)
         assert shown[0].kind == "start"
-        assert sum(step.kind in ("sweep", "evaluation") for step in shown) == plan.sweeps
+        swept = [step.kind in ("sweep", "evaluation") for step in shown]
+        assert sum(swept) == plan.sweeps
+        assert [step.sweeps for step in shown] == np.cumsum(swept).tolist()
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_improvements_alone_are_those_among_every_sweep(name):
+    make, gamma = STEPPED[name]
+    every = [step for step in values.policy_iteration_steps(make(), gamma) if step.kind != "evaluation"]
+    alone = list(values.policy_iteration_steps(make(), gamma, every_sweep=False))
+    assert [(step.kind, step.sweeps) for step in alone] == [(step.kind, step.sweeps) for step in every]
+    for one, other in zip(alone, every, strict=True):
+        np.testing.assert_allclose(one.values, other.values, atol=1e-9)
+        np.testing.assert_array_equal(one.policy, other.policy)
+
+
+def test_sweeps_that_end_at_their_limit_are_counted():
+    mdp = envs.grid_world(slip=0.1)
+    for method in (values.value_iteration, values.policy_iteration):
+        assert method(mdp, 0.9).unfinished == 0
+    plan = values.value_iteration(mdp, 0.9)
+    for fewer, unfinished in ((0, 0), (1, 1)):
+        assert values.value_iteration(mdp, 0.9, max_sweeps=int(plan.sweeps) - fewer).unfinished == unfinished
+    plan = values.policy_iteration(mdp, 0.9, max_sweeps=2, max_improvements=3)
+    assert (int(plan.sweeps), int(plan.unfinished)) == (8, 4)  # the first evaluation, and one after each improvement
 
 
 def test_the_first_evaluation_is_not_the_last():

@@ -23,6 +23,7 @@ from jaxpg.experiments.config import Config, resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
+from jaxpg.values.planning import MAX_SWEEPS
 
 METHODS: dict[str, Callable[..., values.Plan]] = {
     "value iteration": values.value_iteration,
@@ -81,7 +82,19 @@ def _show_methods(config: Config, mdp: AnyMDP, arguments: argparse.Namespace, co
         improvements = "" if name.startswith("value") else str(plan.improvements)
         table.add_row(name, f"{int(plan.sweeps):,}", improvements, f"{float(mdp.start @ plan.values):.6f}")
     console.print(table)
+    for name, plan in zip(METHODS, plans, strict=True):
+        if plan.unfinished and not name.startswith("modified"):  # which ends its evaluations early
+            console.print(_unfinished(name, int(plan.unfinished)))
     return plans[0]
+
+
+def _unfinished(name: str, times: int) -> str:
+    """A sentence on sweeps that ended at their limit."""
+    what = "the sweeps" if name.startswith("value") else "an evaluation" if times == 1 else f"{times} evaluations"
+    return (
+        f"{name}: {what} ended at the limit of {MAX_SWEEPS:,} sweeps, before the values were within the tolerance. "
+        "Compare the value of the start with that of the other methods, or take a larger --tolerance."
+    )
 
 
 def _show_map(
@@ -95,24 +108,33 @@ def _show_map(
     console.print(report.value_table(final, grid, title=title, width=console.width))
     out = arguments.out or PICTURE
     title = f"{config.task}, discount {arguments.gamma:g}"
-    report.value_figure(_stages(mdp, arguments.gamma, arguments.tolerance), grid, out, title=title)
+    report.value_figure(_stages(mdp, plan, arguments.gamma, arguments.tolerance), grid, out, title=title)
     console.print(f"Picture: {printable(out)}", soft_wrap=True)
 
 
-def _stages(mdp: AnyMDP, gamma: float, tolerance: float) -> Mapping[str, Any]:
+def _stages(mdp: AnyMDP, plan: values.Plan, gamma: float, tolerance: float) -> Mapping[str, Any]:
     """Three sweeps of value iteration on the way and the last, then the policies of policy iteration, four at most."""
     from jaxpg import report
 
-    sweeps = list(values.value_iteration_steps(mdp, gamma, tolerance=tolerance))
-    chosen = dict.fromkeys((1, max(2, len(sweeps) // 16), max(3, len(sweeps) // 4), len(sweeps) - 1))
-    maps = {f"value iteration,\nsweep {i}": sweeps[i] for i in chosen if i < len(sweeps)}
-    steps = list(values.policy_iteration_steps(mdp, gamma, tolerance=tolerance))
-    improved = [i for i, step in enumerate(steps) if step.kind == "improvement"]
-    for number in dict.fromkeys((1, 2, 3, len(improved))):
-        if number <= len(improved):
-            swept = sum(step.kind == "evaluation" for step in steps[: improved[number - 1]])
-            maps[f"policy iteration,\nimprovement {number}, {swept} sweeps"] = steps[improved[number - 1]]
+    maps = _chosen_sweeps(mdp, int(plan.improvements), gamma, tolerance)
+    improved = values.policy_iteration_steps(mdp, gamma, tolerance=tolerance, every_sweep=False)
+    improvements = [step for step in improved if step.kind == "improvement"]
+    for number in dict.fromkeys((1, 2, 3, len(improvements))):
+        if number <= len(improvements):
+            step = improvements[number - 1]
+            maps[f"policy iteration,\nimprovement {number}, {step.sweeps} sweeps"] = step
     return {name: report.ValueMap(np.asarray(s.values), np.asarray(s.policy)) for name, s in maps.items()}
+
+
+def _chosen_sweeps(mdp: AnyMDP, sweeps: int, gamma: float, tolerance: float) -> dict[str, values.Step]:
+    """Of so many sweeps of value iteration three on the way and the last, by title; no others are kept."""
+    chosen = 1, max(2, (sweeps + 1) // 16), max(3, (sweeps + 1) // 4)
+    steps, maps = values.value_iteration_steps(mdp, gamma, tolerance=tolerance), {}
+    step = next(steps)
+    for step in steps:
+        if step.sweeps in chosen:
+            maps[f"value iteration,\nsweep {step.sweeps}"] = step
+    return maps | {f"value iteration,\nsweep {step.sweeps}": step}
 
 
 def _show_returns(mdp: AnyMDP, plan: values.Plan, time_limit: int, console: Console) -> None:

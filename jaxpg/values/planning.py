@@ -58,6 +58,8 @@ class Plan(NamedTuple):
     sweeps: [] int32, sweeps over all states, those of evaluation included.
     improvements: [] int32, how often the policy was improved; for value iteration as often as it swept.
     change: [] the largest change of a value in the last sweep; of policy iteration, in the last evaluation.
+    unfinished: [] int32, how often sweeps ended at their limit, before the values were within the tolerance: those of
+        an evaluation, or those of value iteration.
     """
 
     values: Array
@@ -65,6 +67,7 @@ class Plan(NamedTuple):
     sweeps: Array
     improvements: Array
     change: Array
+    unfinished: Array
 
 
 def synchronous(backup: Backup, values: Array) -> Array:
@@ -149,7 +152,8 @@ def value_iteration(
     start = below_optimum(mdp, rewards, gamma, sweep)
     swept = sweep(backup, start.values, max_sweeps)
     policy = greedy_policy(mdp, swept.values, gamma, tolerance=tolerance)
-    return Plan(swept.values, policy, start.sweeps + swept.sweeps, swept.sweeps, swept.change)
+    sweeps, unfinished = start.sweeps + swept.sweeps, jnp.int32(start.unfinished) + swept.unfinished
+    return Plan(swept.values, policy, sweeps, swept.sweeps, swept.change, unfinished)
 
 
 @_refuses_other_discounts
@@ -190,7 +194,8 @@ def policy_iteration(
         policy = unless_as_good(action_values(mdp, plan.values, gamma), plan.policy, greedy)
         swept = evaluate(plan.values, policy, max_sweeps)
         change = jnp.abs(swept.values - plan.values).max()
-        return Plan(swept.values, policy, plan.sweeps + swept.sweeps, plan.improvements + 1, change)
+        sweeps, unfinished = plan.sweeps + swept.sweeps, plan.unfinished + swept.unfinished
+        return Plan(swept.values, policy, sweeps, plan.improvements + 1, change, unfinished)
 
     def goes_on(plan: Plan) -> Array:
         return (plan.change > smallest_change(plan.values, gamma, tolerance)) & (plan.improvements < max_improvements)
@@ -198,8 +203,9 @@ def policy_iteration(
     uniform = uniform_policy(rewards)
     first_sweeps = jnp.where(_rests_among_losses(mdp, rewards, least), max(max_sweeps, MAX_SWEEPS), max_sweeps)
     first = evaluate(jnp.zeros(len(rewards), rewards.dtype), uniform, first_sweeps)
-    infinite = jnp.asarray(jnp.inf, rewards.dtype)
-    plan = lax.while_loop(goes_on, improve, Plan(first.values, uniform, first.sweeps, jnp.int32(0), infinite))
+    infinite, none = jnp.asarray(jnp.inf, rewards.dtype), jnp.int32(0)
+    plan = Plan(first.values, uniform, first.sweeps, none, infinite, none + first.unfinished)
+    plan = lax.while_loop(goes_on, improve, plan)
     return plan._replace(policy=greedy_policy(mdp, plan.values, gamma, tolerance=tolerance))
 
 
@@ -299,11 +305,18 @@ def resting_values(mdp: AnyMDP, rewards: Array, gamma: Scalar) -> Array:
 
 
 class Swept(NamedTuple):
-    """Where sweeps came to: the values `[S]`, how many sweeps, and the largest change of a value in the last."""
+    """Where sweeps came to.
+
+    values: [S].
+    sweeps: [] int32, how many.
+    change: [] the largest change of a value in the last.
+    unfinished: [] bool, whether that is too large for the values to be within the tolerance.
+    """
 
     values: Array
     sweeps: Array
     change: Array
+    unfinished: Array
 
 
 Sweep = Callable[[Backup, Array, Array | int], Swept]
@@ -321,7 +334,7 @@ def below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep) -> S
     return lax.cond(
         _rests_among_losses(mdp, rewards, least),
         lambda: _evaluate_raised(mdp, rewards, gamma, sweep, least, zeros, uniform_policy(rewards), MAX_SWEEPS),
-        lambda: Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype)),
+        lambda: Swept(zeros, jnp.int32(0), jnp.asarray(jnp.inf, zeros.dtype), jnp.bool_(False)),
     )
 
 
@@ -362,13 +375,15 @@ def sweep_until_converged(
     """Sweep until the values are within the tolerance of the backup's fixed point."""
 
     def goes_on(swept: Swept) -> Array:
-        return (swept.change > smallest_change(swept.values, gamma, tolerance)) & (swept.sweeps < max_sweeps)
+        return swept.unfinished & (swept.sweeps < max_sweeps)
 
     def sweep(swept: Swept) -> Swept:
         after = order(backup, swept.values)
-        return Swept(after, swept.sweeps + 1, jnp.abs(after - swept.values).max())
+        change = jnp.abs(after - swept.values).max()
+        return Swept(after, swept.sweeps + 1, change, change > smallest_change(after, gamma, tolerance))
 
-    return lax.while_loop(goes_on, sweep, Swept(values, jnp.int32(0), jnp.asarray(jnp.inf, values.dtype)))
+    start = Swept(values, jnp.int32(0), jnp.asarray(jnp.inf, values.dtype), jnp.bool_(True))
+    return lax.while_loop(goes_on, sweep, start)
 
 
 def smallest_change(values: Array, gamma: Scalar, tolerance: Scalar) -> Array:
