@@ -352,6 +352,14 @@ def test_methods_refuse_what_is_no_discount(gamma):
     jax.vmap(lambda gamma: values.value_iteration(mdp, gamma).values)(jnp.array([0.5, 1.0]))
 
 
+def test_methods_refuse_the_name_of_an_order():
+    mdp = envs.random_walk(5)
+    evaluation = partial(values.policy_evaluation, policy=jnp.ones((7, 1)))
+    for method in (values.value_iteration, values.policy_iteration, evaluation):
+        with pytest.raises(UserError, match=r"order is a function, .*values\.gauss_seidel, not 'gauss_seidel'"):
+            method(mdp, gamma=0.9, order="gauss_seidel")
+
+
 def test_methods_refuse_lists_and_a_horizon_below_0():
     mdp = envs.random_walk(5)
     with pytest.raises(UserError, match="rewards of an MDP is an array, not a list"):

@@ -378,6 +378,61 @@ def test_a_policy_of_one_action_per_state_is_refused():
         evaluate(mdp, jax.nn.one_hot(actions, 3), 0.9)
 
 
+TAKERS = {
+    "state_values": lambda mdp, policy: state_values(mdp, policy, 0.9),
+    "expected_return": lambda mdp, policy: envs.expected_return(mdp, policy, 0.9),
+    "policy_evaluation": lambda mdp, policy: values.policy_evaluation(mdp, policy, 0.9),
+    "sample_episodes": lambda mdp, policy: values.sample_episodes(
+        mdp, policy, jax.random.key(0), num_episodes=2, time_limit=3
+    ),
+    "value_iteration": lambda mdp, policy: values.value_iteration(mdp, 0.9),
+    "policy_iteration": lambda mdp, policy: values.policy_iteration(mdp, 0.9),
+    "finite_horizon": lambda mdp, policy: values.finite_horizon(mdp, 0.9, 3),
+}
+TAKERS_OF_A_POLICY = ("state_values", "expected_return", "policy_evaluation", "sample_episodes")
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("to", [lambda mdp: mdp, to_sparse])
+def test_values_of_rows_that_are_no_distributions_are_refused(name, to):
+    mdp, policy = envs.random_mdp(jax.random.key(0), states=3, actions=2), jnp.full((3, 2), 0.5)
+    TAKERS[name](to(mdp), policy)
+    for total in (0.9, 1.05):
+        with pytest.raises(UserError, match=rf"P is not a distribution for state 1 and action 0: .* sum to {total}\."):
+            TAKERS[name](to(mdp._replace(P=mdp.P.at[1, 0].multiply(total))), policy)
+    TAKERS[name](to(mdp), policy)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_an_environment_in_the_place_of_an_mdp_is_refused(name):
+    record = "state_values" if name == "expected_return" else name
+    with pytest.raises(UserError, match=rf"{record} takes a record MDP: envs.MDPS\[\"frozen_lake\"\]\(\), not Env\("):
+        TAKERS[name](envs.make("frozen_lake"), jnp.full((16, 4), 0.25))
+
+
+@pytest.mark.parametrize("name", TAKERS_OF_A_POLICY)
+def test_what_is_no_policy_is_refused(name):
+    mdp, policy = envs.frozen_lake(), jnp.full((16, 4), 0.25)
+    for wrong in (jnp.full((4, 16), 1 / 16), policy[:8], jnp.zeros(16, int)):
+        with pytest.raises(UserError, match=r"A policy holds pi\(a \| s\), of the shape \[16, 4\] here, not \["):
+            TAKERS[name](mdp, wrong)
+    least_and_sum = {"0, and they sum to 0": 0.0, "1, and they sum to 4": 1.0, "nan, and they sum to nan": jnp.nan}
+    for sentence, of_one in least_and_sum.items():
+        with pytest.raises(
+            UserError, match=f"The policy is not a distribution for state 2: .* the least is {sentence}"
+        ):
+            TAKERS[name](mdp, policy.at[2].set(of_one))
+    TAKERS[name](mdp, jnp.where(mdp.terminal[:, None], 0.0, policy))  # whatever terminal states have
+
+
+@pytest.mark.parametrize("name", TAKERS_OF_A_POLICY)
+def test_a_policy_made_inside_of_a_program_is_taken(name):
+    """Its numbers are not known; gradients and maps need that."""
+    mdp, logits = envs.frozen_lake(), jnp.zeros((2, 16, 4))
+    jax.jit(jax.vmap(lambda x: TAKERS[name](mdp, jax.nn.softmax(x))))(logits)
+    jax.jit(lambda mdp, x: TAKERS[name](mdp, x))(mdp, jnp.full((16, 4), 0.25))
+
+
 def test_mdp_is_a_pytree_of_arrays():
     assert isinstance(envs.random_mdp(jax.random.key(0)), MDP)
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(envs.grid_world()))

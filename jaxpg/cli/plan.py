@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpg import envs, values
+from jaxpg.envs.mdp_records import AnyMDP
 from jaxpg.envs.mdps import Grid, grid_of
 from jaxpg.envs.reachability import check_mdp
-from jaxpg.envs.tabular import AnyMDP
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments.config import Config, resolve_config
 from jaxpg.experiments.config_file import parse_overrides

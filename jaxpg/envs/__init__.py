@@ -4,6 +4,7 @@ from jaxpg.envs.battery import Finding, battery
 from jaxpg.envs.contract import check_env
 from jaxpg.envs.gymnax_adapter import from_gymnax
 from jaxpg.envs.host import comes_in as lives_on_host
+from jaxpg.envs.mdp_records import MDP, SparseMDP
 from jaxpg.envs.mdps import (
     MDPS,
     cliff_walking,
@@ -27,17 +28,7 @@ from jaxpg.envs.registry import (
     task_factory,
     wrap,
 )
-from jaxpg.envs.tabular import (
-    MDP,
-    SparseMDP,
-    action_values,
-    as_env,
-    expected_return,
-    state_values,
-    state_visits,
-    to_dense,
-    to_sparse,
-)
+from jaxpg.envs.tabular import action_values, as_env, expected_return, state_values, state_visits, to_dense, to_sparse
 from jaxpg.envs.wrappers import flatten, frame_stack, sticky_actions, time_limit, unwrap
 
 __all__ = [

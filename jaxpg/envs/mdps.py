@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxpg.envs.tabular import MDP, AnyMDP, SparseMDP, to_dense
+from jaxpg.envs.mdp_records import MDP, AnyMDP, SparseMDP
+from jaxpg.envs.tabular import to_dense
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Scalar
 

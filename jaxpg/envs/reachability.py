@@ -7,14 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.envs.tabular import (
-    AnyMDP,
-    SparseMDP,
-    check_discount,
-    check_probabilities,
-    expected_rewards,
-    num_states_and_actions,
-)
+from jaxpg.envs.mdp_records import AnyMDP, SparseMDP, check_discount, check_probabilities, num_states_and_actions
+from jaxpg.envs.tabular import expected_rewards
 from jaxpg.errors import UserError
 from jaxpg.types import Array
 

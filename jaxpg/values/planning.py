@@ -28,16 +28,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpg.envs.mdp_records import AnyMDP, check_arguments, check_discount, check_policy, checks_arguments
 from jaxpg.envs.reachability import lasting_actions, steps_to_terminal
-from jaxpg.envs.tabular import (
-    AnyMDP,
-    action_values,
-    check_discount,
-    check_policy,
-    expected_next_values,
-    expected_rewards,
-)
-from jaxpg.errors import UserError
+from jaxpg.envs.tabular import action_values, expected_next_values, expected_rewards
+from jaxpg.errors import UserError, excerpt
 from jaxpg.types import Array, Scalar
 
 P = ParamSpec("P")
@@ -80,19 +74,28 @@ def gauss_seidel(backup: Backup, values: Array) -> Array:
     return lax.fori_loop(0, len(values), lambda s, v: v.at[s].set(backup(v, s)), values)
 
 
-def _refuses_other_discounts(method: Callable[P, R]) -> Callable[P, R]:
-    """The compiled `method` after a look at its gamma, which inside of it has no number; sweeps beyond 1 diverge."""
+def _checks_arguments(method: Callable[P, R]) -> Callable[P, R]:
+    """The compiled `method` after a look at its arguments, which have no numbers inside of it.
+
+    Sweeps with a discount beyond 1 diverge, and rows that sum to less or more than 1 are another discount.
+    """
     signature = inspect.signature(method)
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_discount(signature.bind(*args, **kwargs).arguments["gamma"])
+        given = signature.bind(*args, **kwargs).arguments
+        check_discount(given["gamma"])
+        check_arguments(method.__name__, given)
+        if not callable(order := given.get("order", synchronous)):
+            raise UserError(
+                f"The order is a function, values.synchronous or values.gauss_seidel, not {excerpt(order)}."
+            )
         return method(*args, **kwargs)
 
     return checked
 
 
-@_refuses_other_discounts
+@_checks_arguments
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def policy_evaluation(
     mdp: AnyMDP,
@@ -123,7 +126,7 @@ def policy_evaluation(
     return sweep_until_converged(order, gamma, tolerance, backup, zeros, max_sweeps).values
 
 
-@_refuses_other_discounts
+@_checks_arguments
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def value_iteration(
     mdp: AnyMDP,
@@ -156,7 +159,7 @@ def value_iteration(
     return Plan(swept.values, policy, sweeps, swept.sweeps, swept.change, unfinished)
 
 
-@_refuses_other_discounts
+@_checks_arguments
 @partial(jax.jit, static_argnames=("max_sweeps", "max_improvements", "order"))
 def policy_iteration(
     mdp: AnyMDP,
@@ -220,6 +223,7 @@ class FiniteHorizonPlan(NamedTuple):
     policy: Array
 
 
+@checks_arguments
 @partial(jax.jit, static_argnames="horizon")
 def finite_horizon(mdp: AnyMDP, gamma: Scalar, horizon: int) -> FiniteHorizonPlan:
     """Backward induction: v_0 = 0, v_h(s) = max_a r(s, a) + gamma sum_s' p(s'|s, a) v_{h-1}(s').

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.envs.tabular import AnyMDP, action_values, expected_rewards
+from jaxpg.envs.mdp_records import AnyMDP
+from jaxpg.envs.tabular import action_values, expected_rewards
 from jaxpg.types import Array, Scalar
 from jaxpg.values.planning import (
     MAX_SWEEPS,

@@ -21,7 +21,8 @@ import numpy as np
 from jax import lax
 
 from jaxpg.domains import check_whole
-from jaxpg.envs.tabular import AnyMDP, TabularState, as_env
+from jaxpg.envs.mdp_records import AnyMDP, checks_arguments
+from jaxpg.envs.tabular import TabularState, as_env
 from jaxpg.errors import UserError, check_record
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
@@ -47,9 +48,14 @@ class TabularEpisodes(NamedTuple):
     mask: Array
 
 
+@checks_arguments
 @partial(jax.jit, static_argnames=("num_episodes", "time_limit"))
 def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, time_limit: int) -> TabularEpisodes:
-    """Episodes of a policy `[S, A]`, each of `time_limit` steps at most."""
+    """Episodes of a policy `[S, A]`, each of `time_limit` steps at most.
+
+    Raises:
+        UserError: what is no MDP, rows of P or of the policy that are no distributions, and a time limit below 1.
+    """
     env = as_env(mdp, time_limit, "mdp")
     logits = jnp.log(policy)
 
