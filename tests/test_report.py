@@ -402,9 +402,9 @@ def test_the_table_names_every_figure_of_huge_and_tiny_scores():
 @pytest.mark.parametrize(
     ("initial", "text"),
     [
-        ({"ppo": [1.0, 2, 3, 4], "reinforce": [2.5]}, "before training: 2.500"),
-        ({"ppo": [1.0], "reinforce": [2.0]}, "before training: ppo 1.000, reinforce 2.000"),
-        ({"ppo": None, "reinforce": [2.0]}, "before training: reinforce 2.000"),
+        ({"ppo": [1.0, 2, 3, 4], "reinforce": [2.5]}, "before training (IQM): 2.500"),
+        ({"ppo": [1.0], "reinforce": [2.0]}, "before training (IQM): ppo 1.000, reinforce 2.000"),
+        ({"ppo": None, "reinforce": [2.0]}, "before training (IQM): reinforce 2.000"),
         ({"ppo": None, "reinforce": None}, None),
     ],
 )

@@ -152,7 +152,7 @@ def _before_training(summaries: Mapping[str, Summary]) -> str | None:
         return None
     same = len(scores) == len(summaries) and len(set(scores.values())) == 1
     listed = scores.values() if same else [f"{name} {score}" for name, score in scores.items()]
-    return f"before training: {', '.join(dict.fromkeys(listed))}"
+    return f"before training (IQM): {', '.join(dict.fromkeys(listed))}"
 
 
 def write_comparison(
