@@ -14,6 +14,9 @@ from typing import Any
 
 from jaxpg.errors import UserError
 
+ANOTHER = "another directory with --out, in Python with out="
+"""What both a command and `jaxpg.fit` may write to, in words."""
+
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a process that is killed leaves the old file or the new one.
@@ -73,12 +76,12 @@ def explain_os_error(run_dir: Path) -> Iterator[None]:
             what = "not a directory" if in_the_way[0].exists() else "a link to nothing"
             raise UserError(
                 f"The directory {run_dir} cannot be written to: {in_the_way[0]} is {what}. Remove it, or choose "
-                "another directory with --out."
+                f"{ANOTHER}."
             ) from error
         reason = error.strerror or str(error)
         raise UserError(
             f"The directory {run_dir} cannot be written to ({reason}). Checkpoints that are in it stay as they are; "
-            "make room, or choose another directory with --out."
+            f"make room, or choose {ANOTHER}."
         ) from error
 
 

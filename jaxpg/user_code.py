@@ -29,6 +29,8 @@ _NAME = re.compile(r"(?!(gymnasium|envpool):)[^\s/\\:]+:[^\s/\\:]+|gymnasium:[^\
 """What names code: "module:function", and "gymnasium:module:id"; an environment of an installed package does not."""
 SUITE_PREFIXES = frozenset({"brax", "craftax", "jaxtari", "jumanji", "navix", "pgx", "playground"})
 """`brax:ant` is an environment of a suite (envs/suites) and never a function of a module, so it is no code of a run."""
+MOST_LISTED = 10
+"""So many functions of a module are named where one that it does not have was."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
 """Which names may be imported; None in a Python program that has not entered `trust`."""
 _given: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default=MappingProxyType({}))
@@ -142,7 +144,7 @@ def _not_imported(name: str, what: str, error: BaseException) -> UserError:
     module = sys.modules.get(prefix.rpartition(":")[2]) if isinstance(error, AttributeError) else None
     if module and not hasattr(module, rest):
         near = nearest(rest, [n for n in vars(module) if not n.startswith("_")])
-        like = f" Did you mean '{prefix}:{near}'?" if near else ""
+        like = f" Did you mean '{prefix}:{near}'?" if near else _functions_of(module)
         return UserError(f"The {what} {name} cannot be imported: {module.__name__} has no {rest!r}.{like}")
     return UserError(
         f"The {what} {name} cannot be imported: {describe_failure(error)}.{hint} Install its module, or add the "
@@ -150,9 +152,18 @@ def _not_imported(name: str, what: str, error: BaseException) -> UserError:
     )
 
 
+def _functions_of(module: ModuleType) -> str:
+    """A sentence with the functions that a module defines, of many the first."""
+    found = [name for name, x in vars(module).items() if inspect.isfunction(x) and x.__module__ == module.__name__]
+    public = [name for name in found if not name.startswith("_")]
+    listed = public if len(public) <= MOST_LISTED else [*public[:MOST_LISTED], f"and {len(public) - MOST_LISTED} more"]
+    return f" It has: {', '.join(listed)}." if listed else " It has no function of its own."
+
+
 def _would_run(*names: str) -> str:
     parts = [name.removeprefix("gymnasium:").partition(":") for name in names]
-    return "this would " + ", and ".join(f"import {module} and call {function}" for module, _, function in parts)
+    calls = dict.fromkeys(f"import {module} and call {function}" for module, _, function in parts)
+    return f"this would {', and '.join(calls)}"
 
 
 def argument_defaults(factory: Callable[..., Any]) -> dict[str, Any]:

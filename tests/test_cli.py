@@ -121,7 +121,7 @@ def test_progress_is_a_line_for_each_tenth(tmp_path: Path, capsys: pytest.Captur
     assert re.search(
         r"3,008 / 3,000 steps each, [\d,]+ steps/s in all, 0:00 left, evaluation .*, return .*$", lines[-1]
     )
-    assert re.search(r"^before training: -?[\d.]+", out, re.MULTILINE)
+    assert re.search(r"^before training \(IQM\): -?[\d.]+", out, re.MULTILINE)
     assert "IQM [95%]" in out
     assert configs.load_config(tmp_path / "run").seeds == (5, 6)
 
@@ -418,6 +418,11 @@ REFUSED = [
     (["train", "cartpole", "poo"], "no algorithm 'poo'. Did you mean 'ppo'"),
     (["compare", "cartpole", "ppo", "a3c"], "no algorithm 'a3c'. Did you mean 'a2c'"),
     (["train", "cartpole", "ppo", "--set", "gama=0.9"], "no setting 'gama' of ppo on cartpole. Did you mean 'gamma'"),
+    (["train", "CartPole-v2", "ppo"], "no task 'CartPole-v2'. Did you mean 'CartPole-v1'?"),
+    (["train", "cartpole", "ppo", "--set", "network.hidden=64"], "network.hidden must be a list of integers, not 64"),
+    (["train", "cartpole", "ppo", "--set", "network.hidden=[0]"], "network.hidden must be at least 1, not 0"),
+    (["resume", "nowhere", "--seeds", "2"], "only --steps may change: leave out --seeds. For other"),
+    (["resume", "nowhere", "--set", "gamma=0.9"], "takes its settings from the directory, and of them only --steps"),
     (["train", "cartpole", "ppo", "--set", "gamma"], "--set takes key=value"),
     (["train", "cartpole", "ppo", "--set", "gamma=high"], "gamma must be a number, not 'high'"),
     (["train", "cartpole", "ppo", "--set", "num_envs=-1"], "num_envs must be at least 1, not -1"),
@@ -510,7 +515,10 @@ def test_resuming_something_else_is_refused(trained: Path, capsys: pytest.Captur
     assert main(["train", "catch", "a2c", *out, "--resume", "--set", "gamma=0.5"]) == 2
     assert "a2c.gamma is 0.99 there, 0.5 here" in capsys.readouterr().err
     assert main(["train", "catch", "a2c", *out, "--resume", "--seeds", "3"]) == 2
-    assert "seeds is [0, 1] there, [0, 1, 2] here" in capsys.readouterr().err
+    assert (
+        "seeds is [0, 1] there, [0, 1, 2] here. A run goes on with its own settings: leave out those"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("steps", "refused"), [("60000", True), ("20000", False)])

@@ -396,6 +396,8 @@ def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
     assert (again.task, again.settings["gamma"], again.seeds) == ("cartpole", 0.5, (0, 5))
     with pytest.raises(UserError, match="is not the directory of a run"):
         configs.load_config(tmp_path / "absent")
+    with pytest.raises(UserError, match=rf"config\.toml is not the .* but a file of one: name {tmp_path}\."):
+        configs.load_config(tmp_path / "config.toml")
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ OWN = "test_parts:"
     ("algorithm", "settings", "sentence"),
     [
         ("test_parts:nothing", {}, "The algorithm test_parts:nothing cannot be imported: test_parts has no 'nothing'"),
+        ("test_parts:qqqqqqqq", {}, r"has no 'qqqqqqqq'\. It has: timid, between, .*, and \d+ more\.$"),
         ("no_such_module:f", {}, "cannot be imported: ModuleNotFoundError.*PYTHONPATH"),
         ("test_parts:OWN", {}, "must be a function"),
         ("brax:ppo", {}, "There is no algorithm 'brax:ppo'"),

@@ -469,6 +469,10 @@ def positional(num_envs: int = 4) -> PolicyGradient:
     return ladder.ppo(num_envs=num_envs)
 
 
+def a_network(env: Env, *, width: int = 4) -> Any:
+    return ladder.ppo()
+
+
 def nameless() -> PolicyGradient:
     return ladder.ppo()
 
@@ -499,6 +503,10 @@ def nameless() -> PolicyGradient:
         (("cartpole", "ppo", {"num_minibatches": 7}), "num_minibatches = 7 does not divide"),
         (("cartpole", not_an_algorithm), "must return a PolicyGradient"),
         (("cartpole", too_many), "collects from 64 environments where its setting num_envs is 4"),
+        (
+            ("cartpole", a_network),
+            "a_network is no algorithm: its first argument is env.* --set network.kind=.*:a_netw",
+        ),
         (("cartpole", positional), "must be keyword-only: write a \\* in front of num_envs"),
         (("cartpole", nameless), "has no setting num_envs"),
         (("cartpole", lambda *, num_envs=4: 1 / 0), "raised ZeroDivisionError"),
@@ -532,7 +540,7 @@ def test_without_out_no_checkpoint_is_said_to_be_there(monkeypatch: pytest.Monke
 def test_a_run_is_not_written_into_a_file(tmp_path: Path) -> None:
     (tmp_path / "a_file.py").touch()
     for out in ("a_file.py", "a_file.py/run"):
-        with pytest.raises(UserError, match=r"cannot be written to: .*a_file\.py is not a directory\. Remove it, or"):
+        with pytest.raises(UserError, match=r"to: .*a_file\.py is not a directory\. .* in Python with out="):
             jaxpg.fit("cartpole", "ppo", out=tmp_path / out, progress=False)
 
 

@@ -24,6 +24,8 @@ from jaxpg.errors import UserError, excerpt, nearest
 from jaxpg.printable import printable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels", "demonstrations")
+SETTINGS = ("--set", "--seeds", "--seed", "--from", "--reward", "--grid")
+"""What states settings, which resume takes from the directory."""
 
 EXAMPLES = """examples:
   jaxpg train cartpole ppo --seeds 8 --out runs/ppo    train eight agents, with a curve and a checkpoint
@@ -53,6 +55,11 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         refused = re.match(r"(argument .*: invalid choice|unrecognized arguments): '?([\w-]+)", message)
+        if refused and refused[2] in SETTINGS and self.prog.endswith(" resume"):
+            raise UserError(
+                "resume takes its settings from the directory, and of them only --steps may change: leave out "
+                f"{refused[2]}. For other settings train a new run."
+            )
         if refused:
             _, _, choices = message.partition("(choose from ")
             near = nearest(refused[2], re.findall(r"[\w-]+", choices) or re.findall(r"--[\w-]+", self.format_usage()))

@@ -258,7 +258,8 @@ def _overridden(begun: configs.Config, overrides: Mapping[str, Any], directory: 
     """
     source = directory / run_directory.CONFIG
     config = configs.resolve_tables(configs.to_dict(begun), begun.algorithm, overrides, source=source)
-    run_directory.refuse_other_config(f"The run in {directory}", configs.to_dict(begun), configs.to_dict(config))
+    what, stored, current = f"The run in {directory}", configs.to_dict(begun), configs.to_dict(config)
+    run_directory.refuse_other_config(what, stored, current, run_directory.GOES_ON)
     trained = checkpoint.find(directory / checkpoint.CHECKPOINTS)
     if trained is not None and config.total_steps < min(trained.steps, begun.total_steps):
         more = f"{trained.steps:,} steps each, more than --steps {config.total_steps:,}"

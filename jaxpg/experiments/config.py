@@ -389,7 +389,7 @@ def _checked_config(task: str, algorithm: str, merged: Mapping[str, Any], own: M
         raise UserError(f'The config of {task} does not say which environment: add environment = "...".')
     checked["network"] = check_network(algorithm, checked["network"])
     for name, (source, words) in DATA.items():
-        checked[name] = check_table(checked[name], options(source), f" of {words}")
+        checked[name] = check_table(checked[name], options(source), f" of {words}", f"{name}.")
     for table in ("wrappers", "callbacks"):
         _check_tables(table, checked[table])
     for name in ("optimizer", "schedule"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpg import envs
-from jaxpg.errors import UserError, excerpt, hint
+from jaxpg.errors import UserError, excerpt, nearest
 
 _PACKAGED = Path(__file__).parent.parent / "configs"  # in an installed package; a checkout has them beside the package
 DEEPEST = 20
@@ -58,8 +58,10 @@ def find_task(task: str | Path) -> Path:
             raise UserError(f"There is no file {task}.")
         return Path(task)
     if task not in tasks():
+        near = nearest(str(task), [*tasks(), *envs.names()])  # CartPole-v2 means CartPole-v1 and not cartpole
+        meant = f"Did you mean {near!r}?" if near else f"There are: {', '.join(tasks())}."
         raise UserError(
-            f"There is no task {excerpt(task)}. {hint(str(task), tasks())} Environments of other libraries have a "
+            f"There is no task {excerpt(task)}. {meant} Environments of other libraries have a "
             "prefix, such as brax:ant or gymnasium:Ant-v5: see jaxpg list environments."
         )
     return TASKS / f"{task}.toml"

@@ -264,6 +264,11 @@ def _check_keyword_only(name: str, function: Callable[..., Any], first: str | No
             raise UserError(f"{name} must take {first} as its first argument, and its settings after a *.")
         del parameters[0]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if first is None and positional[:1] == ["env"]:
+        raise UserError(
+            f"{name} is no algorithm: its first argument is env, as that of a network, which is named by --set "
+            f"network.kind={name}. A function of an algorithm takes keyword-only settings, num_envs among them."
+        )
     if positional:
         raise UserError(f"The settings of {name} must be keyword-only: write a * in front of {positional[0]}.")
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpg import user_code
+from jaxpg.domains import Domain, domain_of
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, network_options, networks_of
@@ -188,15 +189,21 @@ def check_network(algorithm: str, network: Mapping[str, Any]) -> dict[str, Any]:
     known = network_options(algorithm, kind)
     given = {name: value for name, value in network.items() if name != "kind"}
     defaults = {name: option.default for name, option in known.items()}
-    return {"kind": kind} | defaults | check_table(given, known, f" of the network {kind}")
+    return {"kind": kind} | defaults | check_table(given, known, f" of the network {kind}", "network.")
 
 
-def check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:
-    """The settings of a table, names and values checked."""
+def check_table(given: Mapping[str, Any], known: Mapping[str, Option], where: str, prefix: str = "") -> dict[str, Any]:
+    """The settings of a table, names and values checked; the prefix of a name is that of `--set`, "network."."""
     for name in given:
         if name not in known:
             refuse_unknown("setting", name, known, where)
-    return {name: check(known[name], value) for name, value in given.items()}
+    dotted = {name: known[name]._replace(name=f"{prefix}{name}", domain=_domain(known[name])) for name in given}
+    return {name: check(dotted[name], value) for name, value in given.items()}
+
+
+def _domain(option: Option) -> Domain:
+    """Which numbers a setting may be, by its name without that of its table."""
+    return option.domain or domain_of(option.name)
 
 
 def takes_integer(option: Option) -> bool:

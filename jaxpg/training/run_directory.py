@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 from jaxpg.errors import FEW, UserError
-from jaxpg.files import explain_os_error, flatten, replace_file, toml_dumps
+from jaxpg.files import ANOTHER, explain_os_error, flatten, replace_file, toml_dumps
 from jaxpg.training import checkpoint, run_files
 from jaxpg.training.checkpoint import CHECKPOINTS, Checkpoint
 from jaxpg.training.manifests import MANIFEST
@@ -108,7 +108,7 @@ def open_directory(run_dir: Path, config: Mapping[str, Any], *, resume: bool) ->
     if not resume:
         refuse_begun(run_dir)
     elif (run_dir / CONFIG).exists():
-        refuse_other_config(f"The run in {run_dir}", load_config(run_dir, config), config)
+        refuse_other_config(f"The run in {run_dir}", load_config(run_dir, config), config, GOES_ON)
     with explain_os_error(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         replace_file(run_dir / CONFIG, toml_dumps(config))
@@ -124,7 +124,7 @@ def refuse_foreign_files(run_dir: Path, *, resumes: bool) -> None:
         if (run_dir / name).is_symlink():
             raise UserError(
                 f"{run_dir / name} is a symbolic link, and jaxpg does not write through one. Put the file itself "
-                "there, or choose another directory with --out."
+                f"there, or choose {ANOTHER}."
             )
     if resumes or _is_of_a_run(run_dir):
         return
@@ -171,9 +171,7 @@ def add_file(run_dir: Path, name: str, content: str) -> None:
 
 def _foreign_file(run_dir: Path, name: str) -> UserError:
     """The error for a directory that is of no run but has a file by a name that a run writes."""
-    return UserError(
-        f"{run_dir} holds a {name} but no run, so training would overwrite it. Choose another directory with --out."
-    )
+    return UserError(f"{run_dir} holds a {name} but no run, so training would overwrite it. Choose {ANOTHER}.")
 
 
 def check_records(run_dir: Path, rows: WrittenRows) -> None:
@@ -271,6 +269,8 @@ def check_is_run(run_dir: Path) -> None:
     """
     if (run_dir / CONFIG).exists():
         return
+    if run_dir.is_file() and (run_dir.parent / CONFIG).exists():
+        raise UserError(f"{run_dir} is not the directory of a run, but a file of one: name {run_dir.parent}.")
     instead = ""
     if (run_dir / SWEEP).exists():
         instead = (
@@ -329,7 +329,11 @@ def add_machine(run_dir: Path, devices: Sequence[jax.Device]) -> None:
         replace_file(run_dir / MACHINE, json.dumps(machines, indent=1) + "\n")
 
 
-def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+GOES_ON = f" A run goes on with its own settings: leave out those that differ, or choose {ANOTHER} for a new run."
+"""What to do where a run that is to be resumed has another config."""
+
+
+def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[str, Any], remedy: str = "") -> None:
     """Raise a UserError that names up to three settings in which two configs differ.
 
     `total_steps` may differ: a run may be resumed for longer.
@@ -339,7 +343,7 @@ def refuse_other_config(what: str, stored: Mapping[str, Any], current: Mapping[s
     if names:
         values = [f"{n} is {there.get(n, 'absent')!r} there, {here.get(n, 'absent')!r} here" for n in names[:3]]
         more = f"; and {len(names) - 3} more" if len(names) > 3 else ""
-        raise UserError(f"{what} has another config: {'; '.join(values)}{more}.")
+        raise UserError(f"{what} has another config: {'; '.join(values)}{more}.{remedy}")
 
 
 def _plain(value: Any) -> Any:

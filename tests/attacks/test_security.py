@@ -211,6 +211,12 @@ def test_a_python_program_says_that_it_trusts_a_run(payload: Payload, tmp_path: 
     assert payload.executed() == "called"
 
 
+def test_the_code_that_a_run_would_run_is_named_once() -> None:
+    names = {"algorithm": "mine:call", "network": {"kind": "mine:call"}, "mine:call": {"schedule": "mine:other"}}
+    with pytest.raises(UserError, match=r"this would import mine and call call, and import mine and call other\. If"):
+        user_code.refuse_code_of_run(Path("run"), names)
+
+
 def test_a_config_is_read_once(payload: Payload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is built is what was found to name no code, also if another file has taken its place since."""
     refuse_code, run = user_code.refuse_code_of_run, tmp_path / "run"
