@@ -98,6 +98,13 @@ def toml_dumps(tree: Mapping[str, Any], prefix: str = "") -> str:
     return plain + "".join(tables)
 
 
+def setting_text(value: Any) -> str:
+    """A value of a setting as `--set` takes it: in TOML, but texts and none without quotation marks."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else _toml_value(value)
+
+
 def _toml_key(key: str) -> str:
     """A key, quoted where it is no bare one."""
     return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _toml_string(key)
@@ -112,6 +119,9 @@ def _toml_value(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_toml_key(str(key))} = {_toml_value(x)}" for key, x in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
     return repr(value)
 
 

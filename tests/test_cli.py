@@ -25,11 +25,12 @@ from PIL import Image
 from refusals import refused
 
 from jaxpg import envs, files, ladder, parallel, report
-from jaxpg.cli import commands, devices, inspection, record, runs
+from jaxpg.cli import commands, devices, inspection, listing, record, runs
 from jaxpg.cli.main import main
 from jaxpg.cli.options import read_run_options
 from jaxpg.cli.parser import make_parser
 from jaxpg.cli.signals import held_back
+from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.experiments.stages import Stage
@@ -395,7 +396,40 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     out = listed("options", "dapo")
     assert "clip_high 0.28" in out
     assert "sampling rounds" in out
-    assert "network.{cnn}.channels" in out.replace(" ", "")
+    assert "network.{cnn}.channels [16]" in out
+    assert "layer_norm false" in out
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_a_narrow_terminal_shows_whole_names_of_settings(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["list", "options", "ppo"]) == 0
+    in_a_file = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in (["list", "options", "ppo"], ["show", "cartpole", "ppo"]):
+        assert main(command) == 0
+        out = capsys.readouterr().out
+        assert "…" not in out
+        assert max(map(len, out.splitlines()[:40])) <= int(columns)
+    assert "network.{recurrent}.initial_log_std " in in_a_file
+    meaning = configs.algorithm_options("ppo")["num_envs"].meaning
+    assert any("num_envs" in line and meaning in line for line in in_a_file.splitlines())  # in one line
+
+
+def test_a_reason_that_environments_share_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise UserError(f"The environment {name} cannot be made: MuJoCo is not installed.")
+
+    monkeypatch.setattr(listing.host, "ids", lambda prefix: ["Ant-v4", "Ant-v5"])
+    monkeypatch.setattr(envs, "default_settings", missing)
+    assert main(["list", "environments", "gymnasium"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("MuJoCo is not installed") == 1
+    assert "\n(1) cannot be made: MuJoCo is not installed." in out
+    assert len(re.findall(r"gymnasium:Ant-v[45] +\(1\) see below", out)) == 2
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,8 @@ def test_show_says_where_every_setting_comes_from(tmp_path: Path, capsys: pytest
     assert rows["network.activation"] == ["network.activation", "tanh", "cartpole.toml"]
     assert rows["anneal_steps"] == ["anneal_steps", "1000", "cartpole.toml", "[ppo]"]
     assert rows["total_steps"] == ["total_steps", "1000", "command", "line"]
+    assert rows["scale_rewards"][:2] == ["scale_rewards", "false"]
+    assert rows["value_clip"][:2] == ["value_clip", "none"]
     assert rows["gae_lambda"] == ["gae_lambda", "0.95", "default"]
     assert rows.keys() >= configs.algorithm_options("ppo").keys() | {"evaluations", "scale_rewards"}
     assert rows["params.policy.torso.params.Dense_0.kernel"][1:] == ["4", "x", "32", "128"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts
 from jaxpg.experiments.build import KINDS, build
 from jaxpg.experiments.signatures import REQUIRED, check, options
+from jaxpg.report import RunResult, comparison_page
 
 EVERY_TASK = {
     "cartpole", "acrobot", "mountain_car", "pendulum", "mountain_car_continuous", "breakout", "asterix", "freeway",
@@ -398,6 +400,24 @@ def test_a_resolved_config_is_a_task_file(tmp_path: Path) -> None:
         configs.load_config(tmp_path / "absent")
     with pytest.raises(UserError, match=rf"config\.toml is not the .* but a file of one: name {tmp_path}\."):
         configs.load_config(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((64, 64), "[64, 64]"),
+        (None, "none"),
+        (False, "false"),
+        ("mlp", "mlp"),
+        ({"a": (True, None)}, '{ a = [true, "none"] }'),
+        ({}, "{}"),
+    ],
+)
+def test_a_setting_is_shown_as_it_is_typed(value: Any, text: str) -> None:
+    assert files.setting_text(value) == text
+    run = RunResult([1], [[1.0]], [1.0], 1.0, 1.0)
+    page = comparison_page({"ppo": run}, title="x", details={"config": {"a": value}})
+    assert isinstance(value, dict) or f"<dt>a</dt><dd><code>{escape(text)}</code></dd>" in page
 
 
 @pytest.mark.parametrize(

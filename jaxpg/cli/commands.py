@@ -179,9 +179,7 @@ def _differences_of_tasks(resolved: Mapping[str, Config]) -> list[str]:
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    words: dict[Any, str] = {True: "true", False: "false", None: "none"}
-    shown = {name: words[x] if x is None or isinstance(x, bool) else x for name, x in values.items()}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    return ", ".join(f"{name} {files.setting_text(value)}" for name, value in values.items())
 
 
 def _show_differences(sentences: Sequence[str], console: Console) -> None:

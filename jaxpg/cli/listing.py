@@ -8,15 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import jax
+import numpy as np
 from rich import box
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from jaxpg import envs
 from jaxpg.envs import host, suites
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts, signatures
+from jaxpg.files import setting_text
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
@@ -42,7 +46,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         "wrappers": _wrapper_table,
         **{name: partial(_data_table, name) for name in configs.DATA},
     }
-    console = make_console()
+    console = make_console(full_width=True)
     for name in [arguments.what] if arguments.what else ["tasks", "algorithms"]:
         console.print(listings[name]())
     if not arguments.what:
@@ -85,33 +89,57 @@ def _suites_table() -> Table:
     return table
 
 
-def _suite_table(prefix: str) -> Table:
+def _suite_table(prefix: str) -> Group:
     if prefix not in (known := (*suites.SUITES, *_HOST)):
         refuse_unknown("suite", prefix, known)
-    table = Table(title=prefix, box=box.SIMPLE_HEAD)
+    table, missing = Table(title=prefix, box=box.SIMPLE_HEAD), _Missing()
     table.add_column("environment", no_wrap=True)
     table.add_column("its settings and their defaults")
     for name in host.ids(prefix) if prefix in _HOST else suites.ids(prefix):
-        table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}"))
-    return table
+        table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}", missing))
+    return Group(table, *missing.notes())
 
 
-def _environment_table() -> Table:
-    table = Table(title="environments", box=box.SIMPLE_HEAD)
+def _environment_table() -> Group:
+    table, missing = Table(title="environments", box=box.SIMPLE_HEAD), _Missing()
     table.add_column("environment", no_wrap=True)
     table.add_column("its settings and their defaults")
     table.add_column("beside Gymnasium's")
     for name in envs.names():
-        table.add_row(printable(name), _defaults(name), envs.NOTES.get(name, ""))
-    return table
+        table.add_row(printable(name), _defaults(name, missing), envs.NOTES.get(name, ""))
+    return Group(table, *missing.notes())
 
 
-def _defaults(environment: str) -> str:
+class _Missing:
+    """Why environments cannot be made, such as without their data: each reason once, with a number."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+
+    def number_of(self, environment: str, error: UserError) -> int:
+        """The number of the reason, which does not name the environment."""
+        reason = str(error).replace(f"The environment {environment} ", "")
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+        return self._reasons.index(reason) + 1
+
+    def notes(self) -> list[Text]:
+        """Each reason in a line."""
+        return [Text(printable(f"({number}) {reason}")) for number, reason in enumerate(self._reasons, start=1)]
+
+
+def _defaults(environment: str, missing: _Missing) -> str:
     try:
         settings = envs.default_settings(environment)
-    except UserError as error:  # an environment without its data
-        return printable(error)
-    return printable(", ".join(name if x is signatures.REQUIRED else f"{name} = {x}" for name, x in settings.items()))
+    except UserError as error:
+        return f"({missing.number_of(environment, error)}) see below"
+    shown = [name if x is signatures.REQUIRED else f"{name} = {_plain(x)}" for name, x in settings.items()]
+    return printable(", ".join(shown))
+
+
+def _plain(value: Any) -> str:
+    """A default of an environment's setting, which may be an array."""
+    return setting_text(value.tolist() if isinstance(value, np.ndarray | np.generic | jax.Array) else value)
 
 
 def _wrapper_table() -> Table:
@@ -142,7 +170,10 @@ def _option_table(algorithm: str) -> Table:
 
 def _setting_table(title: str, groups: Sequence[tuple[str, Mapping[str, signatures.Option]]]) -> Table:
     """Settings in groups; the prefix of a group is the path to its table in a config."""
-    table = Table("setting", "default", "meaning", title=title, box=box.SIMPLE_HEAD)
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("setting", no_wrap=True)
+    table.add_column("default", overflow="fold")
+    table.add_column("meaning", overflow="fold")
     for prefix, group in groups:
         for option in group.values():
             table.add_row(prefix + option.name, _default(option), option.meaning)
@@ -151,7 +182,7 @@ def _setting_table(title: str, groups: Sequence[tuple[str, Mapping[str, signatur
 
 
 def _default(option: signatures.Option) -> str:
-    return "" if option.default is signatures.REQUIRED else str(option.default)
+    return "" if option.default is signatures.REQUIRED else setting_text(option.default)
 
 
 def _first_line(function: Callable[..., object]) -> str:

@@ -182,7 +182,7 @@ def console_of(options: RunOptions, interruption: Interruption | None = None) ->
 
     Where nobody reads it any more, the training that can be interrupted is.
     """
-    lost = {"on_lost": interruption.on_lost_output} if interruption else {}
+    lost: dict[str, Any] = {"on_lost": interruption.on_lost_output} if interruption else {}
     return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True, **lost)
 
 

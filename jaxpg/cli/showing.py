@@ -20,6 +20,7 @@ from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, resolve_config, trainable
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.experiments.stages import build_planned
+from jaxpg.files import setting_text
 from jaxpg.parallel import host_callback
 from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
@@ -35,10 +36,13 @@ def run_show(arguments: argparse.Namespace) -> int:
     (algorithm,) = arguments.algorithms
     config = resolve_config(arguments.task, algorithm, overrides)
     experiment = build_planned(config, trainable(arguments.task), traceable=True)
-    console = make_console()
-    table = Table("setting", "value", "from", box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
+    console = make_console(full_width=True)
+    table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
     for name, (value, source) in setting_sources(arguments.task, algorithm, config, overrides).items():
-        table.add_row(printable(name), printable(_text(value)), printable(source))
+        table.add_row(printable(name), printable(setting_text(value)), printable(source))
     console.print(table)
     state = jax.eval_shape(experiment.learner.init, jax.random.key(0))
     console.print(_array_table(state))
@@ -75,13 +79,11 @@ def _time(config: Config, experiment: Experiment) -> str:
     )
 
 
-def _text(value: Any) -> str:
-    return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
-
-
 def _array_table(state: Any) -> Table:
     """The arrays of a learner that are learned, each with its shape, and how many numbers they are."""
-    table = Table("parameters", "shape", "numbers", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("parameters", "shape", "numbers"):
+        table.add_column(column, overflow="fold")
     total = 0
     for path, array in _learned(state):
         numbers = math.prod(array.shape)

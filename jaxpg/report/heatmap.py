@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpg.errors import UserError
-from jaxpg.files import replace_file
+from jaxpg.files import replace_file, setting_text
 from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
 from jaxpg.report.drawing import STYLE, literal, save, scale_scores
@@ -243,4 +243,4 @@ def _at(estimate: Estimate, place: int) -> Estimate:
 
 def format_setting(value: Any) -> str:
     """A value of a setting, numbers in few digits."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else setting_text(value)

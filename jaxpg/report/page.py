@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from jaxpg.files import setting_text
 from jaxpg.printable import printable
 from jaxpg.report.diagnostics import Metrics, diagnostics_figure
 from jaxpg.report.drawing import DEFAULT_UNITS, Units, inline_svg
@@ -190,7 +191,7 @@ def _detail(value: Any) -> str:
     if not isinstance(value, Mapping):
         return f"<pre>{_text(value)}</pre>"
     flat = "".join(
-        f"<dt>{_text(name)}</dt><dd><code>{_text(item)}</code></dd>"
+        f"<dt>{_text(name)}</dt><dd><code>{_text(setting_text(item))}</code></dd>"
         for name, item in value.items()
         if not isinstance(item, Mapping)
     )

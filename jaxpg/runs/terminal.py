@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from jaxpg.printable import printable
 
 NARROWEST = 60
 """Columns that tables need; a terminal of fewer wraps their lines, where otherwise numbers would be cut."""
+WIDEST = 10_000
+"""Columns of a file or a pipe, in which no table breaks its lines."""
 
 
 class _Console(Console):
@@ -30,12 +33,17 @@ def _raise() -> None:
     raise BrokenPipeError
 
 
-def make_console(*, quiet: bool = False, soft_wrap: bool = False, on_lost: Callable[[], None] = _raise) -> Console:
+def make_console(
+    *, quiet: bool = False, soft_wrap: bool = False, full_width: bool = False, on_lost: Callable[[], None] = _raise
+) -> Console:
     """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`.
 
-    Where nobody reads it any more, as in `jaxpg ... | head`, it calls `on_lost`.
+    Where nobody reads it any more, as in `jaxpg ... | head`, it calls `on_lost`. With `full_width` its tables have the
+    lines that they need where the output is no terminal, unless COLUMNS says how long those may be.
     """
     console = _Console(on_lost, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+    if full_width and not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDEST
     if console.width < NARROWEST:
         console.width = NARROWEST
     return console
