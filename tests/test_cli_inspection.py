@@ -169,9 +169,10 @@ def progress_lines(seeds: int, chunks: int) -> list[str]:
 def test_progress_outside_of_a_terminal_is_a_line_for_each_tenth(chunks: int) -> None:
     lines = progress_lines(1, chunks)
     assert lines[0] == f"0 / {100 * chunks:,} steps, compiling, evaluation 2"
-    assert lines[1] == f"100 / {100 * chunks:,} steps, compiled in 1.0 s, evaluation 2, return 3"
+    assert lines[1] == f"100 / {100 * chunks:,} steps, compiled in 1.0 s, evaluation 2 at step 0, return 3"
     assert [line.split()[0] for line in lines[2:]] == [f"{10 * chunks * i:,}" for i in range(1, 11)]
-    assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, 100 steps/s, 0:00 left, evaluation 2, return 3"
+    shown = "100 steps/s, 0:00 left, evaluation 2 at step 0, return 3"
+    assert lines[-1] == f"{100 * chunks:,} / {100 * chunks:,} steps, {shown}"
 
 
 def test_progress_says_how_many_steps_were_taken_beyond_the_total() -> None:

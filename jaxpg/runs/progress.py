@@ -37,7 +37,7 @@ class Reporter:
         self._first: Row | None = None  # of training
         self._parts_shown = -1
         self._training_seconds = 0.0  # since the first row, without evaluations and checkpoints
-        self._latest: dict[str, float] = {}
+        self._latest: dict[str, tuple[float, int]] = {}  # values with their steps
         self._bar = Progress(
             TextColumn("{task.fields[steps]}"), BarColumn(20), TextColumn("{task.fields[rest]}"), console=console
         )
@@ -86,11 +86,15 @@ class Reporter:
         return [pace, f"{format_duration(left)} left of this wave, about {format_duration(whole)} of all"]
 
     def _returns(self, row: Row) -> list[str]:
-        """The latest mean over seeds of the returns in training and in evaluation."""
+        """The latest mean over seeds of the returns in training and in evaluation; of an old evaluation its step."""
+        steps = int(np.max(row["steps"]))
         for name, word in (("return", "return"), ("evaluation_return", "evaluation")):
             if name in row and np.isfinite(row[name]).any():
-                self._latest[word] = float(np.nanmean(row[name]))
-        return [f"{word} {value:.4g}" for word, value in self._latest.items()]
+                self._latest[word] = float(np.nanmean(row[name])), steps
+        return [
+            f"{word} {value:.4g}" + (f" at step {at:,}" if word == "evaluation" and at < steps else "")
+            for word, (value, at) in self._latest.items()
+        ]
 
 
 class StallWarnings:
