@@ -96,6 +96,8 @@ def test_binning_by_hand():
     assert np.isnan(binned([10, 20], np.full((2, 1), nan), [0, 20])).all()
     begun = binned(np.array([0, 10, 30]), np.array([[1.0], [3], [5]]), [0, 20, 40])  # the row before training counts
     np.testing.assert_array_equal(begun, [[2], [5]])
+    held = binned([10, 30, 50, 70], np.array([[1.0], [3], [nan], [nan]]), [0, 20, 40, 60, 80, 100])
+    np.testing.assert_array_equal(held, [[1], [3], [3], [3], [nan]])  # no episode ended in its last two rows
     with pytest.raises(UserError, match=r"\(3, 2\)"):
         binned(np.arange(4), np.zeros((3, 2)), [0, 1])
 

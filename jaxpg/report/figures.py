@@ -79,7 +79,7 @@ def learning_curve(
 
     Each line is the interquartile mean over seeds of the returns, averaged within a hundredth of the longest run; the
     shaded area is its 95% bootstrap interval, where there are seeds enough for one. A line covers the steps at which
-    every seed has a return. Steps are logarithmic where all of it happens at the beginning (`drawing_grid`). More
+    every seed has had a return. Steps are logarithmic where all of it happens at the beginning (`drawing_grid`). More
     curves than there are colours have a panel each, in their order.
 
     Args:

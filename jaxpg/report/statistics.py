@@ -101,7 +101,8 @@ def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
 
     A bin `(edges[i], edges[i + 1]]` has the mean of the rows recorded in it, and the first bin also has a row at
     `edges[0]`, the evaluation before training. Empty bins between recordings are filled
-    by linear interpolation; bins before a seed's first and after its last recording are NaN, so nothing is
+    by linear interpolation, and a seed that has rows after its last return, in which no episode ended, keeps that
+    return up to the last of them; bins before its first return and after its last row are NaN, so nothing is
     extrapolated. A row that does not advance (a seed that waits for the others) is ignored.
 
     Args:
@@ -138,7 +139,9 @@ def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
     if not filled.any():
         return np.full(bins, np.nan)
     centers = (edges[:-1] + edges[1:]) / 2
-    return np.interp(centers, centers[filled], sums[filled] / counts[filled], left=np.nan, right=np.nan)
+    curve = np.interp(centers, centers[filled], sums[filled] / counts[filled], left=np.nan)
+    last_row = index[advanced & (index >= 0) & (index < bins)].max()
+    return np.where(np.arange(bins) <= last_row, curve, np.nan)
 
 
 def steps_to_threshold(steps: ArrayLike, returns: ArrayLike, threshold: float) -> Floats:
