@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -297,13 +298,15 @@ def test_a_callback_that_is_true_once_has_ended_the_run(tmp_path: Path) -> None:
     assert run_directory.load_metrics(tmp_path / "run")["steps"][-1, 0] < 2_000
 
 
-def test_a_run_that_a_callback_ends_is_evaluated_and_over(tmp_path: Path) -> None:
+def test_a_run_that_a_callback_ends_is_evaluated_and_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its score is that of its last parameters; it goes on only where other steps are asked for."""
     out, settings = tmp_path / "run", {"num_envs": 4, "num_steps": 5, "evaluations": 2, "evaluation_episodes": 4}
     run = jaxpg.fit(
         "catch", "a2c", callbacks={OWN + "stop_at": {"steps": 200}}, seeds=2, total_steps=2_000, out=out,
-        progress=False, **settings,
+        **settings,
     )  # fmt: skip
+    end = "a2c: ended by the callback test_parts:stop_at at 200 of 2,000 steps."
+    assert end in capsys.readouterr().out
     metrics = run_directory.load_metrics(out)
     assert metrics["steps"][-1].tolist() == [200, 200] == metrics["steps"][-2].tolist()
     assert np.isfinite(metrics["evaluation_return"][-1]).all()
@@ -312,10 +315,17 @@ def test_a_run_that_a_callback_ends_is_evaluated_and_over(tmp_path: Path) -> Non
     keys = jax.vmap(jax.random.fold_in)(jax.vmap(seed_keys)(jnp.arange(2)).evaluation, run.state.iteration)
     measured = jax.vmap(run.experiment.evaluate)(run.state.learner, keys)
     np.testing.assert_allclose(metrics["evaluation_return"][-1], measured["return"], rtol=1e-6)
-    assert main(["resume", str(out), "--quiet", "--trust-code"]) == 0
+    assert main(["resume", str(out), "--trust-code"]) == 0
+    printed = capsys.readouterr().out
+    assert "Finished already at 200 steps, nothing was trained; --steps N goes on." in printed
+    assert end in printed
+    assert end in (out / "report.html").read_text()
     assert len(run_directory.load_metrics(out)["steps"]) == len(metrics["steps"])
     assert main(["resume", str(out), "--quiet", "--trust-code", "--steps", "2100"]) == 0
     assert len(run_directory.load_metrics(out)["steps"]) == len(metrics["steps"]) + 2
+    printed = capsys.readouterr().out
+    assert "already" not in printed
+    assert "ended by the callback test_parts:stop_at at" in printed
 
 
 @pytest.mark.full
@@ -333,6 +343,13 @@ def test_the_commands_train_with_parts_by_name(tmp_path: Path, capsys: pytest.Ca
     ]
     words = ["--steps", "1000", "--seeds", "1", "--quiet", *sets]
     assert main(["compare", "catch", OWN + "timid", "--out", str(tmp_path / "compared"), *words]) == 0
+    end = "test_parts:timid: ended by the callback test_parts:stop_at at 3"
+    assert end in capsys.readouterr().out
+    assert main(["resume", str(tmp_path / "compared"), "--trust-code"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search("^Finished already at 3[0-9]{2} steps, nothing was trained; --steps N goes on", printed, re.M)
+    assert end in printed
+    assert end in (tmp_path / "compared" / "comparison.html").read_text()
     run = tmp_path / "compared" / "test_parts-timid"
     metrics = run_directory.load_metrics(run)
     assert 300 <= metrics["steps"][-1, 0] < 400

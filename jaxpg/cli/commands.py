@@ -30,13 +30,14 @@ from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sections import MAX_NAME
+from jaxpg.experiments.stages import Stage, is_finished
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
 from jaxpg.printable import counted, printable
 from jaxpg.runs.results import common_units, curve_units, run_result
 from jaxpg.runs.terminal import heading, make_console
-from jaxpg.runs.training import PAGE, write_page
-from jaxpg.training import provenance, run_directory
+from jaxpg.runs.training import PAGE, end_by_callback, write_page
+from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.memory import memory_limit
 
 UNEQUAL = 1.1
@@ -73,9 +74,21 @@ def _show_stages(session: Session) -> None:
 
 def _train_stages(session: Session, diverged: dict[str, str] | None = None) -> int:
     """0 if no run of a command was interrupted, else the exit code; `diverged`: see `runs.train_stages`."""
+    if all(map(is_finished, stages := stages_of(session.record, session.out))):
+        named = [stage for stage in stages if stage.name in session.record.algorithms]
+        _print_line(runs.console_of(session.options), _finished_already(named))
     with interruptible(runs.console_of(session.options), runs.resume_command(session)) as interruption:
         finished = runs.train_stages(session, interruption, diverged)
     return 0 if finished else runs.report_interrupted(session, interruption)
+
+
+def _finished_already(stages: Sequence[Stage]) -> str:
+    """That the runs of a command have been trained before, and how they go on, if they can."""
+    last = [checkpoint.find(stage.directory / checkpoint.CHECKPOINTS) for stage in stages]
+    steps = [found.steps for found in last if found is not None]
+    taken = " to ".join(f"{count:,}" for count in sorted({min(steps), max(steps)}))
+    anneals = any(stage.config.settings.get("anneal_steps") is not None for stage in stages)
+    return f"Finished already at {taken} steps, nothing was trained{'' if anneals else '; --steps N goes on'}."
 
 
 def _show_run(config: Config, session: Session) -> None:
@@ -87,11 +100,14 @@ def _show_run(config: Config, session: Session) -> None:
     curve, curves = out / "learning_curve.png", {config.algorithm: (run.steps, run.returns)}
     units = curve_units(to_dict(config))
     report.learning_curve(curves, curve, title=config.task, threshold=config.threshold, units=units)
-    if not task_factory(config.environment):  # of a text task every evaluation writes it
+    end = end_by_callback(config, out)
+    if end or not task_factory(config.environment):  # of a text task every evaluation writes it, but not how it ended
         write_page(config, out)
     summaries = report.summarize({config.algorithm: run}, config.threshold)
     console = make_console()
     console.print(report.comparison_table(summaries, title=f"{config.task}, {counted(len(config.seeds), 'seed')}"))
+    if end:
+        _print_line(console, f"{config.algorithm}: {end}.")
     _print_line(console, f"Learning curve: {curve}")
     _print_line(console, f"Report:         {out / PAGE}")
     if kind_of(config).has_policy:
@@ -202,6 +218,8 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
     metrics = {name: run_directory.load_metrics(out / file_name(name)) for name in resolved}
     results = {name: run_result(rows, resolved[name].threshold, resolved[name].seeds) for name, rows in metrics.items()}
     found = differences(resolved, {name: int(np.max(rows["steps"][-1])) for name, rows in metrics.items()})
+    ends = {name: end_by_callback(config, out / file_name(name)) for name, config in resolved.items()}
+    found += [f"{name}: {end}." for name, end in ends.items() if end]
     found += [f"{name} is left out. {sentence}" for name, sentence in diverged.items()]
     details = _provenance(session, [out / file_name(name) for name in resolved])
     details["configs"] = {name: files.flatten(to_dict(config)) for name, config in resolved.items()}

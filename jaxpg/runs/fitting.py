@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import sys
@@ -152,6 +153,9 @@ def _train(
     train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks, loggers=loggers)
     with training.progress(console, training.header(stage, mesh, shown), config.total_steps) as show:
         train(TrainingHooks(on_row=show, should_stop=interrupted))
+    known = dataclasses.replace(config, callbacks={}) if callbacks else config  # a record has no name
+    if end := training.end_by_callback(known, stage.directory):
+        console.print(f"{config.algorithm}: {end}.")
 
 
 def _overrides(named: _Named, network: Network | None, seeds: Seeds, total_steps: int | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from jaxpg.runs.progress import Reporter, StallWarnings
 from jaxpg.runs.results import curve_units, run_result
 from jaxpg.runs.terminal import heading
 from jaxpg.runs.trained import Run
-from jaxpg.training import provenance, run_directory
+from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.metrics_writer import Row
@@ -178,14 +178,26 @@ def _evaluation_hook(
     return on_evaluation if processes.is_main_process() else lambda state: None
 
 
+def end_by_callback(config: Config, out: Path) -> str | None:
+    """Where and by what a run was ended before its `total_steps`; None where it was not."""
+    last = checkpoint.find(out / checkpoint.CHECKPOINTS)
+    if last is None or last.about.get("ended") is not True or last.steps >= config.total_steps:
+        return None
+    by = f"the callback {next(iter(config.callbacks))}" if len(config.callbacks) == 1 else "a callback"
+    return f"ended by {by} at {last.steps:,} of {config.total_steps:,} steps"
+
+
 def write_page(config: Config, out: Path, stages: Mapping[str, Any] = MappingProxyType({})) -> None:
     """The report of a run so far: what happened, learning curve, diagnostics, completions, and its stages."""
     from jaxpg import report
 
     details: dict[str, Any] = {"stages": stages} if stages else {}
     details |= {"config": files.flatten(to_dict(config)), **provenance.machines(run_directory.load_machines(out))}
+    result = run_result(run_directory.load_metrics(out), config.threshold, config.seeds)
+    if end := end_by_callback(config, out):
+        result = result._replace(warnings=[*result.warnings, f"{end}."])
     page = report.comparison_page(
-        {config.algorithm: run_result(run_directory.load_metrics(out), config.threshold, config.seeds)},
+        {config.algorithm: result},
         title=config.task,
         threshold=config.threshold,
         details=details,
