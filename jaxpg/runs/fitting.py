@@ -23,7 +23,7 @@ from jaxpg.envs.contract import of_gymnasium
 from jaxpg.envs.host import is_of_this_script
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import check_seeds, resolve_config
-from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS
+from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS, algorithm_options
 from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
 from jaxpg.files import explain_os_error
 from jaxpg.runs import training
@@ -96,6 +96,8 @@ def fit(
     if isinstance(callbacks, Mapping):
         overrides["callbacks"], callbacks = dict(callbacks), ()
     task, name = named.env(env), named.algorithm(algorithm)
+    if isinstance(algorithm, PolicyGradient | DeepQ):
+        _refuse_settings_of_record(algorithm, settings)
     _check_callbacks(callbacks)
     check_loggers(loggers)
     if out is None and "tensorboard" in loggers:
@@ -124,6 +126,19 @@ def fit(
         run = open_run(plan[-1].config, directory, "last")
         run.metrics  # noqa: B018 - read while the directory is there
         return run
+
+
+def _refuse_settings_of_record(record: PolicyGradient | DeepQ, settings: Mapping[str, Any]) -> None:
+    """Refuse settings of an algorithm beside one that is a record, which was made with all of its own."""
+    of_algorithms = {name for algorithm in ALGORITHMS for name in algorithm_options(algorithm)}
+    if given := next((name for name in settings if name in of_algorithms), None):
+        made_by = "values.dqn" if isinstance(record, DeepQ) else "ladder.ppo"
+        value = excerpt(settings[given])
+        raise UserError(
+            f"{given} is a setting of an algorithm, and this one is a record, a {type(record).__name__}, which has its "
+            f"settings already: give it to the function that makes the record, as in {made_by}({given}={value}), or "
+            f"give fit that function itself, as in fit(env, {made_by}, {given}={value})."
+        )
 
 
 def _check_kept(directory: Path, environment: str) -> None:

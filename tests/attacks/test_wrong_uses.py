@@ -18,7 +18,7 @@ import tiny
 from refusals import refused
 
 import jaxpg
-from jaxpg import ladder, networks
+from jaxpg import ladder, networks, values
 from jaxpg.errors import UserError
 from jaxpg.objectives import surrogates
 from jaxpg.rollout import make_actor
@@ -133,6 +133,14 @@ FITS: dict[str, tuple[Callable[[], Any], str]] = {
     "rewards in control": (lambda: cartpole(rewards={"accuracy": 1.0}), "reward"),
     "an out that is a number": (lambda: cartpole(out=3), "out"),
     "a record with out": (lambda: fit(tiny.counter(), "ppo", out="x"), "With out"),
+    "a setting beside a record": (
+        lambda: fit("CartPole-v1", ladder.ppo(num_envs=8), learning_rate=1e-3),
+        r"has its settings already: .* as in ladder.ppo\(learning_rate=0.001\), or give fit that function itself",
+    ),
+    "a setting beside a record of the DQN family": (
+        lambda: fit("CartPole-v1", values.dqn(), gamma=0.5),
+        r"a DeepQ, .* as in values.dqn\(gamma=0.5\)",
+    ),
     "a lambda with out": (lambda: fit(lambda: tiny.counter(), "ppo", out="x"), "cannot be imported"),
 }
 
