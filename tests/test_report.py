@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,6 +17,7 @@ from rich.console import Console
 from jaxpg import report
 from jaxpg.cli.commands import differences, whole_iterations
 from jaxpg.errors import UserError
+from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
 from jaxpg.report.comparison import COLUMNS, cells, format_duration, format_number, format_quantity
 from jaxpg.report.diagnostics import TITLES, diagnostics_figure
@@ -340,6 +342,26 @@ def test_the_steps_of_whole_iterations_are_known_before_training():
     algorithms = ("ppo", "a2c", "reinforce")
     configs = [resolve_config("CartPole-v1", name, {"total_steps": 2_000}) for name in algorithms]
     assert [whole_iterations(config) for config in configs] == [8_192, 2_048, 2_000]
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "settings"),
+    [
+        ("catch", "dqn", {"num_envs": 4, "train_frequency": 3, "repeats": 5, "buffer_size": 600}),
+        ("catch", "pqn", {"num_envs": 4, "num_steps": 8}),
+        ("frozen_lake", "q_learning", {"num_envs": 4, "num_steps": 8}),
+        ("frozen_lake", "n_step_sarsa", {"num_envs": 2, "num_steps": 6, "n_steps": 3}),
+    ],
+)
+def test_the_steps_of_whole_iterations_are_those_that_are_trained(task: str, name: str, settings: dict[str, Any]):
+    """One iteration for a single step, and two for one step more than an iteration takes."""
+    step = jax.jit((learner := build(resolve_config(task, name, settings)).learner).step)
+    state, metrics = step(learner.init(jax.random.key(0)), jax.random.key(1))
+    first, second = int(metrics["steps"]), int(step(state, jax.random.key(2))[1]["steps"])
+    predicted = [
+        whole_iterations(resolve_config(task, name, settings | {"total_steps": x})) for x in (1, first, first + 1)
+    ]
+    assert predicted == [first, first, second]
 
 
 def test_a_page_draws_the_metrics_that_a_run_has_and_no_others():

@@ -140,7 +140,9 @@ def _as_trained(config: Config, run_dir: Path) -> Config:
 
 def whole_iterations(config: Config) -> int:
     """The steps that a seed will take, since its last iteration is finished; at least, where iterations vary."""
-    iteration = config.settings.get("num_envs", 1) * (config.settings.get("num_steps") or 1)
+    settings = config.settings
+    per_environment = settings.get("num_steps") or settings.get("train_frequency", 1) * settings.get("repeats", 1)
+    iteration = settings.get("num_envs", 1) * per_environment
     return -(-config.total_steps // iteration) * iteration
 
 
