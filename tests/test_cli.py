@@ -494,7 +494,10 @@ REFUSED = [
         ["train", "sort", "grpo", "--set", "kl=loss_k4"],
         "Did you mean 'loss_k3'",
     ),  # before fine-tuning
-    (["compare", "summarise_toy", "rlhf", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
+    (["compare", "cartpole", "ppo"], "is of ppo alone: name another one beside it, or train it with: jaxpg train cart"),
+    (["compare", "cartpole", "ppo", "ppo"], "is of ppo alone"),
+    (["compare", "cartpole", "ppo", "--resume", "--out", "new"], "is of ppo alone"),
+    (["compare", "summarise_toy", "rlhf", "ppo", "--set", "num_minibatches=7"], "num_minibatches = 7 does not divide"),
     (
         ["train", "sort", "grpo", "--set", "initial=none", "--set", "normalize_observations=true"],
         "normalize_observations needs observations that are real numbers; those of sort are the integers from 0 to ",

@@ -342,7 +342,7 @@ def test_the_commands_train_with_parts_by_name(tmp_path: Path, capsys: pytest.Ca
         )
     ]
     words = ["--steps", "1000", "--seeds", "1", "--quiet", *sets]
-    assert main(["compare", "catch", OWN + "timid", "--out", str(tmp_path / "compared"), *words]) == 0
+    assert main(["compare", "catch", OWN + "timid", "a2c", "--out", str(tmp_path / "compared"), *words]) == 0
     end = "test_parts:timid: ended by the callback test_parts:stop_at at 3"
     assert end in capsys.readouterr().out
     assert main(["resume", str(tmp_path / "compared"), "--trust-code"]) == 0

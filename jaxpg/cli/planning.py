@@ -102,6 +102,7 @@ def _plan_train(options: RunOptions, out: Path) -> list[Stage]:
 
 def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
     """The runs of all algorithms, each after its stages; a stage that several need is trained once."""
+    _refuse_one_algorithm(options, out)
     stages: dict[Path, Stage] = {}
     for algorithm in options.algorithms:
         directory = out / file_name(algorithm)
@@ -122,6 +123,16 @@ def _plan_compare(options: RunOptions, out: Path) -> list[Stage]:
             "train, and draw them with jaxpg plot."
         )
     return list(stages.values())
+
+
+def _refuse_one_algorithm(options: RunOptions, out: Path) -> None:
+    """Refuse a comparison of one algorithm, or of one that is named twice, unless it was begun as one."""
+    first, *others = options.algorithms
+    if not others and not (options.resume and (out / file_name(first)).exists()):
+        raise UserError(
+            f"compare is of two different algorithms or more, and this one is of {first} alone: name another one "
+            f"beside it, or train it with: {shlex.join(['jaxpg', 'train', str(options.task), first])}."
+        )
 
 
 def _plan_run(options: RunOptions, name: str, config: configs.Config, directory: Path, shared_dir: Path) -> list[Stage]:
