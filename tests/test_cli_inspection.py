@@ -346,6 +346,44 @@ def test_what_cannot_be_shown_is_refused(
     assert sentence in refused(capsys, *arguments)
 
 
+TWO_STAGES = """
+environment = "CartPole-v1"
+[stages.first]
+algorithm = "ppo"
+initial = "second"
+[stages.second]
+algorithm = "ppo"
+initial = "first"
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "sentence"),
+    [
+        ("cartpole", ["ppo", "--from", "runs/nowhere"], "runs/nowhere is not the directory of a run"),
+        ('environment = "CartPole-v1"\ninitial = "nothing"\n', ["ppo"], "nothing is not the directory of a run"),
+        (TWO_STAGES, ["first"], "second needs first needs second: there is no first stage"),
+    ],
+)
+def test_show_refuses_what_train_refuses(
+    task: str,
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the same sentence, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    if "=" in task:
+        Path("task.toml").write_text(task)
+        task = "task.toml"
+    shown = refused(capsys, "show", task, *words)
+    assert sentence in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["task.toml"] * (task == "task.toml")
+    assert refused(capsys, "train", task, *words) == shown
+
+
 def test_a_bare_command_helps_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of which can be parsed; and it says its version."""
     assert main([]) == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,14 +19,17 @@ from jaxpg.cli.options import overrides_of
 from jaxpg.envs.host import close_what_begins
 from jaxpg.experiments.build import Experiment
 from jaxpg.experiments.config import Config, resolve_config, trainable
+from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.sources import setting_sources
-from jaxpg.experiments.stages import build_planned
+from jaxpg.experiments.stages import build_planned, check_plan, plan_stages
+from jaxpg.experiments.warm_start import initial_policies
 from jaxpg.files import setting_text
 from jaxpg.parallel import host_callback
 from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
+from jaxpg.training.loop import check_total_steps
 from jaxpg.training.memory import bytes_of, least_memory, memory_limit
 from jaxpg.types import Discrete, Space, space_leaves
 
@@ -35,7 +39,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     overrides = overrides_of(arguments)
     (algorithm,) = arguments.algorithms
     config = resolve_config(arguments.task, algorithm, overrides)
-    experiment = build_planned(config, trainable(arguments.task), traceable=True)
+    experiment = _planned(config, arguments.task, algorithm, overrides)
     console = make_console(full_width=True)
     table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
     table.add_column("setting", no_wrap=True)
@@ -53,6 +57,24 @@ def run_show(arguments: argparse.Namespace) -> int:
             line = _time(config, experiment)
         console.print(line, soft_wrap=True)
     return 0
+
+
+def _planned(config: Config, task: str, name: str, overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment of a config, which `jaxpg train` would not refuse; nothing is written.
+
+    Raises:
+        UserError: that of `jaxpg train` for the same stages, and for the runs that they begin with.
+    """
+    out = Path("runs") / f"{config.task}-{file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"  # as that of a new run
+    plan = plan_stages(config, out, out, task=task, overrides=overrides, name=name)
+    for stage in plan:
+        check_total_steps(stage.config.total_steps)
+    if len(plan) > 1:
+        check_plan(plan)
+    experiment = build_planned(config, names := trainable(task), traceable=True)
+    if config.initial not in names:
+        initial_policies(config, experiment)
+    return experiment
 
 
 def _time(config: Config, experiment: Experiment) -> str:
