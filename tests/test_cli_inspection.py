@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from argparse import SUPPRESS
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,6 +314,25 @@ def test_a_wrapper_without_arguments_is_a_setting(tmp_path: Path) -> None:
     assert "environment_settings" not in found
     without = setting_sources("cartpole", "ppo", configs.resolve_config("cartpole", "ppo"), {})
     assert found.keys() - without.keys() == {"wrappers.flatten"}
+
+
+def test_settings_without_an_effect_are_shown_as_such() -> None:
+    """A schedule replaces the learning rate, an optimizer what Adam takes; clipping is in front of either."""
+
+    def sources(**overrides: Any) -> dict[str, str]:
+        config = configs.resolve_config("cartpole", "ppo", overrides)
+        return {name: source for name, (_, source) in setting_sources("cartpole", "ppo", config, overrides).items()}
+
+    plain = sources(learning_rate=0.1, anneal_steps=None)
+    assert not any("no effect" in source for source in plain.values())
+    scheduled = sources(anneal_steps=None, **{"schedule.kind": "mine:rate"})
+    told = "no effect: schedule.kind replaces it"
+    assert scheduled == plain | dict.fromkeys(("learning_rate", "anneal_steps"), told) | {
+        "schedule.kind": "command line"
+    }
+    optimized = sources(learning_rate=0.1, anneal_steps=None, **{"optimizer.kind": "optax:scale_by_lion"})
+    assert {name for name in plain if optimized[name] != plain[name]} == {"adam_eps"}
+    assert optimized["adam_eps"] == "no effect: optimizer.kind replaces it"
 
 
 @pytest.mark.full

@@ -13,12 +13,16 @@ from jaxpg.experiments.sections import STAGES
 from jaxpg.files import flatten
 
 DEFAULT = "default"
+REPLACED = {"learning_rate": "schedule", "anneal_steps": "schedule", "adam_eps": "optimizer"}
+"""Settings of an algorithm that have no effect beside a function of the user's, by the table that names it."""
 
 
 def setting_sources(
     task: str | Path, name: str, config: Config, overrides: Mapping[str, Any]
 ) -> dict[str, tuple[Any, str]]:
     """The value of every setting of a resolved config, by its dotted name, and where it was stated last.
+
+    Of one that a function of the user's replaces, it says so in place of where it was stated.
 
     Args:
         task: what the config was resolved from.
@@ -44,7 +48,10 @@ def setting_sources(
     stated = flatten(reduce(config_file.merge, [_labelled(table, label) for table, label in layers]))
     tables = {name: x for name, x in to_dict(config).items() if name not in (config.algorithm, *COMMAND_ARGUMENTS)}
     values = flatten(tables | config.settings)
-    return {name: (value, stated.get(name, stated.get(f"{name}.", DEFAULT))) for name, value in values.items()}
+    sources = {name: stated.get(name, stated.get(f"{name}.", DEFAULT)) for name in values}
+    replaced = {name: part for name, part in REPLACED.items() if name in config.settings and getattr(config, part)}
+    sources |= {name: f"no effect: {part}.kind replaces it" for name, part in replaced.items()}
+    return {name: (value, sources[name]) for name, value in values.items()}
 
 
 def _labelled(table: Mapping[str, Any], label: str) -> dict[str, Any]:
