@@ -564,11 +564,12 @@ def test_an_annealed_run_does_not_go_on_at_a_learning_rate_of_zero(
 ) -> None:
     begun = configs.resolve_config("cartpole", "ppo", {"total_steps": 20_000})
     (tmp_path / run_directory.CONFIG).write_text(files.toml_dumps(configs.to_dict(begun)))
-    arguments = ["train", "cartpole", "ppo", "--resume", "--steps", steps, "--out", str(tmp_path), "--devices", "99"]
-    assert main(arguments) == 2  # in the other case because of the devices
-    message = capsys.readouterr().err
-    assert ("anneals its learning rate to zero over 20,000 steps" in message) == refused
-    assert (f"--from {tmp_path}" in message) == refused
+    given = ["--steps", steps, "--devices", "99"]
+    for words in (["train", "cartpole", "ppo", "--resume", "--out", str(tmp_path)], ["resume", str(tmp_path)]):
+        assert main([*words, *given]) == 2  # in the other case because of the devices
+        message = capsys.readouterr().err
+        assert (f"The run in {tmp_path} anneals its learning rate to zero over 20,000 steps" in message) == refused
+        assert (f"--from {tmp_path}" in message) == refused
 
 
 def test_half_and_then_the_rest_is_the_whole(trained: Path, tmp_path: Path) -> None:

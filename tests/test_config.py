@@ -123,6 +123,33 @@ def test_integers_by_name(tmp_path: Path) -> None:
     assert (resolved.settings["max_length"], resolved.settings["anneal_steps"]) == (77, 123)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "anneals"),
+    [
+        ({"total_steps": 9000}, None),
+        ({"total_steps": 9000, "anneal_steps": "total_steps"}, 9000),
+        ({"total_steps": 9000, "anneal_steps": 3000}, 3000),
+        ({"total_steps": 3000}, 3000),
+        ({"total_steps": 2000}, 3000),
+        ({"learning_rate": 0.5}, 3000),
+    ],
+)
+def test_the_config_of_a_run_is_not_trained_for_longer_at_a_learning_rate_of_zero(
+    tmp_path: Path, overrides: dict[str, Any], anneals: int | None
+) -> None:
+    """It states a number for "total_steps", which is asked for; a task that states a number means it."""
+    run = configs.resolve_config("cartpole", "ppo", {"total_steps": 3000})
+    path = tmp_path / "config.toml"
+    path.write_text(files.toml_dumps(configs.to_dict(run)))
+    if anneals is None:
+        with pytest.raises(UserError, match=r"zero over 3,000 steps, .* from there to 9,000\. Set anneal_steps too"):
+            configs.resolve_config(path, "ppo", overrides)
+    else:
+        assert configs.resolve_config(path, "ppo", overrides).settings["anneal_steps"] == anneals
+    path = write(tmp_path, "total_steps = 3000\n[ppo]\nanneal_steps = 3000")
+    assert configs.resolve_config(path, "ppo", {"total_steps": 9000}).settings["anneal_steps"] == 3000
+
+
 def test_wrappers_are_applied_in_order(tmp_path: Path) -> None:
     path = write(tmp_path, "[wrappers.time_limit]\nsteps = 9\n[wrappers.frame_stack]\nnum = 3")
     env = build(configs.resolve_config(path, "reinforce")).env

@@ -220,6 +220,20 @@ def test_it_leaves_a_table_a_picture_and_the_best_as_a_task(swept: Path) -> None
     assert (swept / "sweep.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("anneal", "longer"), [("total_steps", 9000), ("none", None)])
+def test_the_best_of_a_sweep_anneals_over_all_steps_that_it_is_trained_for(
+    anneal: str, longer: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the sweep did."""
+    monkeypatch.setattr(commands, "train_sweep", lambda *_, **__: np.array([[1.0, 1.0], [2.0, 2.0]]))
+    words = ["--steps", "3000", "--seeds", "2", "--grid", "learning_rate=0.001,0.01", "--set", f"anneal_steps={anneal}"]
+    assert main(["sweep", "cartpole", "ppo", *words, "--out", str(tmp_path), "--quiet"]) == 0
+    best = tmp_path / "best.toml"
+    same, again = (configs.resolve_config(best, "ppo", x).settings for x in ({}, {"total_steps": 9000}))
+    assert (same["learning_rate"], same["anneal_steps"]) == (0.01, longer and 3000)
+    assert (again["learning_rate"], again["anneal_steps"]) == (0.01, longer)
+
+
 def group_of(**grids: list[float]) -> grid.CompiledGroup:
     overrides = {"num_envs": 4, "total_steps": 500, "seeds": [0, 1], "evaluations": 1, "evaluation_episodes": 4}
     return grid.plan_grid("catch", "a2c", overrides, grids)[0]

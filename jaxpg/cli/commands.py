@@ -26,7 +26,7 @@ from jaxpg.cli.signals import Interruption, interruptible
 from jaxpg.envs import task_factory
 from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.completions import SAMPLES, completions_by_heading
-from jaxpg.experiments.config import Config, to_dict
+from jaxpg.experiments.config import Config, to_dict, to_task
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.grid import CompiledGroup, config_at
 from jaxpg.experiments.sections import MAX_NAME
@@ -273,7 +273,7 @@ def _finish_sweep(session: Session) -> int:
     title = f"{config.algorithm} on {config.task}, {counted(len(config.seeds), 'seed')}"
     waves = sorted(path.parent for path in out.glob(f"program-*/wave-*/{run_directory.MACHINE}"))
     best = report.write_sweep(sweep.grid, scores, out, title=title, details=_provenance(session, waves))
-    files.replace_file(out / "best.toml", files.toml_dumps(to_dict(config_at(groups, best))))
+    files.replace_file(out / "best.toml", files.toml_dumps(to_task(config_at(groups, best))))
     console = make_console()
     console.print(report.sweep_table(sweep.grid, scores, title=title))
     _print_line(console, f"Picture:  {out / 'sweep.png'}")

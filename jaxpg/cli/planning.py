@@ -90,7 +90,8 @@ def config_of_run(options: RunOptions, algorithm: str, directory: Path) -> confi
     if not (options.resume and (directory / run_directory.CONFIG).exists()):
         return configs.resolve_config(options.task, algorithm, options.overrides)
     begun = configs.load_config(directory)
-    wanted = configs.resolve_config(options.task, algorithm, options.overrides).algorithm
+    of_the_task = {name: x for name, x in options.overrides.items() if name != "total_steps"}  # that is `_overridden`'s
+    wanted = configs.resolve_config(options.task, algorithm, of_the_task).algorithm
     _refuse_other_runs(f"The run in {directory}", begun.task, [begun.algorithm], options, [wanted])
     return _overridden(begun, options.overrides, directory)
 

@@ -181,10 +181,27 @@ def resolve_configs(task: str | Path, algorithm: str, overrides: Iterable[Mappin
     tables, path = config_file.read_task(task)
     check_names(tables, task_options(), path)
     has_file = not config_file.names_environment(task)
-    return [
-        _resolve(tables if has_file else tables | _network_for(str(task), algorithm, each), algorithm, each, path)
-        for each in overrides
-    ]
+    configs = []
+    for each in overrides:
+        sections = tables if has_file else tables | _network_for(str(task), algorithm, each)
+        configs.append(_resolve(sections, algorithm, each, path))
+        _refuse_annealed(configs[-1], sections, each, path)
+    return configs
+
+
+def _refuse_annealed(config: Config, sections: Mapping[str, Any], overrides: Mapping[str, Any], path: Path) -> None:
+    """Refuse the config that a run wrote for more steps than its own, of which the last would learn nothing.
+
+    Such a config names its algorithm, and states as a number what the task may have stated as "total_steps".
+    """
+    over, total, own = config.settings.get("anneal_steps"), config.total_steps, sections.get("total_steps")
+    is_longer = "total_steps" in overrides and (type(own) is not int or total > own)
+    if "algorithm" in sections and is_longer and "anneal_steps" not in overrides and over is not None and over < total:
+        raise UserError(
+            f"{path} is the config of a run, which anneals its learning rate to zero over {over:,} steps, so it would "
+            f"learn nothing from there to {total:,}. Set anneal_steps too: to total_steps, as by --set "
+            f"anneal_steps=total_steps, to anneal over all of them, or to {over}, if that is meant."
+        )
 
 
 def _network_for(environment: str, algorithm: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,6 +314,14 @@ def to_dict(config: Config) -> dict[str, Any]:
     plain = {name: value for name, value in fields.items() if not isinstance(value, dict)}
     tables = {name: value for name, value in fields.items() if isinstance(value, dict)}
     return plain | tables | {config.algorithm: config.settings}
+
+
+def to_task(config: Config) -> dict[str, Any]:
+    """`to_dict` for a file that is trained again: a learning rate that falls over all steps does so over others too."""
+    tables = to_dict(config)
+    if config.settings.get("anneal_steps") == config.total_steps:
+        tables[config.algorithm] = config.settings | {"anneal_steps": "total_steps"}
+    return tables
 
 
 def make_env(config: Config, split: str = "train") -> Env:
