@@ -404,6 +404,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_narrow_terminal_shows_whole_names_of_settings(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     assert main(["list", "options", "ppo"]) == 0
     in_a_file = capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", columns)

@@ -632,10 +632,11 @@ def test_a_run_without_a_checkpoint_is_exported_as_a_table(
     assert len(lines) - 1 == 2 * len(run_directory.load_metrics(fitted.directory)["steps"])
 
 
-def test_the_loader_is_eleven_lines_that_need_only_jax() -> None:
+def test_the_loader_is_a_few_lines_that_need_only_jax() -> None:
+    """Of its 22, half refuse what would be another mistake in silence."""
     source = Path(load_policy.__file__).read_text(encoding="utf-8")
     body = [x for x in source.split("import jax.numpy as jnp")[1].splitlines() if x.strip() and '"""' not in x]
-    assert len(body) <= 11
+    assert len(body) <= 22
     imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
                 for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
     assert imported == {"itertools", "pathlib", "typing", "jax.export", "jax.numpy"}
