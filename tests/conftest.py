@@ -65,6 +65,7 @@ FULL = {
         "test_methods_find_what_a_linear_program_finds[dense-policy*",
         "test_methods_find_what_a_linear_program_finds[dense-modified*",
         "test_methods_find_what_a_linear_program_finds[sparse-value*",
+        "test_steps_are_those_of_the_methods[a cost below the tolerance]",
     ),
     "values_control": (
         "test_the_commands_train_and_draw_the_table",
@@ -75,6 +76,7 @@ FULL = {
         "test_a_method_is_the_loop_of_the_textbook[expected_sarsa]",
         "test_a_method_is_the_loop_of_the_textbook[q_learning]",
         "test_a_method_is_the_loop_of_the_textbook[sarsa]",
+        "test_the_length_of_an_iteration_changes_no_schedule",
     ),
     "cli": (
         "test_play_draws_the_seed_that_did_best[0]",
@@ -94,6 +96,7 @@ FULL = {
         "test_a_run_whose_output_cannot_be_written_is_saved",
         "test_a_run_whose_output_nobody_reads_any_more_is_saved[apart]",
         "test_eval_and_play_are_greedy_where_the_evaluations_of_the_run_are",
+        "test_play_draws_the_seed_that_did_best[1]",
     ),
     "cli_records": (
         "test_the_page_of_a_run_goes_with_it",
@@ -110,6 +113,7 @@ FULL = {
         "test_full_disk",
         "test_a_checkpoint_of_another_run_is_refused",
         "test_a_narrow_terminal_loses_no_number[0]",
+        "test_play_takes_the_seed_that_was_best_at_its_checkpoint",
     ),
     "cli_text": (
         "test_what_a_run_begins_with_is_trained_first",
@@ -148,6 +152,9 @@ FULL = {
         "test_evaluating_a_batch_gives_the_log_probabilities_of_acting[gru-continuing]",
         "test_four_shards_of_a_batch_are_one[actor_critic_mc]",
         "test_vmap_over_seeds_is_a_loop_over_seeds[dqn]",
+        "test_four_shards_of_a_batch_are_one[grpo]",
+        "test_four_shards_of_a_batch_are_one[ppo]",
+        "test_vmap_over_seeds_is_a_loop_over_seeds[ppo, adam]",
     ),
     "controls": (
         "test_groups_that_are_shuffled_compare_what_cannot_be_compared",
@@ -160,6 +167,7 @@ FULL = {
         "test_every_environment_plays[Freeway-MinAtar]",
         "test_every_environment_plays[Seaquest-MinAtar]",
         "test_every_environment_plays[Pong-misc]",
+        "test_every_environment_plays[SpaceInvaders-MinAtar]",
     ),
     "lunar_lander": ("test_a_flight_is_that_of_box2d[settings1]",),
     "evaluation": (
@@ -201,6 +209,8 @@ FULL = {
         "test_the_critic_reads_the_policys_torso_only_if_it_is_shared[mlp-env0-False]",
         "test_a_batch_is_evaluated_as_step_by_step_with_the_memory_cleared_at_ends[min_gru]",
         "test_the_critic_reads_the_policys_torso_only_if_it_is_shared[mlp-env0-True]",
+        "test_policy_and_critic_evaluated_together_are_what_they_are_apart[min_gru]",
+        "test_an_unrolled_gru_has_the_derivative_of_flaxs_cell[4]",
     ),
     "normalization": (
         "test_a_learner_scales_rewards_by_the_spread_of_discounted_sums_across_rollouts",
@@ -252,6 +262,8 @@ FULL = {
         "test_a_memory_begins_anew_with_each_text_of_the_data[dpo]",
         "test_a_memory_begins_anew_with_each_text_of_the_data[sft]",
         "test_vmap_over_seeds_and_learning_rates_is_a_loop[process_reward_model]",
+        "test_learning_starts_from_the_policy_of_with_policy",
+        "test_fine_tuning_reads_the_noise_of_the_policy[2]",
     ),
     "readme": (
         "test_code_runs_as_it_stands",
@@ -328,6 +340,7 @@ FULL = {
         "test_no_problem_is_in_both_splits_and_draws_cover_them[countdown]",
         "test_no_problem_is_in_both_splits_and_draws_cover_them[summarise_toy]",
         "test_a_prompt_as_text_is_held_out_as_its_problem_is[reverse]",
+        "test_a_function_that_returns_a_task_is_an_environment_and_a_task",
     ),
     "text_tokenizer": ("test_a_task_speaks_in_these_tokens[exact]",),
     "training": (
@@ -340,6 +353,8 @@ FULL = {
         "test_no_seed_waits_for_another",
         "test_devices_change_nothing",
         "test_a_full_disk_leaves_the_last_checkpoint_intact[checkpoint]",
+        "test_a_run_whose_checkpoints_are_gone_does_not_begin_anew",
+        "test_where_chunks_are_cut_changes_nothing[7]",
     ),
     "update": (
         "test_chunks_change_neither_parameters_nor_metrics[columns, gathered late]",
@@ -350,6 +365,8 @@ FULL = {
         "test_rows_behind_the_end_of_an_episode_make_no_infinite_ratio[grpo-recurrent]",
         "test_steps_in_float64_are_those_of_a_loop[None]",
         "test_rows_behind_the_end_of_an_episode_make_no_infinite_ratio[algorithm2-recurrent]",
+        "test_rows_behind_the_end_of_an_episode_make_no_infinite_ratio[grpo-mlp]",
+        "test_where_no_group_has_signal_the_entropy_is_measured_or_no_update_is_counted[2-False]",
     ),
     "importing": (
         "test_a_key_of_the_old_form_is_one_of_the_new[dqn]",
@@ -359,6 +376,7 @@ FULL = {
         "test_a_table_may_be_learned_where_there_are_64_bits[sarsa]",
         "test_fit_says_how_to_go_on_with_what_is_there",
         "test_weight_decay_does_not_move_a_policy_out_of_its_trust_region",
+        "test_integers_to_begin_with_become_floats",
     ),
     "parts": (
         "test_a_deep_q_of_the_user_is_trained_as_those_of_the_family[0.0-dqn]",
@@ -374,10 +392,15 @@ FULL = {
         "test_several_arrays_are_learned_from_as_from_one[mlp-grpo]",
         "test_several_arrays_are_learned_from_as_from_one[recurrent-a2c]",
         "test_the_command_line_takes_them",
+        "test_a_mask_may_be_an_array_of_its_own",
+        "test_a_record_of_arrays_is_learned_from_and_not_exported",
+        "test_a_sound_environment_passes_the_battery",
     ),
     "shared_prompts": (
         "test_an_update_is_that_of_texts_with_their_own_prompts[1-15-{}]",
         "test_part_of_the_gradient_comes_through_the_prompts",
+        "test_many_prompts_are_read_in_chunks",
+        "test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic",
     ),
     "episode_metrics": (
         "test_devices_add_up_their_episodes[a2c]",
@@ -386,6 +409,8 @@ FULL = {
         "test_the_mean_over_episodes_is_a_metric[a2c-gpu]",
         "test_the_mean_over_episodes_is_a_metric[ppo-gpu]",
         "test_the_mean_over_episodes_is_a_metric[a2c-cpu]",
+        "test_devices_add_up_their_episodes[reinforce]",
+        "test_the_mean_over_episodes_is_a_metric[q_learning-cpu]",
     ),
     "wrong_parts": (
         "test_an_optimizer_with_a_traced_setting_is_not_tried",
@@ -398,7 +423,10 @@ FULL = {
         "test_what_is_computed_before_an_update_is_that_of_one_text_per_row[rlhf-{}]",
     ),
     "language_turns": ("test_the_reward_on_the_host_is_that_of_the_compiled_one_and_is_asked_for_once",),
-    "runs": ("test_double_precision_of_the_session_changes_nothing",),
+    "runs": (
+        "test_double_precision_of_the_session_changes_nothing",
+        "test_an_exported_policy_acts_as_the_policy_does[recurrent]",
+    ),
     "environments": ("test_what_is_not_finite_is_named_at_its_source[obs at step 37]",),
     "host_faults": ("test_an_environment_that_nobody_has_is_forgotten",),
     "host": ("test_a_policy_acts_in_gymnasium_as_it_was_trained[True]",),
@@ -413,12 +441,22 @@ FULL = {
     "initial_weights": (
         "test_in_one_loop_the_weights_are_those_of_a_loop_each[plain-1024]",
         "test_in_one_loop_the_weights_are_those_of_a_loop_each[a network that jits-1024]",
+        "test_in_one_loop_the_weights_are_those_of_a_loop_each[a network that jits-1073741824]",
+    ),
+    "gradients_through_steps": (
+        "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[False-minibatches*",
+        "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[True-one gradient]",
+    ),
+    "values_replay": (
+        "test_prioritised_draws_and_weights_are_those_of_the_paper[1-1]",
+        "test_prioritised_draws_and_weights_are_those_of_the_paper[64-1]",
     ),
 }
 """Tests of the full lane beside those marked `full` where they stand: by file, by name or by name and parameters, with
 * for any text.
 
-What goes here costs seconds and has a sibling in the quick lane that notices the same mistakes, or takes a whole run.
+What goes here costs seconds and has a sibling in the quick lane that notices the same mistakes, takes a whole run, or
+is among the slowest.
 """
 
 
