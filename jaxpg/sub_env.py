@@ -23,6 +23,15 @@ from jaxpg.user_code import describe_failure, explain_failure
 REST, WAKE = {"jaxpg": "rest"}, {"jaxpg": "wake"}
 
 
+NUMBERS = "biuf"
+"""Kinds of NumPy's dtypes."""
+
+
+def kinds_of(space: gymnasium.Space) -> str:
+    """The kinds of dtypes that observations of a space may have: no floats in one of integers."""
+    return "biu" if space.dtype is not None and space.dtype.kind in "iu" else NUMBERS
+
+
 def _scalar(x: Any) -> float:
     """A number of Python's, or the only one of an array."""
     return np.asarray(x, np.float64).item()
@@ -132,10 +141,10 @@ class SubEnv(gymnasium.Wrapper):
         array = np.asarray(obs)
         if array.shape != (shape := self.observation_space.shape):
             raise self._at(f"returned an observation of shape {array.shape} instead of {shape}", steps)
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in NUMBERS:
             raise self._at(f"returned an observation of dtype {array.dtype}, which is no number", steps)
-        wanted = self.observation_space.dtype
-        if array.dtype.kind == "f" and wanted is not None and wanted.kind in "iu":
+        if array.dtype.kind not in kinds_of(self.observation_space):
+            wanted = self.observation_space.dtype
             raise self._at(f"returned an observation of {array.dtype}, and those of its space are {wanted}", steps)
 
     def failure(self, error: BaseException, steps: int) -> UserError:

@@ -370,8 +370,10 @@ def test_what_an_environment_must_not_return_is_refused() -> None:
     with pytest.raises(UserError, match=r"returned something else than the pair .* at the reset of an episode"):
         run_until_failure(envs.make("gymnasium:tiny_gym:TinyBare-v0"))
     for vectorization in ("sync", "async"):
-        with pytest.raises(UserError, match="returned an observation of float64, and those of its space are uint8"):
-            run_until_failure(envs.make("gymnasium:tiny_gym:TinyShares-v0", vectorization=vectorization))
+        for late, when in ((False, "at the reset"), (True, "at step 1")):
+            make = partial(envs.make, "gymnasium:tiny_gym:TinyShares-v0", vectorization=vectorization, late=late)
+            with pytest.raises(UserError, match=f"of float64, and those of its space are uint8 {when} of an episode"):
+                run(env := make(), [0], env.reset(jax.random.key(0))[0])
     with pytest.raises(UserError, match="an image has two axes, or three"):
         envs.make("gymnasium:tiny_gym:TinyPictures-v0", shape=(4, 8, 8, 3))
     with pytest.raises(UserError, match="registered without an entry_point"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +180,17 @@ class Sticky(Walk):
 
 
 class Shares(Pictures):
-    """Of the space of bytes, it returns shares of 1."""
+    """Of the space of bytes, it returns shares of 1, or only from its first step on."""
+
+    def __init__(self, late: bool = False, render_mode: str | None = None) -> None:
+        super().__init__((3,))
+        self._late = late
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.full((3,), 0.5), {}
+        return self._obs if self._late else np.full(3, 0.5), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.full(3, 0.5), 0.0, False, False, {}
 
 
 class Unlike(Walk):
@@ -251,7 +257,7 @@ CLASSES = {
     "Bare": (Bare, 5),
     "Sticky": (Sticky, 6),
     "Stairs": (Stairs, 20),
-    "Shares": (partial(Shares, (3,)), 5),
+    "Shares": (Shares, 5),
     "Unlike": (Unlike, 5),
     "Canvas": (Canvas, 7),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, NamedTuple
@@ -86,11 +86,13 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
     As Gymnasium's `SyncVectorEnv` without resets of its own, and without its copies and its `infos`, which took more
     time than a step of CartPole itself (benchmarks/LOG.md, 2026-11-22, "an environment on the host").
     """
+    from jaxpg.sub_env import kinds_of
+
     with ExitStack() as begun:  # where one cannot be made, those before it are closed
         envs = [begun.enter_context(closing(make_sub_env())) for _ in range(n)]
         ending = begun.pop_all()  # where one raises, the others are closed all the same
     step_one = [env.env.step for env in envs]  # not `env.step`, which looks at what each returns by itself
-    shape = envs[0].observation_space.shape
+    shape, kinds = envs[0].observation_space.shape, kinds_of(envs[0].observation_space)
     obs: list[Any] = [None] * n
     resting, no_end = np.zeros((2, n), bool)
 
@@ -117,7 +119,7 @@ def sync_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         try:
             reward = np.array(rewards, np.float64).reshape(n)
             results = Results(np.array(obs), reward, flags(terminated), flags(truncated))
-            if results.obs.shape == (n, *shape) and results.obs.dtype.kind in "biuf":
+            if results.obs.shape == (n, *shape) and results.obs.dtype.kind in kinds:
                 return results
         except (TypeError, ValueError, OverflowError):  # one of another kind, or several that differ in shape
             pass
@@ -162,9 +164,7 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
             autoreset_mode=vector.AutoresetMode.DISABLED,
         )
     except BaseException as error:  # Gymnasium leaves its workers behind
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-            process.join()
+        _terminate(set(multiprocessing.active_children()) - before)
         if "observation_mode" in str(error):  # its advice is an argument that nobody can give here
             raise RuntimeError("its instances have different observation spaces: make them alike") from error
         raise
@@ -182,12 +182,16 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         except (EOFError, ConnectionError):
             pass  # a worker was about to die
         finally:
-            for process in env.processes:
-                process.terminate()
-                process.join()
+            _terminate(env.processes)
             env.closed = True
 
     return Vector(begin, lambda actions, age: Results(*call(env.step, actions)[:4]), rest, close)
+
+
+def _terminate(processes: Iterable[Any]) -> None:
+    for process in processes:
+        process.terminate()
+        process.join()
 
 
 def envpool_vector(make_pool: Callable[..., Any], n: int, seed: int) -> Vector:
