@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
-from typing import Any, NoReturn
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RENAMED = {
     "average": "baseline_kind",
@@ -110,6 +115,25 @@ def describe_os_error(error: OSError) -> str:
     if error.filename:
         return f"{error.filename} cannot be read or written ({reason})."
     return f"The output cannot be written to ({reason})." if error.errno in OF_OUTPUT else f"{reason}."
+
+
+def checked_by(check: Callable[[str, Mapping[str, Any]], None]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: `check(name of the function, its arguments by name)`, and then the function.
+
+    For what `jax.jit` compiles: inside of it arrays have no numbers that could be refused.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            check(function.__name__, signature.bind(*args, **kwargs).arguments)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def check_record(taker: str, given: object, kind: type, example: str) -> None:

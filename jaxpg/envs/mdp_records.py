@@ -5,10 +5,8 @@ Notation of Sutton & Barto, "Reinforcement Learning" (2018), chapter 3. `S` stat
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +14,6 @@ import numpy as np
 
 from jaxpg.errors import UserError, check_record
 from jaxpg.types import Array
-
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
 
 
 class MDP(NamedTuple):
@@ -177,15 +172,3 @@ def check_arguments(taker: str, given: Mapping[str, Any]) -> None:
     check_probabilities(mdp)
     if "policy" in given:
         check_policy(mdp, given["policy"])
-
-
-def checks_arguments(method: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """The compiled `method` after `check_arguments`: inside of it arrays have no numbers."""
-    signature = inspect.signature(method)
-
-    @wraps(method)
-    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        check_arguments(method.__name__, signature.bind(*args, **kwargs).arguments)
-        return method(*args, **kwargs)
-
-    return checked

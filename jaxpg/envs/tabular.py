@@ -18,12 +18,12 @@ from jaxpg.envs.mdp_records import (
     MDP,
     AnyMDP,
     SparseMDP,
+    check_arguments,
     check_policy,
     check_probabilities,
-    checks_arguments,
     num_states_and_actions,
 )
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, checked_by
 from jaxpg.types import Array, Box, Discrete, Env, Key, TimeStep
 
 
@@ -100,7 +100,7 @@ def to_sparse(mdp: MDP) -> SparseMDP:
     return SparseMDP(*outcomes, start=mdp.start, terminal=mdp.terminal)
 
 
-@checks_arguments
+@checked_by(check_arguments)
 @partial(jax.jit, static_argnames="horizon")
 def state_values(mdp: AnyMDP, policy: Array, gamma: Array | float, horizon: int | None = None) -> Array:
     """The exact state values of a policy, differentiable in the policy and in gamma.

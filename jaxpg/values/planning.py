@@ -19,23 +19,20 @@ Sources: Sutton & Barto 2018, chapter 4; Puterman 1994, "Markov Decision Process
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.envs.mdp_records import AnyMDP, check_arguments, check_discount, check_policy, checks_arguments
+from jaxpg.envs.mdp_records import AnyMDP, check_arguments, check_discount, check_policy
 from jaxpg.envs.reachability import lasting_actions, steps_to_terminal
 from jaxpg.envs.tabular import action_values, expected_next_values, expected_rewards
-from jaxpg.errors import UserError, excerpt
+from jaxpg.errors import UserError, checked_by, excerpt
 from jaxpg.types import Array, Scalar
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Backup = Callable[[Array, Array | slice], Array]
 """(values [S], states) -> the new values of these states: of one state [], or of all of them [S] for `slice(None)`."""
 Order = Callable[[Backup, Array], Array]
@@ -74,28 +71,18 @@ def gauss_seidel(backup: Backup, values: Array) -> Array:
     return lax.fori_loop(0, len(values), lambda s, v: v.at[s].set(backup(v, s)), values)
 
 
-def _checks_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """The compiled `method` after a look at its arguments, which have no numbers inside of it.
+def _check_method(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse arguments of a planning method, by name, whose numbers it would take without a word.
 
     Sweeps with a discount beyond 1 diverge, and rows that sum to less or more than 1 are another discount.
     """
-    signature = inspect.signature(method)
-
-    @wraps(method)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs).arguments
-        check_discount(given["gamma"])
-        check_arguments(method.__name__, given)
-        if not callable(order := given.get("order", synchronous)):
-            raise UserError(
-                f"The order is a function, values.synchronous or values.gauss_seidel, not {excerpt(order)}."
-            )
-        return method(*args, **kwargs)
-
-    return checked
+    check_discount(given["gamma"])
+    check_arguments(method, given)
+    if not callable(order := given.get("order", synchronous)):
+        raise UserError(f"The order is a function, values.synchronous or values.gauss_seidel, not {excerpt(order)}.")
 
 
-@_checks_arguments
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def policy_evaluation(
     mdp: AnyMDP,
@@ -126,7 +113,7 @@ def policy_evaluation(
     return sweep_until_converged(order, gamma, tolerance, backup, zeros, max_sweeps).values
 
 
-@_checks_arguments
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames=("max_sweeps", "order"))
 def value_iteration(
     mdp: AnyMDP,
@@ -159,7 +146,7 @@ def value_iteration(
     return Plan(swept.values, policy, sweeps, swept.sweeps, swept.change, unfinished)
 
 
-@_checks_arguments
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames=("max_sweeps", "max_improvements", "order"))
 def policy_iteration(
     mdp: AnyMDP,
@@ -223,7 +210,7 @@ class FiniteHorizonPlan(NamedTuple):
     policy: Array
 
 
-@checks_arguments
+@checked_by(check_arguments)
 @partial(jax.jit, static_argnames="horizon")
 def finite_horizon(mdp: AnyMDP, gamma: Scalar, horizon: int) -> FiniteHorizonPlan:
     """Backward induction: v_0 = 0, v_h(s) = max_a r(s, a) + gamma sum_s' p(s'|s, a) v_{h-1}(s').

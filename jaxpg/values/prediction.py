@@ -10,10 +10,9 @@ Source: Sutton & Barto 2018, chapters 5, 6, 7 and 12.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial, wraps
-from typing import NamedTuple, ParamSpec
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +20,11 @@ import numpy as np
 from jax import lax
 
 from jaxpg.domains import check_whole
-from jaxpg.envs.mdp_records import AnyMDP, checks_arguments
+from jaxpg.envs.mdp_records import AnyMDP, check_arguments
 from jaxpg.envs.tabular import TabularState, as_env
-from jaxpg.errors import UserError, check_record
+from jaxpg.errors import UserError, check_record, checked_by
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
-
-P = ParamSpec("P")
 
 
 class TabularEpisodes(NamedTuple):
@@ -48,7 +45,7 @@ class TabularEpisodes(NamedTuple):
     mask: Array
 
 
-@checks_arguments
+@checked_by(check_arguments)
 @partial(jax.jit, static_argnames=("num_episodes", "time_limit"))
 def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, time_limit: int) -> TabularEpisodes:
     """Episodes of a policy `[S, A]`, each of `time_limit` steps at most.
@@ -75,18 +72,10 @@ def sample_episodes(mdp: AnyMDP, policy: Array, key: Key, *, num_episodes: int, 
     return jax.vmap(episode, out_axes=1)(jax.random.split(key, num_episodes))
 
 
-def _refuses_other_tables(method: Callable[P, Array]) -> Callable[P, Array]:
-    """The compiled `method` after a look at its episodes and its table, whose numbers are not known inside of it."""
-    signature = inspect.signature(method)
-
-    @wraps(method)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Array:
-        given = signature.bind(*args, **kwargs).arguments
-        check_record(method.__name__, given["episodes"], TabularEpisodes, "values.sample_episodes(mdp, policy, ...)")
-        _check_table(given["episodes"], jnp.asarray(given["values"]))
-        return method(*args, **kwargs)
-
-    return checked
+def _check_method(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse episodes that are none, and a table of other states than theirs."""
+    check_record(method, given["episodes"], TabularEpisodes, "values.sample_episodes(mdp, policy, ...)")
+    _check_table(given["episodes"], jnp.asarray(given["values"]))
 
 
 def _check_table(episodes: TabularEpisodes, values: Array) -> None:
@@ -107,7 +96,7 @@ def _check_table(episodes: TabularEpisodes, values: Array) -> None:
         )
 
 
-@_refuses_other_tables
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames="first_visit")
 def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, first_visit: bool = True) -> Array:
     """v(s) = the mean of the returns that followed visits to s, after each episode: `[E, S]`.
@@ -137,7 +126,7 @@ def monte_carlo(episodes: TabularEpisodes, values: Array, gamma: Scalar, *, firs
     return jnp.where(count > 0, total / jnp.maximum(count, 1), values)
 
 
-@_refuses_other_tables
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames="online")
 def td_lambda(
     episodes: TabularEpisodes,
@@ -182,7 +171,7 @@ def td_lambda(
     return lax.scan(episode, values, _by_episode(episodes))[1]
 
 
-@_refuses_other_tables
+@checked_by(_check_method)
 @partial(jax.jit, static_argnames=("n", "online"))
 def n_step_td(
     episodes: TabularEpisodes, values: Array, gamma: Scalar, *, step_size: Scalar, n: int, online: bool = True
