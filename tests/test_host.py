@@ -415,16 +415,18 @@ def test_pictures_of_a_canvas_that_is_drawn_again_are_those_of_their_steps() -> 
     assert [picture.max() for picture in pictures] == list(range(8))
 
 
-def test_states_that_are_twice_in_a_batch_go_on_each_by_itself() -> None:
-    env = envs.make(WALK)
+@pytest.mark.parametrize("steps", [pytest.param(1, id="to the end of all"), 2])
+def test_states_that_are_twice_in_a_batch_go_on_each_by_itself(steps: int) -> None:
+    env = envs.make(WALK, max_episode_steps=1 if steps == 1 else 6)
     one, other = (env.reset(jax.random.key(seed))[0] for seed in (0, 1))
     states = jax.tree.map(lambda *x: jnp.stack(x), one, other, one)
     step = jax.jit(jax.vmap(partial(env.step, jax.random.key(0))))
-    for actions in ([0, 0, 1], [0, 1, 1]):
+    for actions in ([0, 0, 1], [0, 1, 1])[:steps]:
         states, timestep = step(states, jnp.array(actions))
     host_callback.raise_failure()
+    assert len({tuple(place) for place in states.place.tolist()}) == 3
     for i, (state, actions) in enumerate(((one, [0, 0]), (other, [0, 1]), (one, [1, 1]))):
-        _, expected = run(env, actions, state)[-1]
+        _, expected = run(env, actions[:steps], state)[-1]
         jax.tree.map(partial(np.testing.assert_array_equal, err_msg=str(i)), timestep.obs[i], expected.obs)
         assert timestep.reward[i] == expected.reward
 
@@ -484,7 +486,7 @@ def test_an_exported_policy_refuses_the_bytes_of_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="in the range of training"):
         act([image])
     assert act([image / 255])[0].shape == (1,)
-    with pytest.raises(ValueError, match=r"are a batch, \[B, 16, 16, 3\], not \(16, 16, 3\)"):
+    with pytest.raises(ValueError, match=r"are a batch, \[b, 16, 16, 3\], not \[16, 16, 3\]"):
         act(image / 255)
     with pytest.raises(ValueError, match="holds NaN"):
         act([image * np.nan])

@@ -376,6 +376,8 @@ def test_double_precision_of_the_session_changes_nothing_of_an_exported_policy(t
         samples = [np.asarray(act(np.arange(16), greedy=False, seed=seed)[0]) for act in (one, other)]
         np.testing.assert_array_equal(*samples)
         assert samples[0].dtype == samples[1].dtype
+    with pytest.raises(ValueError, match=r"are a batch, \[b\], not \[\]"):
+        one(3)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "a2c", "trpo", "ppo", "grpo"])
@@ -633,10 +635,10 @@ def test_a_run_without_a_checkpoint_is_exported_as_a_table(
 
 
 def test_the_loader_is_a_few_lines_that_need_only_jax() -> None:
-    """Of its 22, half refuse what would be another mistake in silence."""
+    """Of its 20, half refuse what would be another mistake in silence."""
     source = Path(load_policy.__file__).read_text(encoding="utf-8")
     body = [x for x in source.split("import jax.numpy as jnp")[1].splitlines() if x.strip() and '"""' not in x]
-    assert len(body) <= 22
+    assert len(body) <= 20
     imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
                 for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
     assert imported == {"itertools", "pathlib", "typing", "jax.export", "jax.numpy"}

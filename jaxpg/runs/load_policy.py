@@ -22,9 +22,7 @@ def load(path: str | Path) -> Any:
     def array(like: Any, x: Any) -> Any:
         given = jnp.asarray(x)
         if given.shape[1:] != like.shape[1:] or given.ndim != like.ndim:
-            raise ValueError(
-                f"Observations are a batch, [B, {', '.join(map(str, like.shape[1:]))}], not {given.shape}."
-            )
+            raise ValueError(f"Observations are a batch, {list(like.shape)}, not {list(given.shape)}.")
         if like.ndim > 3 and given.dtype == "uint8":
             raise ValueError("Give images as float32, in the range of training: of Gymnasium's, bytes divided by 255.")
         if not isinstance(given, jax.core.Tracer) and (given != given).any():
