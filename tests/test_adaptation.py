@@ -100,7 +100,7 @@ def test_a_coefficient_may_follow_the_steps() -> None:
         ),
         (
             Adaptation(lambda: {"approx_kl": jnp.float32(1)}, lambda a, s: a, lambda s, m: s),
-            "'approx_kl' is one already: rename it",
+            "'approx_kl', which is one already: rename it",
         ),
         (
             Adaptation(lambda: {"x": jnp.float32(1)}, lambda a, s: a, lambda s, m: {"x": m["kl"]}),

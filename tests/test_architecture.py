@@ -18,6 +18,7 @@ domains files user_code vectorize parallel
 rollout update sub_env
 models
 algorithm
+algorithm_checks
 policy_gradient
 ladder_settings
 ladder
