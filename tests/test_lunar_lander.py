@@ -109,6 +109,46 @@ def test_a_flight_is_that_of_box2d(settings: dict[str, Any]) -> None:
     assert worst[10] < 1e-5
 
 
+NEAR_HALF = [float(np.nextafter(np.float32(0.5), np.float32(x))) for x in (0, 1)]
+
+
+@pytest.mark.parametrize("main", [-1.0, 0.0, 1e-6, 0.5, 3.0])
+def test_fuel_costs_what_it_does_in_gymnasium(main: float) -> None:
+    """The reward beside the growth of the potential, which drowns it: both engines, at and beyond their thresholds."""
+    twins = Twins(0, continuous=True)
+    for side in (0.0, 0.5, -0.5, *NEAR_HALF, -NEAR_HALF[1], 1.0, -2.0):
+        before = float(twins.state.shaping), float(twins.theirs.prev_shaping)
+        (_, reward, _), theirs = twins.step(np.float32([main, side]))
+        ours = float(reward) - (float(twins.state.shaping) - before[0])
+        boxes = theirs[1] - (twins.theirs.prev_shaping - before[1])
+        np.testing.assert_allclose(ours, boxes, atol=2e-4)
+
+
+@pytest.mark.parametrize("moved", [-9.9, 9.9, -10.1, 10.1])
+def test_the_view_ends_where_that_of_gymnasium_does(moved: float) -> None:
+    twins = Twins(0, continuous=True)
+    x = moved - float(twins.theirs.lander.position.x) + environment.WIDTH / 2
+    poses = tuple(p._replace(centre=p.centre + environment.Vector(x, 0.0)) for p in twins.state.craft.poses)
+    twins.state = twins.state._replace(craft=twins.state.craft._replace(poses=poses))
+    for body in (twins.theirs.lander, *twins.theirs.legs):
+        body.position = (body.position.x + x, body.position.y)
+    (_, reward, over), theirs = twins.step(np.zeros(2, np.float32))
+    assert bool(over) == theirs[2] == (abs(moved) > 10)
+    np.testing.assert_allclose(reward, theirs[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("legs", [(False, False), (True, False), (False, True)])
+def test_the_wind_rests_while_a_leg_stands(legs: tuple[bool, bool]) -> None:
+    twins = Twins(0, enable_wind=True, gravity=-5.0)
+    twins.state = twins.state._replace(craft=twins.state.craft._replace(on_ground=jnp.array(legs)))
+    for leg, stands in zip(twins.theirs.legs, legs, strict=True):
+        leg.ground_contact = stands
+    for _ in range(3):
+        (obs, _, _), theirs = twins.step(0)
+        np.testing.assert_allclose(obs, theirs[0], atol=2e-4)
+    assert [int(k) for k in twins.state.wind] == [twins.theirs.wind_idx, twins.theirs.torque_idx]
+
+
 def fly_down(seed: int) -> tuple[list[np.ndarray], list[np.ndarray], float]:
     """A flight down to the ground: observations of both, and by how much the angles of the legs differ at most."""
     twins, pilot, quiet = Twins(seed, continuous=True), continuous(landing_pilot), np.ones(2)
