@@ -434,6 +434,17 @@ def test_completions_are_written_with_the_parameters_of_acting(model):
     assert len(given) == 2
 
 
+def test_every_token_is_a_draw_of_its_own(model):
+    """Of a policy that says the same everywhere: else a completion would be one token, again and again."""
+    logits = jnp.log(jnp.array([0.0, 0.1, 0.2, 0.3, 0.4]))  # token 0, the end, never
+    policy = model.policy._replace(start=lambda *_: (), act=lambda *_: (Categorical(logits), ()), acting_params=None)
+    prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
+    tokens = np.asarray(generation.generate(policy, (), prompt, jax.random.key(0), end=0, max_tokens=2000))
+    np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 2000, jnp.exp(logits), atol=0.04)
+    pairs = np.histogram2d(tokens[:-1], tokens[1:], bins=range(1, 6), density=True)[0]
+    np.testing.assert_allclose(pairs, np.outer(*[jnp.exp(logits[1:])] * 2), atol=0.03)
+
+
 def test_settings_of_sampling_may_be_traced(model):
     prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
 

@@ -115,6 +115,16 @@ def test_devices_wait_for_each_other_while_groups_are_refilled():
     assert distance(after, shards) < 1e-5
 
 
+def test_devices_draw_numbers_of_their_own():
+    """Else all of them would shuffle alike and their networks would have the same noise."""
+    key = jax.random.key(3)
+    axis = {"axis_name": collectives.DATA, "axis_size": 4}
+    of_devices = jax.vmap(lambda: jax.random.key_data(collectives.device_key(key)), out_axes=0, **axis)()
+    expected = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(4)]
+    np.testing.assert_array_equal(of_devices, expected)
+    assert len({tuple(x.tolist()) for x in np.asarray(of_devices)}) == 4
+
+
 def test_devices_see_different_environments():
     learner = make("ppo")
     after, _ = by_shard_map(learner, initial(learner))

@@ -160,6 +160,18 @@ def test_a_continuing_rollout_records_true_successors_and_both_kinds_of_ends(seg
     assert set(steps.discount[steps.last].tolist()) == {0.0, 1.0}
 
 
+@pytest.mark.parametrize("num_steps", [LIMIT - 1, 2 * LIMIT])
+def test_as_many_time_outs_as_there_can_be_have_their_successors(num_steps):
+    """Beside the end of the segment: one in a segment that is shorter than an episode, two in one of two episodes."""
+    collector = rollout.continuing(num_envs=40, num_steps=num_steps)
+    for _, part, _ in collected(collector, ENV, UNIFORM, calls=3)[1:]:
+        steps = jax.tree.map(np.asarray, part.steps)
+        check_steps(steps, np.asarray(tiny.next_obs(part)), np.ones_like(steps.last))
+        breaks_off = steps.last & (steps.discount > 0)
+        breaks_off[-1] = True
+        assert breaks_off.sum(0).max() == num_steps // LIMIT + (num_steps % LIMIT > 0) + (num_steps % LIMIT != 1)
+
+
 def test_environments_are_reset_after_an_end_and_continue_otherwise_also_across_calls(segments):
     _, steps, successors = segments
     begins = steps.last[:-1]
