@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -12,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +79,26 @@ def test_iterations_follow_the_documented_keys(tmp_path: Path) -> None:
     np.testing.assert_allclose(end.learner.params["w"][0], state.params["w"], rtol=1e-6)
 
 
+def test_lengths_are_means_over_the_completions_that_they_are_of() -> None:
+    """Over three iterations; one had no right completion, and one no wrong one."""
+    script = {
+        "correct": [2.0, 0.0, 1.0],
+        "length_correct": [5.0, np.nan, 8.0],
+        "incorrect": [1.0, 3.0, 0.0],
+        "length_incorrect": [4.0, 6.0, np.nan],
+        "accuracy": [0.5, 0.25, 0.75],
+    }
+
+    def scripted(state: Any, metrics: dict[str, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:
+        return state, metrics | {name: jnp.asarray(x)[state.count - 1] for name, x in script.items()}
+
+    learner, keys = toy(change=scripted), jax.vmap(advance.seed_keys)(jnp.arange(2))
+    _, metrics = advance.advance_seeds(learner, keys.run, advance.init_seeds(learner, keys.init), 6)
+    expected = {"correct": 3, "length_correct": 18 / 3, "incorrect": 4, "length_incorrect": 22 / 4, "accuracy": 0.5}
+    for name, x in expected.items():
+        np.testing.assert_allclose(metrics[name], [x, x], rtol=1e-6, err_msg=name)
+
+
 def test_a_finished_seed_stands_still(tmp_path: Path) -> None:
     """Each stops at the first iteration that reaches the total, while slower ones go on."""
     end = run(tmp_path, seeds=range(8))
@@ -123,6 +146,17 @@ def test_stopping_and_resuming_is_exact(tmp_path: Path) -> None:
     assert_same(parts, whole)
     assert_same(rows(tmp_path / "parts"), rows(tmp_path / "whole"))
     assert [e.step for e in events(tmp_path / "parts")] == [e.step for e in events(tmp_path / "whole")]
+
+
+def test_the_seconds_of_a_run_go_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1000.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=partial(next, clock)))
+    run(tmp_path, hooks=loop.TrainingHooks(should_stop=partial(next, stop_after(5))))
+    next(itertools.islice(clock, 500, None))  # as long as nothing trained
+    run(tmp_path, resume=True)
+    between = np.diff(run_directory.load_metrics(tmp_path)["seconds"])
+    assert (between > 0).all()
+    assert (between < 100).all()
 
 
 def test_a_finished_run_goes_on_for_longer(tmp_path: Path) -> None:
@@ -321,6 +355,16 @@ def test_a_seed_that_is_left_out_stays_so_after_an_interruption(tmp_path: Path) 
     assert 0 < left_out.sum() < 6
     assert np.isfinite(metrics["loss"][-1]).all()
     assert np.isnan(metrics["evaluation_return"][-1]).tolist() == left_out.tolist()
+
+
+def test_the_best_checkpoint_is_that_of_the_seeds_that_are_left(tmp_path: Path) -> None:
+    """The evaluation of a seed that has diverged is NaN, which no checkpoint would be better than."""
+    settings = {"seeds": range(6), "evaluate": peak_at_ten, "evaluate_every": 4, "skip_diverged": True}
+    learner = toy(change=spoil_loss)
+    run(tmp_path, learner=learner, **settings)
+    assert np.isnan(rows(tmp_path)["evaluation_return"][-1]).any()
+    best = loop.restore(learner, tmp_path, list(range(6)), "best")
+    assert best.iteration.max() == 10
 
 
 def test_a_chunk_ends_where_a_metric_is_not_finite(tmp_path: Path) -> None:
