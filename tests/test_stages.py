@@ -13,7 +13,7 @@ from jaxpg.cli import stage_report
 from jaxpg.cli.planning import RESULTS
 from jaxpg.cli.record import RECORD
 from jaxpg.errors import UserError
-from jaxpg.experiments import stages
+from jaxpg.experiments import stages, warm_start
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.data_files import CHECKSUMS
@@ -188,6 +188,14 @@ def test_a_stage_has_no_name_of_what_is_written_beside_it(chain: str, name: str)
 
 
 @pytest.mark.full
+def test_every_seed_begins_with_the_policy_of_the_same_seed() -> None:
+    config = resolve_config("catch", "a2c", {"seeds": [9, 4, 7]})
+    begun = warm_start._for_seeds({"w": jnp.array([[40.0], [50.0], [70.0], [90.0]])}, [4, 5, 7, 9], config)
+    assert begun["w"].tolist() == [[90.0], [40.0], [70.0]]
+    of_one_seed = warm_start._for_seeds({"w": jnp.array([[50.0]])}, [5], config)
+    assert of_one_seed["w"].tolist() == [[50.0]] * 3
+
+
 def test_stages_are_checked_before_what_they_need_is_there(chain: str, tmp_path: Path) -> None:
     """Neither the reward model nor the demonstrations exist; a wrong reward in a stage is found all the same."""
     stages.check_plan(plan("r1", task=chain), finished=lambda stage: False)

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
 from refusals import refused
 from rich.console import Console
 
@@ -28,7 +30,7 @@ from jaxpg.experiments import grid, sweep
 from jaxpg.experiments.build import build
 from jaxpg.report import heatmap
 from jaxpg.report.statistics import Estimate
-from jaxpg.training import run_directory, seed_keys
+from jaxpg.training import memory, run_directory, seed_keys
 from jaxpg.training.loop import TrainingHooks
 
 SMALL = [
@@ -253,6 +255,29 @@ def test_waves_fit_the_memory_and_are_all_alike() -> None:
     waves = sweep.split_waves(runs, 4)
     assert [len(wave) for wave in waves] == [4, 4, 4]
     assert [run for wave in waves for run in wave] == [*runs, runs[-1], runs[-1], runs[-1]]
+
+
+def test_memory_that_is_given_is_that_of_all_devices() -> None:
+    assert memory.memory_limit(parallel.make_mesh(2, 2, jax.devices()[:4]), 3.0) == 3 * 2**28
+
+
+def test_the_least_memory_is_all_that_the_largest_loop_returns() -> None:
+    """Of a loop around others; a device has its part of a whole array, and all of what a program per device makes."""
+
+    def program(x: jax.Array) -> jax.Array:
+        def outer(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return lax.fori_loop(0, 3, lambda _, y: y + 1.0, carry), carry
+
+        carry, stacked = lax.scan(outer, x, length=10)
+        return carry + stacked.sum(0)
+
+    mesh = parallel.make_mesh(1, 4, jax.devices()[:4])
+    split = PartitionSpec(parallel.collectives.DATA)
+    spread = parallel.spread(program, mesh, in_specs=(split,), out_specs=split)
+    x, one = jnp.zeros(8, jnp.float32), parallel.make_mesh(1, 1, jax.devices()[:1])
+    assert memory.least_bytes(jax.make_jaxpr(program)(x).jaxpr, one) == 4 * (8 + 10 * 8)
+    assert memory.least_bytes(jax.make_jaxpr(program)(x).jaxpr, mesh) == (8 + 10 * 8)
+    assert memory.least_bytes(jax.make_jaxpr(spread)(x).jaxpr, mesh) == 4 * (2 + 10 * 2)
 
 
 def test_too_little_memory_is_told_before_anything_is_trained(
