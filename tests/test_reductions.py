@@ -94,6 +94,21 @@ def test_a_baseline_that_has_seen_nothing_is_none():
     assert not same(one_update(baseline, iterations=2), one_update(to_go, iterations=2))
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_reference_is_the_policy_that_a_run_begins_with(begun):
+    """So the KL of the first step is 0, whatever policy `init` had made."""
+    policy, given = tiny.softmax_policy(jnp.zeros((2, 3))), 0.1 * jnp.arange(6.0).reshape(2, 3)
+    learner = policy_gradient(ENV, policy, None, ladder.grpo(group_size=4, **ALONE | {"kl": "loss_k3"}))
+
+    def first_kl(key):
+        state = learner.init(key)
+        moved = state._replace(params=state.params._replace(policy=given))
+        return learner.step(learner.with_policy(state, given) if begun else moved, key)[1]["reference_kl"]
+
+    kl = tiny.jit(first_kl)(jax.random.key(0))
+    assert kl == 0 if begun else kl > 1e-3
+
+
 def test_an_episode_of_one_step_has_one_return():
     assert same(one_update(ladder.reinforce(**WHOLE), BANDIT), one_update(ladder.reinforce_to_go(**WHOLE), BANDIT))
     assert not same(one_update(ladder.reinforce(**WHOLE)), one_update(ladder.reinforce_to_go(**WHOLE)))

@@ -451,13 +451,14 @@ def test_a_natural_step_has_its_kl_whatever_the_size_of_the_gradient(scale):
     np.testing.assert_allclose(0.5 * step @ fisher @ step, 0.01 if scale else 0.0, rtol=1e-3)
 
 
-def trpo(max_kl, seed=0, shared=False, of_update=None, **settings):
+def trpo(max_kl, seed=0, shared=False, of_update=None, optimizer=None, **settings):
     """One step in a trust region: KL(old || new), how the loss changed, all parameters before and after, metrics."""
     algorithm = ladder.trpo(num_envs=8, num_steps=6, max_kl=max_kl, value_minibatches=1, learning_rate=0.1, **settings)
     policy, critic = networks.mlp(COUNTER, hidden=(4,), shared=shared)
     goal, params, batch = tiny.first_update(COUNTER, policy, critic, algorithm, jax.random.key(seed))
-    after, _, metrics = tiny.jit(partial(algorithm.update, goal, update.sgd(), 0.1, **(of_update or {})))(
-        params, (), batch, jax.random.key(0)
+    optimizer = optimizer or update.sgd()
+    after, _, metrics = tiny.jit(partial(algorithm.update, goal, optimizer, 0.1, **(of_update or {})))(
+        params, optimizer.init(params), batch, jax.random.key(0)
     )
     as_minibatch = goal.as_minibatch(batch)
     kl = goal.distribution(params, batch).kl(goal.distribution(after, batch)).mean()
@@ -577,6 +578,13 @@ def test_more_passes_of_the_critic_leave_the_policy_alone():
     *_, often, _ = trpo(0.01, shared=True, value_epochs=6)
     jax.tree.map(np.testing.assert_array_equal, once.policy, often.policy)
     assert any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), once.critic, often.critic)))
+
+
+def test_weight_decay_of_the_critic_leaves_the_policy_where_the_search_ended():
+    *_, plain, _ = trpo(0.01, value_epochs=1)
+    *_, decayed, _ = trpo(0.01, value_epochs=1, optimizer=optax.add_decayed_weights(0.5))
+    jax.tree.map(np.testing.assert_array_equal, decayed.policy, plain.policy)
+    assert any(jax.tree.leaves(jax.tree.map(lambda x, y: (x != y).any(), decayed.critic, plain.critic)))
 
 
 def test_metrics_of_an_update_are_means_over_the_steps_that_train():

@@ -170,6 +170,19 @@ def test_new_steps_have_the_highest_priority_once_their_targets_are_complete(n):
         np.testing.assert_array_equal(priorities.reshape(2, -1)[:, :SLOTS], expected)
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_priorities_change_where_something_was_learned(learned):
+    """Before that the errors are zeros, by which the rows that were drawn would hardly be drawn again."""
+    sampling = prioritized(alpha=0.5, beta=1.0, over=1)
+    state = sampling.add(sampling.init(2, SLOTS), replay.Window(jnp.int32(3), jnp.int32(3), 2, SLOTS), 3, 1)
+    drawn = replay.Drawn(jnp.array([0, 1]), jnp.array([2, 1]), jnp.ones(2))
+    after = sampling.update(state, drawn, jnp.array([-4.0, 0.0]), jnp.asarray(learned))
+    expected = np.array([[1, 1, 2.0], [1, 1e-3, 1]]) if learned else np.ones((2, 3))
+    np.testing.assert_allclose(after.levels[0].reshape(2, -1)[:, :3], expected, rtol=1e-4)
+    np.testing.assert_allclose(after.levels[-1].sum((1, 2)), expected.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(after.highest, [2, 1] if learned else [1, 1], rtol=1e-5)
+
+
 def test_successors_are_the_next_rows_or_the_final_observations():
     """Of two columns: one times out after its second step, both break off at the end; terminations need none."""
     obs = jnp.arange(8.0).reshape(4, 2)
