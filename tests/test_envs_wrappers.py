@@ -1,5 +1,7 @@
 """Wrappers against sequences written by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,6 +153,19 @@ def test_flatten():
     np.testing.assert_array_equal(obs, whole.reshape(50))
     np.testing.assert_array_equal(steps.obs, whole_steps.obs.reshape(2, 50))
     assert env.observation_space.shape == (50,)
+
+
+@pytest.mark.parametrize(("wrap", "shape"), [(partial(envs.frame_stack, num=3), (2, 4)), (envs.flatten, (2, 4))])
+def test_a_mask_is_read_off_the_newest_observation(wrap, shape):
+    """Here the action that is the count is allowed, and no other."""
+
+    def count(obs):
+        return jax.nn.one_hot(obs[..., 0, 0].astype(jnp.int32), 4, dtype=bool)
+
+    wrapped = wrap(counter(shape=shape)._replace(action_mask=count))
+    obs, steps, _ = play(wrapped, [0, 0, 0])
+    np.testing.assert_array_equal(wrapped.action_mask(obs), np.eye(4)[0])
+    np.testing.assert_array_equal(wrapped.action_mask(steps.obs), np.eye(4)[1:])
 
 
 def test_sticky_actions_are_not_for_actions_that_may_be_forbidden():

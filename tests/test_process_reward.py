@@ -32,6 +32,7 @@ from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.training import run_directory
 from jaxpg.training.loop import train
+from jaxpg.types import Outcome
 
 KEY = jax.random.key(0)
 PARITY = {"length": 6, "think": True, "max_tokens": 9}
@@ -76,6 +77,11 @@ def test_labels_are_wrong_at_their_rate_and_the_same_when_they_come_again():
     assert abs((clean.label != noisy.label)[steps].mean() - 0.1) < 0.03
     rows = zip(few.prompt.tokens, few.tokens, few.label, strict=True)
     assert len({tuple(x.tobytes() for x in row) for row in rows}) == 7
+    held_out = [
+        drawn(checked_steps(parity(), parity("test"), babbler(), label_noise=noise).held_out, 128, writer).label
+        for noise in (0.0, 0.5)
+    ]
+    np.testing.assert_array_equal(*held_out)  # whatever is learned from, an evaluation is by what is right
 
 
 @pytest.mark.full
@@ -166,6 +172,22 @@ def test_votes_weighted_by_scores_against_a_slow_count():
     np.testing.assert_allclose(weighted_vote(answer, correct, weight), expected, rtol=1e-6)
     equal = weighted_vote(answer, correct, np.full(answer.shape, 0.5))
     np.testing.assert_allclose(equal, majority_vote(jnp.asarray(answer), jnp.asarray(correct)), rtol=1e-6)
+
+
+def test_what_a_model_selects_is_measured_by_its_weights():
+    """Of groups of four whose answers differ: the best one, and the vote weighted by e to the score."""
+    rng = np.random.default_rng(0)
+    answer, right, score = rng.integers(0, 3, 80), rng.integers(0, 2, 80), rng.normal(size=80) - 50
+    parts = {"accuracy": jnp.float32(right), "model_score": jnp.float32(score)}
+    outcome = Outcome(jnp.zeros(80), parts, answer=jnp.asarray(answer))
+    env = selecting_env(text_env(parity()), parity(), counting_model(), jnp.ones(()), by_process)
+    found = env.measure(outcome, jnp.ones(80, jnp.int32), 4)
+    groups = [x.reshape(-1, 4) for x in (answer, right, np.exp(score + 50))]
+    votes = [slow_weighted_vote(*group) for group in zip(*groups, strict=True)]
+    np.testing.assert_allclose(found["weighted@4"], np.mean(votes), rtol=1e-5)
+    best = [correct[np.argmax(weight)] for _, correct, weight in zip(*groups, strict=True)]
+    np.testing.assert_allclose(found["best@4"], np.mean(best), rtol=1e-6)
+    assert len({round(float(found[name]), 3) for name in ("weighted@4", "best@4", "cons@4")}) == 3
 
 
 def test_the_best_of_n_is_the_one_with_the_highest_score():
