@@ -14,6 +14,8 @@ What gymnax 1.0.1 does, checked for each environment it registers:
   it terminates when the random cell happens to be the goal, and otherwise continues.
 - SimpleBandit shuffles its arms at every reset and its episodes last one step, so no arm is better than another.
 - MinAtar has no sticky actions (see `wrappers.sticky_actions`) and cuts episodes after 1,000 steps (Freeway 2,500).
+- Asterix has eight rows for enemies and gold. Where a new one finds all of them taken it removes one that is there, and
+  in an eighth of the cases also where one row is free; in MinAtar it is left out, and takes the free row.
 - MountainCarContinuous: the car keeps its speed at the wall on the left, where Gymnasium's stops: it stops here, too.
 - CartPole's `total_mass` and `polemass_length` are independent fields, not derived from `masscart` and `masspole`.
 """
