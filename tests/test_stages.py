@@ -187,7 +187,6 @@ def test_a_stage_has_no_name_of_what_is_written_beside_it(chain: str, name: str)
         resolve_config(chain, "sft", {})
 
 
-@pytest.mark.full
 def test_every_seed_begins_with_the_policy_of_the_same_seed() -> None:
     config = resolve_config("catch", "a2c", {"seeds": [9, 4, 7]})
     begun = warm_start._for_seeds({"w": jnp.array([[40.0], [50.0], [70.0], [90.0]])}, [4, 5, 7, 9], config)
@@ -196,6 +195,7 @@ def test_every_seed_begins_with_the_policy_of_the_same_seed() -> None:
     assert of_one_seed["w"].tolist() == [[50.0]] * 3
 
 
+@pytest.mark.full
 def test_stages_are_checked_before_what_they_need_is_there(chain: str, tmp_path: Path) -> None:
     """Neither the reward model nor the demonstrations exist; a wrong reward in a stage is found all the same."""
     stages.check_plan(plan("r1", task=chain), finished=lambda stage: False)
