@@ -142,6 +142,9 @@ def test_what_does_not_fit_is_refused_by_its_cause(chain: Path, capsys: pytest.C
     assert "The reward model of chain/reward_model has another network ({" in message
     assert "'width': 8" in message
     assert "'width': 16" in message
+    heads = ["--set", "network.heads=4", "--set", "network.kv_heads=2"]  # parameters of the same shapes
+    message = refused(capsys, "train", "task.toml", "rlhf", *judged, *out, *heads, "--set", "initial=none")
+    assert "The reward model of chain/reward_model has another network ({" in message
     message = refused(capsys, "train", "task.toml", "dpo", *begin, *out, "--set", "pairs.sharpnes=1")
     assert "no setting 'sharpnes' of preference pairs. Did you mean 'sharpness'" in message
     assert "no setting 'held_out' of preference pairs" in refused(

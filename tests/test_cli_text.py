@@ -217,6 +217,8 @@ def test_mistakes_are_refused_with_a_sentence(
     assert "has the seeds [0, 1], this run also [2]" in refused(capsys, *begin)
     begin = ["train", str(task), "grpo", *out, "--from", run, "--seeds", "2", "--set", "network.width=16"]
     assert "another network" in refused(capsys, *begin)
+    heads = ["--seeds", "2", "--set", "network.heads=4", "--set", "network.kv_heads=2"]  # parameters of the same shapes
+    assert "another network" in refused(capsys, *begin[:-4], *heads)
     assert "no config.toml" in refused(capsys, "train", str(task), "grpo", *out, "--from", str(tmp_path))
     assert "holds no reward model" in refused(capsys, "train", str(task), "rlhf", *out, "--reward", run)
     assert "no texts to learn from" in refused(capsys, "train", "cartpole", "sft", *out)

@@ -31,6 +31,8 @@ from jaxpg.training.run_files import read_file
 from jaxpg.types import Params, Tree
 
 VOCABULARY = "vocabulary.json"
+SAME_SHAPES = ("heads", "kv_heads", "activation", "squash", "strides")
+"""Settings of a network that can make another function of parameters of the same shapes."""
 STORED_TABLE = run_files.record(
     tokens=run_files.list_of(run_files.optional(run_files.text)), checksum=run_files.optional(run_files.text)
 )
@@ -63,7 +65,8 @@ def initial_policies(config: Config, experiment: Experiment) -> Tree:
     learner = experiment.learner
     state = jax.eval_shape(learner.init, jax.random.key(0))
     begun = jax.eval_shape(learner.with_policy, state, jax.tree.map(lambda x: x[0], policies))
-    if jax.tree.map(jnp.shape, begun.params) != jax.tree.map(jnp.shape, state.params):
+    same_shapes = jax.tree.map(jnp.shape, begun.params) == jax.tree.map(jnp.shape, state.params)
+    if not (same_shapes and _reads_alike(earlier, config)):
         raise _different_network(f"The policy of {config.initial}", earlier, config)
     return policies
 
@@ -106,7 +109,8 @@ def load_reward_model(run_dir: str, config: Config) -> tuple[Judge, Tree]:
         raise UserError(f"{run_dir} is a run of {earlier.algorithm} and holds no reward model. Those of {judging} do.")
     model = jax.tree.map(lambda x: x[0], params.critic)
     expected = jax.eval_shape(reward_network(config, make_env(config)).init, jax.random.key(0))
-    if jax.tree.map(jnp.shape, model) != jax.tree.map(jnp.shape, expected):
+    same_shapes = jax.tree.map(jnp.shape, model) == jax.tree.map(jnp.shape, expected)
+    if not (same_shapes and _reads_alike(earlier, config)):
         raise _different_network(f"The reward model of {run_dir}", earlier, config)
     return judge, model
 
@@ -182,6 +186,12 @@ def _difference(theirs: TokenTable | None, ours: TokenTable | None) -> str | Non
     if theirs.checksum != ours.checksum:
         return "the tokens are the same, but another tokenizer.json cuts texts into them in another way"
     return None
+
+
+def _reads_alike(earlier: Config, config: Config) -> bool:
+    """Whether the networks of two configs make the same function of parameters that fit both."""
+    both = earlier.network.keys() & config.network.keys() & set(SAME_SHAPES)
+    return all(earlier.network[name] == config.network[name] for name in both)
 
 
 def _different_network(what: str, earlier: Config, config: Config) -> UserError:
