@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxpg import envs, errors, files, ladder, networks
+from jaxpg.envs.text import CHARACTERS
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts
@@ -219,6 +220,7 @@ REFUSED = [
     ("sort", "grpo", {"wrappers.flatten": {}, "reward": "runs/x"}, "sort is a text task, which takes no"),
     ("sort", "grpo", {"rewards": {"mine": abs}}, 'mine must name its function, {"function": "module:function"}'),
     ("sort", "grpo", {"environment_settings.rewards": {"mine": {"function": abs}}}, "rewards.mine must name its"),
+    ("sort", "grpo", {"environment_settings.tokenizer": CHARACTERS}, "a list or a table, not Vocabulary("),
     ("summarise_toy", "reward_model", {"network.kind": "mlp"}, "trains a transformer, not the network mlp"),
     ("parity", "sft", {"environment_settings.thinking": 0.5}, "'thinking'. It is called 'scratchpad_share' now."),
 ]  # fmt: skip

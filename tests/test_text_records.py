@@ -404,6 +404,20 @@ def test_what_tags_enclose():
     assert extract_answer("1</answer> ") == "1</answer>"
 
 
+def test_functions_and_tokenizers_may_stand_for_their_names(write):
+    settings = {"path": str(write([SPOKEN])), "max_tokens": 20, "held_out": 0.0}
+    env = envs.make("json_lines", tokenizer=CHARACTERS, match=share_of_fives, **settings)
+    assert env.action_space.n == CHARACTERS.size
+    task = envs.make_task("json_lines", tokenizer=CHARACTERS, match=share_of_fives, **settings)
+    np.testing.assert_allclose(judge(task, "555$")[0], 0.3, rtol=1e-6)
+    for wrong, sentence in (
+        ({"match": CHARACTERS}, "match must be exact, numeric, a function or its name"),
+        ({"tokenizer": share_of_fives}, "tokenizer must be a name, the path of a tokenizer.json, or have size"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            envs.make("json_lines", **settings, **wrong)
+
+
 def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_rewards.py").write_text(

@@ -292,13 +292,18 @@ def _check_annotated(name: str, settings: dict[str, Any], factory: Callable[...,
 
 
 def _has_type_of(value: Any, default: Any) -> bool:
-    """Whether a setting has the type of its default; an int may stand for a float, a list for a tuple or an array."""
+    """Whether a setting has the type of its default; an int may stand for a float, a list for a tuple or an array.
+
+    A function or a tokenizer may stand for its name: what makes the environment checks those.
+    """
     if default is None or default is inspect.Parameter.empty:
         return True
     if isinstance(default, jax.Array):
         return np.shape(value) == default.shape and np.asarray(value).dtype.kind in "iuf"
     if isinstance(value, bool):
         return isinstance(default, bool)
+    if isinstance(default, str) and (callable(value) or isinstance(value, text.Tokenizer)):
+        return True
     if isinstance(default, Mapping):
         return isinstance(value, Mapping)
     if isinstance(default, tuple):

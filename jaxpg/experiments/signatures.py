@@ -136,7 +136,7 @@ def check_free_settings(name: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             check_free_settings(f"{name}.{key}", inner)
-    elif isinstance(value, list | tuple):
+    elif type(value) in (list, tuple):  # a record is another type of tuple, which no config states
         for inner in value:
             check_free_settings(name, inner)
     elif isinstance(value, str):

@@ -242,6 +242,8 @@ def _user_grader(
 
 def _check_arguments(function: MatchFunction, name: str) -> None:
     """Raise a UserError if a reward function cannot be called with a prompt, a completion and an answer."""
+    if not callable(function):
+        raise UserError(f"match must be exact, numeric, a function or its name, not {excerpt(function)}.")
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions that are written in C have none

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxpg.domains import COUNT, check_number
 from jaxpg.envs.text.jsonl_reader import as_text, counted_from, parse_records, read_content, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 
 SPECIAL = CHARACTERS.symbols[:2]
 """Padding and the end token."""
@@ -138,9 +138,14 @@ def load_tokenizer(tokenizer: Tokenizer | str, path: str | Path) -> Tokenizer:
     of a tokenizer.json. A Tokenizer is returned unchanged.
 
     Raises:
-        UserError: it is not the path of a tokenizer.
+        UserError: it is neither a Tokenizer nor the path of one.
     """
     if not isinstance(tokenizer, str):
+        if not isinstance(tokenizer, Tokenizer):
+            raise UserError(
+                f"tokenizer must be a name, the path of a tokenizer.json, or have size, end, encode and decode, not "
+                f"{excerpt(tokenizer)}."
+            )
         return tokenizer
     if tokenizer == "characters":
         return character_vocabulary(path)

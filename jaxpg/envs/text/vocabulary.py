@@ -6,13 +6,14 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxpg.errors import UserError
 
 PAD, END = 0, 1
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Converts text to tokens and back: a `Vocabulary`, or a tokenizer read from a file."""
 
