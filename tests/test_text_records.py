@@ -726,6 +726,7 @@ BAD = {
     "no such match": ([], {"match": "fuzzy"}, "no way to match 'fuzzy'"),
     "no such split": ([], {"split": "held_out"}, "split must be train or test, not 'held_out'"),
     "no share": ([], {"held_out": 1.5}, "held_out must be a share from 0 to 1, not 1.5"),
+    "a share as text": ([], {"held_out": "0.1"}, "held_out must be a share from 0 to 1, not '0.1'"),
     "hardly any held out": (
         [],
         {"split": "test", "held_out": 1e-9},

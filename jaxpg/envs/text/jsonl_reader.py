@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import numbers
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +173,7 @@ def held_out_share(held_out: float) -> HeldOut:
     Raises:
         UserError: `held_out` is not from 0 to 1.
     """
-    if not 0 <= held_out <= 1:
+    if isinstance(held_out, bool) or not isinstance(held_out, numbers.Real) or not 0 <= held_out <= 1:
         raise UserError(f"held_out must be a share from 0 to 1, not {held_out!r}.")
     return partial(_hash_split, held_out) if held_out else nothing_held_out
 

@@ -40,8 +40,9 @@ class FileTokenizer(NamedTuple):
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without an end token.
 
-        The file's special tokens are never read from a text: "<|endoftext|>" is encoded as its characters. The four
-        tags are markup of jaxpg: a tag by itself is its token, where the file has one.
+        The file's special tokens are not read from a text: "<|endoftext|>" is encoded as its characters, unless the
+        file's model has it among its pieces, as Unigram has. To jaxpg it is a token as any other: the end is its own.
+        The four tags are markup of jaxpg: a tag by itself is its token, where the file has one.
 
         Raises:
             UserError: a part of the text has no token.
