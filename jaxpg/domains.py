@@ -105,8 +105,8 @@ def domain_of(name: str) -> Domain:
     return DOMAINS.get(name, COUNT)
 
 
-def as_float32(value: Any) -> float | None:
-    """What a user's function returned, if it is a finite number that float32 holds; else None."""
+def as_reward(value: Any) -> float | None:
+    """What a user gave as a reward or its weight, if it is a number of at most LARGEST_REWARD in size; else None."""
     import numpy as np  # here, since `jaxpg --help` needs the domains and is instant
 
     if not isinstance(value, numbers.Real | np.bool_):
@@ -119,7 +119,7 @@ def as_float32(value: Any) -> float | None:
         number = float(value)
     except OverflowError:  # an integer or a fraction of hundreds of digits
         return None
-    return number if abs(number) <= FLOAT32_MAX else None
+    return number if abs(number) <= LARGEST_REWARD else None  # false of NaN
 
 
 def check_number(name: str, number: float, domain: Domain = ANY) -> None:

@@ -517,7 +517,7 @@ WRONG = {
     "complex": 1j,
     "an axis": np.ones(1),
     "complex array": np.array(1j),
-    "large": 1e39,
+    "large": 1e16,
     "huge": 10**400,
     "beyond": 10**5000,
 }
@@ -543,9 +543,9 @@ REASONS = {
     "complex": "returned 1j instead",
     "an axis": r"returned array\(\[1\.\]\) instead",
     "complex array": r"returned array\(0\.\+1\.j\) instead",
-    "large": r"returned 1e\+39 instead of a finite number in float32",
-    "huge": "returned 1000000.* instead of a finite number in float32",
-    "beyond": "returned a value too long to show instead of a finite number in float32",
+    "large": r"returned 1e\+16 instead of a finite number of at most 1e\+15 in size",
+    "huge": r"returned 1000000.* instead of a finite number of at most 1e\+15 in size",
+    "beyond": r"returned a value too long to show instead of a finite number of at most 1e\+15 in size",
 }
 
 

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import as_float32
+from jaxpg.domains import LARGEST_REWARD, as_reward
 from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_long
 from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
@@ -233,8 +233,9 @@ def _user_grader(
             value: Any = function(record.fields[prompt_field], completion, record.fields[answer_field])
         except (Exception, SystemExit) as error:
             raise failure(f"raised {describe_failure(error)}", record, completion) from error
-        if (accuracy := as_float32(value)) is None:
-            raise failure(f"returned {excerpt(value)} instead of a finite number in float32", record, completion)
+        if (accuracy := as_reward(value)) is None:
+            wanted = f"a finite number of at most {LARGEST_REWARD:g} in size"
+            raise failure(f"returned {excerpt(value)} instead of {wanted}", record, completion)
         return accuracy, _text_fingerprint(extract_answer(completion)) if ended else -1
 
     return grade

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import as_float32
+from jaxpg.domains import LARGEST_REWARD, as_reward
 from jaxpg.envs.text.jsonl_reader import without_tags
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.tokenizer import TAGS
@@ -206,8 +206,11 @@ def check_weight(task: Task, of: str, weight: Any) -> None:
     """Raise a UserError unless a weight is a finite number; a traced one, one per run, is not known here."""
     if isinstance(weight, Array):
         return
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or as_float32(weight) is None:
-        raise UserError(f"{task.name}: the weight {of} must be a finite number, not {excerpt(weight)}.")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or as_reward(weight) is None:
+        raise UserError(
+            f"{task.name}: the weight {of} must be a finite number, not {excerpt(weight)}: one of at most "
+            f"{LARGEST_REWARD:g} in size."
+        )
 
 
 def _check_reward(name: str, reward: Reward, task: Task) -> None:
@@ -283,10 +286,10 @@ def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, A
                 f"The reward function {called} raised {describe_failure(error)}, for the prompt {prompt!r} and the "
                 f"completion {completion!r}."
             ) from error
-        if (number := as_float32(value)) is None:
+        if (number := as_reward(value)) is None:
             raise UserError(
-                f"The reward function {called} returned {excerpt(value)} instead of a finite number in float32, for "
-                f"the prompt {prompt!r} and the completion {completion!r}."
+                f"The reward function {called} returned {excerpt(value)} instead of a finite number of at most "
+                f"{LARGEST_REWARD:g} in size, for the prompt {prompt!r} and the completion {completion!r}."
             )
         return number
 
