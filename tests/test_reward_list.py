@@ -124,7 +124,7 @@ def completion(text: str, prompt: str = "cab=", *, task: Any = None) -> GradedCo
     shown = jnp.array([*CHARACTERS.encode(prompt), PAD])
     verdict = Verdict(jnp.float32(0), jnp.float32(0), jnp.int32(-1))
     prompt_ = envs.text.task.Prompt(shown, shown != PAD)
-    return GradedCompletion(verdict, prompt_, tokens, jnp.int32(len(ids)), 24, CHARACTERS, 0)
+    return GradedCompletion(verdict, jnp.int32(0), prompt_, tokens, jnp.int32(len(ids)), 24, CHARACTERS, 0)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec
 
 from jaxpg import envs, parallel, preferences
 from jaxpg.envs import text
-from jaxpg.envs.text import CHARACTERS, END, PAD, Vocabulary, json_lines, jsonl, preference_pairs, text_env
+from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, Vocabulary, json_lines, jsonl, preference_pairs, text_env
 from jaxpg.envs.text.jsonl_reader import encode_fields, pad_rows
 from jaxpg.envs.text.matching import extract_answer
+from jaxpg.envs.text.rewards import grade, make_reward
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives, host_callback
 from jaxpg.types import Prompt
@@ -416,6 +417,25 @@ def test_functions_and_tokenizers_may_stand_for_their_names(write):
     ):
         with pytest.raises(UserError, match=sentence):
             envs.make("json_lines", **settings, **wrong)
+
+
+def test_a_reward_function_may_ask_for_its_record(write):
+    """With the fields that the task does not read, and with a setting of its own."""
+    records = [{"prompt": f"{i}=", "answer": i, "costs": [i, 10]} for i in range(4)]
+    seen = []
+
+    def price(prompt, completion, record, *, scale):
+        seen.append((prompt, completion, record))
+        return scale * record["costs"][0]
+
+    task = json_lines(write(records), "standard", max_tokens=4, held_out=0)
+    reward = make_reward("price", {"function": price, "scale": 0.5}, task)
+    tokens, length = completion("2$", 4)
+    values = jax.vmap(lambda i: reward.function(grade(task, i, tokens, length)))(jnp.array([3, 1]))
+    np.testing.assert_allclose(values, [1.5, 0.5])
+    assert seen == [(f"{i}=", "2", {"prompt": f"{i}=", "answer": str(i), "costs": [i, 10]}) for i in (3, 1)]
+    with pytest.raises(UserError, match="price takes the record of a file, and the problems of sort are generated"):
+        make_reward("price", {"function": price, "scale": 0.5}, TASKS["sort"]())
 
 
 def test_a_function_is_found_by_its_name(write, tmp_path, monkeypatch):

@@ -120,6 +120,7 @@ def json_lines(
         is_held_out=is_held_out,
         step_ends=None if step_separator is None else _separated_steps(step_separator, tokenizer),
         num_problems=len(in_split),
+        record=lambda problem: dict(rows.records[int(problem)].fields),
         answers=lambda problems: [rows.records[i].fields[answer_field] for i in np.asarray(problems).tolist()],
     )
 

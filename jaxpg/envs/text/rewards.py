@@ -51,6 +51,7 @@ class GradedCompletion(NamedTuple):
     """A finished completion as reward functions see it.
 
     verdict: of the task.
+    problem: as the task drew it.
     prompt: leaves [P].
     tokens: [T] int32, padded after `length` [] int32 tokens, the end token included where there is one.
     max_tokens: T.
@@ -59,6 +60,7 @@ class GradedCompletion(NamedTuple):
     """
 
     verdict: Verdict
+    problem: Tree
     prompt: Prompt
     tokens: Array
     length: Array
@@ -71,6 +73,7 @@ def grade(task: Task, problem: Tree, tokens: Array, length: Array, overlong_cach
     """A completion `tokens` [T] of `length` [] tokens, verified, as reward functions see it."""
     return GradedCompletion(
         verdict=task.verify(problem, tokens, length),
+        problem=problem,
         prompt=task.prompt(problem),
         tokens=tokens,
         length=length,
@@ -268,19 +271,17 @@ def _check_settings(name: str, known: Any, settings: Mapping[str, Any], task: Ta
 
 
 def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, Any], task: Task) -> RewardFunction:
-    """A user's function of prompt and completion, as texts, and its settings; called on the host, a batch at a time."""
-    try:
-        inspect.signature(function).bind("", "", **settings)
-    except TypeError as error:
-        raise UserError(
-            f"The reward function {called} is called with a prompt, a completion and its settings, and takes "
-            f"{inspect.signature(function)}: {error}."
-        ) from error
+    """A user's function of prompt and completion, as texts, and its settings; called on the host, a batch at a time.
+
+    A function with a parameter `record` gets the fields of the record that the problem is, too.
+    """
+    record = _record_of(function, called, settings, task)
+    _check_parameters(function, called, settings if record is None else {**settings, "record": {}})
     vocabulary, width = task.vocabulary, task.prompt_length
 
-    def value_of(prompt: str, completion: str) -> float:
+    def value_of(prompt: str, completion: str, further: Mapping[str, Any]) -> float:
         try:
-            value: Any = function(prompt, completion, **settings)
+            value: Any = function(prompt, completion, **settings, **further)
         except (Exception, SystemExit) as error:
             raise UserError(
                 f"The reward function {called} raised {describe_failure(error)}, for the prompt {prompt!r} and the "
@@ -293,17 +294,45 @@ def _on_host(function: Callable[..., Any], called: str, settings: Mapping[str, A
             )
         return number
 
-    def batch(rows: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray]:
+    def batch(rows: np.ndarray, lengths: np.ndarray, *problems: np.ndarray) -> tuple[np.ndarray]:
         values = np.empty(lengths.shape, np.float32)
         for i in np.ndindex(lengths.shape):
             prompt, completion = rows[i][:width], rows[i][width : width + lengths[i]]
             text = completion_text(vocabulary, completion.tolist())
-            values[i] = value_of(vocabulary.decode(prompt[prompt != PAD].tolist()), text)
+            further = {"record": record(problems[0][i])} if record else {}
+            values[i] = value_of(vocabulary.decode(prompt[prompt != PAD].tolist()), text, further)
         return (values,)
 
     def on_host(graded: GradedCompletion) -> Array:
         row = jnp.concatenate([jnp.where(graded.prompt.mask, graded.prompt.tokens, PAD), graded.tokens])
-        (value,) = host_callback.call(batch, (jax.ShapeDtypeStruct((), jnp.float32),), row, graded.length)
+        problems = (graded.problem,) if record else ()
+        of_one = (jax.ShapeDtypeStruct((), jnp.float32),)
+        (value,) = host_callback.call(batch, of_one, row, graded.length, *problems)
         return value
 
     return on_host
+
+
+def _record_of(
+    function: Callable[..., Any], called: str, settings: Mapping[str, Any], task: Task
+) -> Callable[[Tree], Mapping[str, Any]] | None:
+    """`Task.record` where a function asks for it by a parameter of that name, else None."""
+    if "record" in settings or "record" not in inspect.signature(function).parameters:
+        return None
+    if task.record is None:
+        raise UserError(
+            f"The reward function {called} takes the record of a file, and the problems of {task.name} are generated: "
+            "leave out its parameter record."
+        )
+    return task.record
+
+
+def _check_parameters(function: Callable[..., Any], called: str, given: Mapping[str, Any]) -> None:
+    """Raise a UserError unless a function can be called with a prompt, a completion and what else it is given."""
+    try:
+        inspect.signature(function).bind("", "", **given)
+    except TypeError as error:
+        raise UserError(
+            f"The reward function {called} is called with a prompt, a completion and its settings, and takes "
+            f"{inspect.signature(function)}: {error}."
+        ) from error

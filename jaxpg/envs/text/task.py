@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -47,6 +47,7 @@ class Task(NamedTuple):
     true_reward(problem, completion, length): the quality of a completion, [] float32, where there is more to measure
         than right or wrong; None where there is not.
     num_problems: of the split for which the task was made, where they come from a file; None where they are endless.
+    record(problem): the fields of the record that a problem is; runs on the host. None where problems are no records.
     answers(problems): a right answer to each problem of a batch, as text; runs on the host. None where there is none.
     """
 
@@ -64,6 +65,7 @@ class Task(NamedTuple):
     true_reward: Callable[[Tree, Array, Array], Array] | None = None
     answers: Callable[[Tree], Sequence[str]] | None = None
     num_problems: int | None = None
+    record: Callable[[Tree], Mapping[str, Any]] | None = None
 
     def prompt(self, problem: Tree) -> Prompt:
         """The prompt of a problem, with the mask of its real tokens."""
