@@ -84,6 +84,27 @@ def test_a_config_states_numbers_where_a_caller_may_trace_them() -> None:
     assert (kinds["gamma"], kinds["clip_high"], kinds["chunk_rows"]) == (float, float | None, int | None)
 
 
+def test_numbers_of_numpy_are_those_of_python_at_any_depth() -> None:
+    """As a loop over an array gives them; config.toml has no other."""
+    resolved = configs.resolve_config(
+        "CartPole-v1",
+        "ppo",
+        {
+            "learning_rate": np.float32(0.5),
+            "network": {"kind": "mlp", "hidden": (np.int64(8), 4)},
+            "environment_settings": {"gravity": np.float32(5.0)},
+        },
+    )
+    plain = configs.resolve_config(
+        "CartPole-v1",
+        "ppo",
+        {"learning_rate": 0.5, "network.hidden": np.array([8, 4]), "environment_settings.gravity": 5.0},
+    )
+    assert resolved == plain
+    stored = tomllib.loads(files.toml_dumps(configs.to_dict(resolved)))
+    assert (stored["network"]["hidden"], stored["environment_settings"]) == ([8, 4], {"gravity": 5.0})
+
+
 def test_later_layers_win(tmp_path: Path) -> None:
     path = write(
         tmp_path,

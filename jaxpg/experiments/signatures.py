@@ -73,8 +73,7 @@ def check(option: Option, value: Any) -> Any:
         UserError: it has another type, it is a number outside of the option's domain (domains.py), or a string that is
             empty or has characters that cannot be printed.
     """
-    if isinstance(value, np.generic | np.ndarray | Array) and np.ndim(value) == 0:
-        value = value.item()  # a number of NumPy's or jax's is one of Python's
+    value = _of_python(value)
     accepted = _members(option.kind)
     if (value is None or (isinstance(value, str) and value == "none")) and types.NoneType in accepted:
         return None
@@ -83,6 +82,15 @@ def check(option: Option, value: Any) -> Any:
             _check_domain(option, value)
             return _converted(value, kind)
     raise UserError(f"{option.name} must be {describe_kind(option.kind)}, not {excerpt(value)}.")
+
+
+def _of_python(value: Any) -> Any:
+    """A value with numbers and arrays of NumPy's or jax's, at any depth, as numbers and lists of Python's."""
+    if isinstance(value, np.generic | np.ndarray | Array):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _of_python(x) for name, x in value.items()}
+    return type(value)(map(_of_python, value)) if type(value) in (list, tuple) else value
 
 
 def describe_kind(kind: Any) -> str:
