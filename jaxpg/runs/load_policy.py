@@ -33,7 +33,7 @@ def load(path: str | Path) -> Any:
         if seed is not None and not 0 <= seed < 2**31:
             raise ValueError(f"A seed is an integer from 0 to 2**31 - 1, not {seed}.")
         obs = jax.tree.map(array, wanted, obs)
-        begins = jnp.broadcast_to(jnp.asarray(memory is None or begins), len(jax.tree.leaves(obs)[0]))
+        begins = jnp.broadcast_to(jnp.asarray(memory is None or begins, bool), len(jax.tree.leaves(obs)[0]))
         memory = memory or [jnp.zeros(begins.shape + x.shape[1:], x.dtype) for x in memories]
         return program.call(obs, begins, greedy, jnp.int32(next(calls) if seed is None else seed), memory)
 
