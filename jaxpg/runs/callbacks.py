@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
-from jaxpg.errors import UserError
+from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.parts import make_part
 from jaxpg.training.metrics_writer import Row
@@ -30,6 +30,13 @@ class Callback(NamedTuple):
     should_stop: Callable[[], bool] = lambda: False
 
 
+def check_callback(callback: Callback) -> None:
+    """Raise a UserError unless the fields of a callback are functions; `on_evaluation` may be None."""
+    for field, given in callback._asdict().items():
+        if not callable(given) and (field != "on_evaluation" or given is not None):
+            raise UserError(f"The {field} of a jaxpg.Callback is a function, not {excerpt(given)}.")
+
+
 def named_callbacks(config: Config) -> list[Callback]:
     """The callbacks that a config names; what they raise is told in a sentence.
 
@@ -43,6 +50,7 @@ def _named_callback(name: str, settings: dict[str, Any]) -> Callback:
     made = make_part("callback", name, settings)
     if not isinstance(made, Callback):
         raise UserError(f"The callback {name} must return a jaxpg.Callback, not a {type(made).__name__}.")
+    check_callback(made)
 
     def explained(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

@@ -27,7 +27,7 @@ from jaxpg.experiments.parts import ALGORITHMS, NETWORKS, Q_NETWORKS, algorithm_
 from jaxpg.experiments.stages import Stage, check_plan, is_finished, plan_stages
 from jaxpg.files import explain_os_error
 from jaxpg.runs import training
-from jaxpg.runs.callbacks import Callback
+from jaxpg.runs.callbacks import Callback, check_callback
 from jaxpg.runs.interrupts import saving_first
 from jaxpg.runs.loggers import check_loggers
 from jaxpg.runs.terminal import make_console
@@ -200,6 +200,7 @@ def _check_callbacks(callbacks: Any) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise UserError(f"callbacks are a list of jaxpg.Callback records, not of {type(callback).__name__}.")
+        check_callback(callback)
 
 
 class _Named:
