@@ -241,6 +241,13 @@ def test_other_observations_are_refused(obs: Any, sentence: str) -> None:
         flying(env, networks.mlp(env, hidden=(4,))[0]).act(obs)
 
 
+def test_an_observation_that_is_traced_is_refused() -> None:
+    """In a sentence that says what acts there instead."""
+    env = tiny.target()
+    with pytest.raises(UserError, match=r"traced, as in a jit or a scan.*actor\(run.learner_of\(0\)\)"):
+        jax.jit(flying(env, networks.mlp(env, hidden=(4,))[0]).act)(np.ones(2))
+
+
 @pytest.mark.parametrize("obs", [5, -1, 0.5, [0, 7], np.eye(6)[5] * 5])
 def test_an_integer_beyond_its_space_is_refused(obs: Any) -> None:
     """Its one-hot vector would be zeros, which no training had."""
@@ -501,6 +508,10 @@ def nameless() -> PolicyGradient:
         (("cartpole", "ppo", {"network": lambda env: (1, 2)}), r"a pair \(Policy, Critic\), not \(int, int\)"),
         (("cartpole", "ppo", {"network": {"hidden": "x"}}), "hidden must be a list of integers"),
         (("cartpole", "ppo", {"callbacks": [print]}), "callbacks are a list of jaxpg.Callback"),
+        (
+            ("cartpole", "ppo", {"callbacks": [jaxpg.Callback(on_row=3)]}),
+            "The on_row of a jaxpg.Callback is a function",
+        ),
         (("cartpole", "ppo", {"callbacks": jaxpg.Callback()}), r"and this is one itself: give \[callback\]"),
         (("cartpole", "ppo", {"num_minibatches": 7}), "num_minibatches = 7 does not divide"),
         (("cartpole", not_an_algorithm), "must return a PolicyGradient"),
@@ -578,7 +589,7 @@ def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path
         begins = np.array([False, step == 2, False])
         if step == 2:
             flown.reset(begins)
-        actions, memory = act(x, memory, begins)
+        actions, memory = act(x, memory, begins.astype(int) if step == 2 else begins)  # 0 and 1, as some give them
         np.testing.assert_allclose(actions, flown.act(x), rtol=1e-5, atol=1e-7)
     assert act(obs[0][:1])[0].shape == (1, 2)
     with jax.enable_x64(True):  # of whoever loads it

@@ -48,8 +48,8 @@ class TrainedPolicy:
             One action, or a batch of them.
 
         Raises:
-            UserError: observations of another shape than in training, with NaN in them, or beyond a Discrete space;
-                where the policy has a memory, a batch of another size since `reset`.
+            UserError: observations of another shape than in training, with NaN in them, beyond a Discrete space, or
+                traced; where the policy has a memory, a batch of another size since `reset`.
         """
         batch, batched = self._batch(obs)
         with jax.enable_x64(False):  # as it was trained
@@ -119,6 +119,11 @@ class TrainedPolicy:
         shape = tuple(space.shape)
         try:
             given = np.asarray(obs)
+        except jax.errors.TracerArrayConversionError:
+            raise UserError(
+                "policy.act takes plain arrays, and this observation is traced, as in a jit or a scan. What acts there "
+                "is the learner's actor: run.experiment.learner.actor(run.learner_of(0)).act (docs/python.md)."
+            ) from None
         except ValueError:  # rows of different lengths
             raise UserError(f"An {what} of {self._env.name} has one shape, {shape}: these differ.") from None
         if (given.shape != shape and given.shape[1:] != shape) or not given.size:
