@@ -46,6 +46,27 @@ def test_moments_stay_exact_far_from_zero():
     np.testing.assert_allclose(moments.variance, x.astype(np.float64).var(), rtol=1e-2)
 
 
+def test_roundings_do_not_add_up_over_a_long_run():
+    """The same five samples after 10^7 samples of their mean and variance, 10^5 times."""
+    x = jnp.asarray(np.random.default_rng(0).normal(3.0, 2.0, (1, 5, 64)), jnp.float32)
+    begin = update.update_moments(update.initial_moments(jnp.zeros(64)), x, jnp.ones((1, 5)))
+
+    @jax.jit
+    def often(moments):
+        return jax.lax.fori_loop(0, 100_000, lambda _, m: update.update_moments(m, x, jnp.ones((1, 5))), moments)
+
+    end = often(begin._replace(samples=jnp.float32(1e7)))
+    np.testing.assert_allclose(end.mean, begin.mean, rtol=1e-5)
+    np.testing.assert_allclose(end.variance, begin.variance, rtol=1e-5)
+
+
+def test_the_variance_before_any_sample_leaves_no_rounding():
+    """It is 1, beside which that of small numbers is nothing."""
+    x = np.random.default_rng(0).normal(0.0, 1e-6, (7, 8)).astype(np.float32)
+    moments = update.update_moments(update.initial_moments(), jnp.asarray(x), jnp.ones((7, 8)))
+    np.testing.assert_allclose(moments.variance, x.astype(np.float64).var(), rtol=1e-5)
+
+
 def test_nothing_seen_changes_nothing():
     empty = update.update_moments(update.initial_moments(), jnp.full((2, 2), 9.0), jnp.zeros((2, 2)))
     assert (empty.samples, empty.mean, empty.variance) == (0, 0, 1)
