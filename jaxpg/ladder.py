@@ -40,7 +40,7 @@ from jaxpg.objectives import advantages, loss_weights, surrogates
 from jaxpg.objectives.adaptation import adaptive_kl
 from jaxpg.objectives.kl import reference_kl
 from jaxpg.types import Scalar
-from jaxpg.update.optimizers import adam, constant, linear_decay
+from jaxpg.update.optimizers import adam, annealed
 
 
 @root
@@ -71,7 +71,6 @@ def reinforce(
         entropy_coefficient: weight of the entropy bonus.
         normalize_advantages: standardise the psi of each minibatch to mean 0 and standard deviation 1.
     """
-    schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return PolicyGradient(
         gamma=gamma,
         collector=rollout.episodic(num_envs=num_envs),
@@ -86,7 +85,7 @@ def reinforce(
         reference_rate=0.0,
         update=update.gradient_step,
         optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps),
-        learning_rate=partial(schedule, value=learning_rate),
+        learning_rate=annealed(learning_rate, anneal_steps),
     )
 
 

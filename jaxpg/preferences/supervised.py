@@ -103,11 +103,7 @@ def supervised(
     check_scalars(settings._asdict())
     _check_division(settings, shards=1)
     optimizer = optimizers.adam(max_grad_norm=settings.max_grad_norm)
-    schedule = (
-        optimizers.constant
-        if settings.anneal_steps is None
-        else partial(optimizers.linear_decay, over=settings.anneal_steps)
-    )
+    schedule = optimizers.annealed(settings.learning_rate, settings.anneal_steps)
 
     def init(key: Key) -> SupervisedState:
         params = init_params(key)
@@ -131,7 +127,7 @@ def supervised(
             settings.micro_batches,
             _micro_batch,
         )
-        rate = schedule(state.steps, value=settings.learning_rate)
+        rate = schedule(state.steps)
         params, opt_state, norms = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
         steps = state.steps + collectives.psum(rollout.steps.mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | norms | {"learning_rate": rate}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,7 @@ def adam(
     Source: Kingma and Ba 2015; eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as
     one vector: `flat_if_small`.
     """
-    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)), flat_below)
+    return flat_if_small(optax.chain(sgd(max_grad_norm=max_grad_norm), optax.scale_by_adam(eps=eps)), flat_below)
 
 
 def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = None) -> optax.GradientTransformation:
@@ -178,3 +178,8 @@ def constant(steps: Array, *, value: Array | float) -> Array:
 def linear_decay(steps: Array, *, value: Array | float, over: int) -> Array:
     """`value` max(1 - steps / over, 0), `steps` and `over` in environment steps (detail 4 of the 37 of PPO)."""
     return value * jnp.maximum(1 - steps / over, 0.0)
+
+
+def annealed(value: Array | float, over: int | None) -> Callable[[Array], Array]:
+    """`linear_decay` of `value` over so many environment steps, or `constant` where `over` is None."""
+    return partial(constant, value=value) if over is None else partial(linear_decay, value=value, over=over)

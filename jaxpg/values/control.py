@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 
 from jaxpg.ladder_settings import child_of, root
 from jaxpg.types import Array, Scalar
-from jaxpg.update.optimizers import constant, linear_decay
+from jaxpg.update.optimizers import annealed
 from jaxpg.values.deep_q import epsilon_decay
 from jaxpg.values.tabular_control import TabularControl
 
@@ -78,7 +78,6 @@ def sarsa(
         epsilon_steps: environment steps over which the share of random actions falls linearly.
         initial_value: of all actions; one that is larger than any return makes the policy try all of them.
     """
-    schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return TabularControl(
         gamma=gamma,
         num_envs=num_envs,
@@ -88,7 +87,7 @@ def sarsa(
         num_tables=1,
         n_steps=1,
         bootstrap=of_next_action,
-        learning_rate=partial(schedule, value=learning_rate),
+        learning_rate=annealed(learning_rate, anneal_steps),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 from jaxpg import rollout
 from jaxpg.ladder_settings import PARENTS, child_of, root
 from jaxpg.types import Array, Scalar
-from jaxpg.update.optimizers import adam, constant, linear_decay
+from jaxpg.update.optimizers import adam, annealed
 from jaxpg.values import targets
 from jaxpg.values.deep_q import DeepQ, epsilon_decay
 from jaxpg.values.prioritized import prioritized
@@ -105,7 +105,6 @@ def dqn(
         huber_threshold: errors count linearly from here on; none for squared errors. Where most errors are larger, Q
             learns medians of the targets in place of means: on CartPole, with returns of a hundred, 1 diverges.
     """
-    schedule = constant if anneal_steps is None else partial(linear_decay, over=anneal_steps)
     return DeepQ(
         gamma=gamma,
         n_steps=1,
@@ -118,7 +117,7 @@ def dqn(
         move_target=partial(targets.move_target, period=target_period, rate=target_rate),
         learn=from_replay(ReplaySettings(buffer_size, batch_size, learning_starts, gradient_steps, repeats)),
         optimizer=partial(adam, max_grad_norm=max_grad_norm, eps=adam_eps, flat_below=DQN_FLAT_BELOW),
-        learning_rate=partial(schedule, value=learning_rate),
+        learning_rate=annealed(learning_rate, anneal_steps),
     )
 
 
