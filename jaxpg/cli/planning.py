@@ -21,7 +21,6 @@ from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import check_name
 from jaxpg.experiments.stages import INHERITED, Stage, check_plan, names_run, plan_stages, runs_named, with_run
 from jaxpg.training import checkpoint, run_directory
-from jaxpg.training.loop import check_total_steps
 
 
 def plan_command(options: RunOptions, out: Path) -> CommandRecord:
@@ -140,8 +139,6 @@ def _plan_run(options: RunOptions, name: str, config: configs.Config, directory:
     """The stages of a config, checked if anything is to be trained before the config itself."""
     assert options.task is not None
     plan = plan_stages(config, directory, shared_dir, task=options.task, overrides=options.overrides, name=name)
-    for stage in plan:
-        check_total_steps(stage.config.total_steps)
     if len(plan) > 1 or options.command == "compare":
         check_plan(plan)
     return plan

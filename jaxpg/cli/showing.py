@@ -29,7 +29,6 @@ from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
-from jaxpg.training.loop import check_total_steps
 from jaxpg.training.memory import bytes_of, least_memory, memory_limit
 from jaxpg.types import Discrete, Space, space_leaves
 
@@ -67,8 +66,6 @@ def _planned(config: Config, task: str, name: str, overrides: Mapping[str, Any])
     """
     out = Path("runs") / f"{config.task}-{file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"  # as that of a new run
     plan = plan_stages(config, out, out, task=task, overrides=overrides, name=name)
-    for stage in plan:
-        check_total_steps(stage.config.total_steps)
     if len(plan) > 1:
         check_plan(plan)
     experiment = build_planned(config, names := trainable(task), traceable=True)

@@ -24,6 +24,7 @@ from jaxpg.experiments.sampling import SAMPLED_FILES, sampled_table
 from jaxpg.experiments.sections import STAGES
 from jaxpg.experiments.warm_start import check_initial, check_writer, reward_params
 from jaxpg.training import checkpoint, run_directory
+from jaxpg.training.loop import check_total_steps
 
 NOT_SAMPLED: dict[str, Any] = {"demonstrations": {}, "pairs": {"slip_rate": 0.5}}
 """What stands in for sampled data before they are there."""
@@ -108,7 +109,7 @@ def plan_stages(
         finished: whether a stage has been trained already.
 
     Raises:
-        UserError: a stage that depends on itself, directly or through other stages.
+        UserError: a stage that depends on itself, directly or through other stages, or with too many steps to count.
     """
     inherited = {name: value for name, value in overrides.items() if name.split(".")[0] in INHERITED}
     inherited["seeds"] = list(config.seeds)
@@ -118,6 +119,7 @@ def plan_stages(
     def plan(planned: Stage, needed_by: tuple[str, ...]) -> list[Stage]:
         stages: dict[Path, Stage] = {}
         config = planned.config
+        check_total_steps(config.total_steps)
         for setting, name in runs_named(config).items():
             if name not in names:
                 continue

@@ -34,7 +34,7 @@ from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import run_directory
 from jaxpg.training.health import UNKEPT
-from jaxpg.training.loop import NO_HOOKS, TrainingHooks, check_total_steps
+from jaxpg.training.loop import NO_HOOKS, TrainingHooks
 from jaxpg.types import Critic, Env, Policy
 from jaxpg.values.deep_q import DeepQ
 
@@ -113,8 +113,6 @@ def fit(
             directory = Path(out)
             _check_kept(directory, config.environment)
         plan = plan_stages(config, directory, directory, task=task, overrides=overrides)
-        for stage in plan:
-            check_total_steps(stage.config.total_steps)
         if len(plan) > 1:
             check_plan(plan)
         for stage in plan:
