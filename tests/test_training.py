@@ -270,12 +270,12 @@ def test_checkpoints_that_a_killed_process_left_are_deleted(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("start", "end", "stop", "overdue", "expected"),
     [
-        (4, 8, False, False, loop.Due(evaluate=False, save=False, stop=False)),
-        (8, 12, False, False, loop.Due(evaluate=True, save=True, stop=False)),
-        (4, 35, False, False, loop.Due(evaluate=True, save=True, stop=False)),  # over several multiples of 10 at once
-        (4, 8, True, False, loop.Due(evaluate=False, save=True, stop=True)),
-        (4, 8, False, True, loop.Due(evaluate=False, save=True, stop=False)),
-        (32, 36, False, False, loop.Due(evaluate=True, save=True, stop=False)),  # the end is no multiple of 10
+        (4, 8, False, False, loop.Due(evaluate=False, save=False)),
+        (8, 12, False, False, loop.Due(evaluate=True, save=True)),
+        (4, 35, False, False, loop.Due(evaluate=True, save=True)),  # over several multiples of 10 at once
+        (4, 8, True, False, loop.Due(evaluate=False, save=True)),
+        (4, 8, False, True, loop.Due(evaluate=False, save=True)),
+        (32, 36, False, False, loop.Due(evaluate=True, save=True)),  # the end is no multiple of 10
     ],
 )
 def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bool, expected: loop.Due) -> None:
@@ -283,7 +283,7 @@ def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bo
     assert loop.what_is_due(schedule, start, end, stop=stop, overdue=overdue) == expected
     never = schedule._replace(evaluate_every=None)
     finished = end == 36
-    saved = loop.Due(evaluate=False, save=stop or overdue or finished, stop=stop)
+    saved = loop.Due(evaluate=False, save=stop or overdue or finished)
     assert loop.what_is_due(never, start, end, stop=stop, overdue=overdue) == saved
 
 

@@ -134,7 +134,7 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     if not on_host and (unused := devices.describe_unused(options.devices, mesh, config.batch_size)):
         header.append(f"\n{unused}", style="dim")
     with training_hooks(options, interruption, header, config.total_steps) as hooks:
-        return train(hooks).finished
+        return train(hooks)
 
 
 def mesh_for(options: devices.DeviceOptions, config: Config, num_seeds: int) -> Mesh:

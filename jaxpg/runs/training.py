@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,17 +41,6 @@ from jaxpg.training.metrics_writer import Row
 PAGE = "report.html"
 
 
-class Trained(NamedTuple):
-    """How the training of a run ended.
-
-    state: of all seeds.
-    finished: whether it reached its `total_steps`, or a callback ended it before.
-    """
-
-    state: RunState
-    finished: bool
-
-
 def prepare(
     config: Config,
     out: Path,
@@ -60,10 +49,11 @@ def prepare(
     *,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
-) -> Callable[[TrainingHooks], Trained]:
+) -> Callable[[TrainingHooks], bool]:
     """Build what a config describes, before training is compiled or writes anything; the function that then trains it.
 
-    Only demonstrations and pairs that another run has to give are sampled and written first.
+    That function returns whether the run is finished: it reached its `total_steps`, or a callback ended it before. Only
+    demonstrations and pairs that another run has to give are sampled and written first.
 
     Args:
         config: what to train.
@@ -86,7 +76,7 @@ def prepare(
     earlier = run_directory.load_rows(out) if run_directory.has_begun(out) else []
     warn = StallWarnings(console, config.total_steps, config.threshold, earlier)
 
-    def train_with(hooks: TrainingHooks) -> Trained:
+    def train_with(hooks: TrainingHooks) -> bool:
         def on_row(row: Row) -> None:
             hooks.on_row(row)
             warn(row)
@@ -115,7 +105,7 @@ def prepare(
                 ),
             )
         (ended,) = processes.any_process([watched.has_stopped])
-        return Trained(state, ended or int(jax.device_get(state.steps).min()) >= config.total_steps)
+        return ended or int(jax.device_get(state.steps).min()) >= config.total_steps
 
     return train_with
 

@@ -215,7 +215,6 @@ class Due(NamedTuple):
 
     evaluate: bool
     save: bool
-    stop: bool
 
 
 def what_is_due(schedule: Schedule, start: int, end: int, *, stop: bool, overdue: bool) -> Due:
@@ -227,7 +226,7 @@ def what_is_due(schedule: Schedule, start: int, end: int, *, stop: bool, overdue
     finished = end >= schedule.total_steps
     every = schedule.evaluate_every
     evaluate = every is not None and (finished or end // every > start // every)
-    return Due(evaluate=evaluate, save=evaluate or finished or stop or overdue, stop=stop)
+    return Due(evaluate=evaluate, save=evaluate or finished or stop or overdue)
 
 
 def _train_chunks(
@@ -268,7 +267,7 @@ def _train_chunks(
                 saved = time.monotonic()
             if due.evaluate and run.record is not None:
                 run.monitor.check_evaluation(row)
-            if due.stop:
+            if end or stop:
                 break
     return state
 
