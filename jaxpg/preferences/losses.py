@@ -102,12 +102,16 @@ def _smoothed(loss: Callable[[Array], Array], h: Array, label_smoothing: Scalar)
     return (1 - label_smoothing) * loss(h) + label_smoothing * loss(-h)
 
 
-class PairLoss(NamedTuple):
+class LogRatioLoss(NamedTuple):
     """A loss on pairs, and whether its log-probabilities are means over tokens (others are sums)."""
 
     function: Callable[..., Array]
     per_token: bool = False
 
 
-PAIR_LOSSES = {"sigmoid": PairLoss(sigmoid), "ipo": PairLoss(ipo, per_token=True), "hinge": PairLoss(hinge)}
+PAIR_LOSSES = {
+    "sigmoid": LogRatioLoss(sigmoid),
+    "ipo": LogRatioLoss(ipo, per_token=True),
+    "hinge": LogRatioLoss(hinge),
+}
 """The losses of `dpo` by name."""

@@ -87,6 +87,11 @@ class Parts(NamedTuple):
         """The policy that acts after `steps` environment steps."""
         return epsilon_greedy_policy(self.network, self.algorithm.epsilon(steps))
 
+    def collect(self, state: DeepQState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
+        """A rollout of the policy as it is now."""
+        collect, policy = self.algorithm.collector.collect, self.policy(state.steps)
+        return collect(self.env, policy, state.params.policy, state.runner.collector, key)
+
 
 class RunnerState(NamedTuple):
     """What belongs to single environments, leaves `[B, ...]`, split over devices.

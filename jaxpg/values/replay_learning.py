@@ -160,9 +160,7 @@ def _collect_and_store(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQ
     """A rollout of the policy as it is now, written into the buffer; also the rows that were written."""
     algorithm, memory = parts.algorithm, state.runner.replay
     assert algorithm.sampling is not None
-    collector, rollout, stats = algorithm.collector.collect(
-        parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
-    )
+    collector, rollout, stats = parts.collect(state, key)
     rows = replay.stored_steps(rollout)
     before = _window(parts, memory.buffer, state.steps)
     steps = state.steps + stats.steps.astype(jnp.int32)

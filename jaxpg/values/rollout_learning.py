@@ -47,7 +47,7 @@ def _iterate(
     """Collect, compute targets once, and take the gradient steps."""
     algorithm = parts.algorithm
     collect_key, update_key = jax.random.split(key)
-    collector, rollout, stats = _collect(parts, state, collect_key)
+    collector, rollout, stats = parts.collect(state, collect_key)
     target = lambda_targets(parts, state.params.policy, rollout, settings.lambda_)
     params, opt_state, metrics = minibatch_epochs(
         _objective(parts),
@@ -72,16 +72,9 @@ def _iterate(
     return state, stats, metrics
 
 
-def _collect(parts: Parts, state: DeepQState, key: Key) -> tuple[Tree, Rollout, RolloutStats]:
-    """A rollout of the policy as it is now."""
-    return parts.algorithm.collector.collect(
-        parts.env, parts.policy(state.steps), state.params.policy, state.runner.collector, key
-    )
-
-
 def _experience(parts: Parts, state: DeepQState, key: Key) -> Rollout:
     """The rollout of an iteration."""
-    return _collect(parts, state, jax.random.split(key)[0])[1]
+    return parts.collect(state, jax.random.split(key)[0])[1]
 
 
 def lambda_targets(parts: Parts, params: Tree, rollout: Rollout, lambda_: Scalar) -> Array:
