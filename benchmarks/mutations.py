@@ -218,15 +218,15 @@ MUTATIONS = (
     Mutation(
         "GRPO divides by the padded width",
         "objectives/loss_weights.py",
-        "_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))",
-        "_over(mask, mask.shape[0])",
+        "per_episode_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))",
+        "per_episode_over(mask, mask.shape[0])",
         WEIGHTS,
     ),
     Mutation(
         "Dr. GRPO divides by the padded width",
         "objectives/loss_weights.py",
-        "return _over(mask, length)",
-        "return _over(mask, mask.shape[0])",
+        "mask / (length *",
+        "mask / (mask.shape[0] *",
         WEIGHTS,
     ),
     Mutation(

@@ -181,7 +181,7 @@ def _init(parts: Parts, key: Key, *, normalize_observations: bool, scale_rewards
         baseline=jnp.zeros((), jnp.float32),
         reference=copy_tree(params.policy) if algorithm.reference_kl else (),
         steps=jnp.zeros((), jnp.int32),
-        algorithm=_before_training(algorithm.adaptation),
+        algorithm=_as_state(algorithm.adaptation.init()) if algorithm.adaptation else {},
     )
 
 
@@ -226,11 +226,6 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     )
     # `steps` stays an integer: float32 counts no further than 2^24.
     return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
-
-
-def _before_training(adaptation: Adaptation | None) -> Metrics:
-    """The state of an adaptation before the first iteration."""
-    return _as_state(adaptation.init()) if adaptation else {}
 
 
 def _as_state(given: Metrics) -> Metrics:

@@ -80,14 +80,14 @@ KeysValues = tuple[Array, Array]
 """Keys and values of a layer as `attention` takes them: `[..., kv_heads, width, L]` and `[..., kv_heads, L, width]`."""
 
 
-def rotary_embedding(x: Array, position: Array, base: float = 10_000.0) -> Array:
+def rotary_embedding(x: Array, position: Array) -> Array:
     """Pairs of features rotated by an angle that grows with the position (RoPE, Su et al. 2021, equation 34).
 
     `x` is `[..., S, heads, width]`, `position` is `[..., S]`. Features i and i + width/2 are a pair, rotated by
-    position / base^(2i/width), so the product of a query and a key depends on their distance alone.
+    position / 10000^(2i/width), so the product of a query and a key depends on their distance alone.
     """
     half = x.shape[-1] // 2
-    frequency = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = 10_000.0 ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)[..., None, :]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     partner = jnp.roll(x, half, -1).astype(jnp.float32)

@@ -28,7 +28,7 @@ def per_episode(mask: Array) -> Array:
 
     Source: Shao et al. 2024 (GRPO), equation 3.
     """
-    return _over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))
+    return per_episode_over(mask, jnp.maximum(mask.sum(0, keepdims=True), 1))
 
 
 def per_episode_over(mask: Array, length: Scalar) -> Array:
@@ -38,9 +38,4 @@ def per_episode_over(mask: Array, length: Scalar) -> Array:
     less per step than a short one. Columns without an unmasked step are not counted in B.
     Source: Liu et al. 2025 (Dr. GRPO), section 3.
     """
-    return _over(mask, length)
-
-
-def _over(mask: Array, length: Scalar) -> Array:
-    """Weights 1/(B length)."""
     return mask / (length * jnp.maximum(collectives.psum(mask.max(0).sum()), 1))

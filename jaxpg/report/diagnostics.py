@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from jaxpg.report.drawing import DEFAULT_UNITS, STYLE, Units, broken, literal, marker_of, scale_steps
 from jaxpg.report.hover import add_hover
 from jaxpg.report.palette import LineStyle, line_styles
-from jaxpg.report.statistics import Floats, binned, interquartile_mean
+from jaxpg.report.statistics import Floats, binned, interquartile_mean, middles
 from jaxpg.rollout.metrics import OF_ENV
 
 TITLES = {
@@ -108,7 +108,7 @@ def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats,
         for name, values in metrics.items()
         if (name in TITLES or name.startswith(OF_ENV)) and LEFT_OUT.get(name) not in metrics
     }
-    return (edges[:-1] + edges[1:]) / 2, {name: x for name, x in means.items() if np.isfinite(x).any()}
+    return middles(edges), {name: x for name, x in means.items() if np.isfinite(x).any()}
 
 
 def _decorate(axes: Axes, name: str) -> None:

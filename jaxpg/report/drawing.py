@@ -24,7 +24,7 @@ from jaxpg.files import replace_file
 from jaxpg.printable import printable
 from jaxpg.report.hover import add_hover, number_dots, with_titles
 from jaxpg.report.palette import LineStyle
-from jaxpg.report.statistics import Estimate, Floats
+from jaxpg.report.statistics import Estimate, Floats, middles
 
 NAME_WIDTH = 24  # letters after which the name of a line is broken
 FORMATS = (".png", ".svg", ".pdf")
@@ -166,11 +166,6 @@ def decorate(axes: Axes, title: str, subtitle: str) -> None:
     axes.set_title(literal(title), loc="left", fontweight="bold", fontsize=12, pad=20)
     axes.annotate(subtitle, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=9, alpha=0.7)
     axes.tick_params(length=3, width=0.8)
-
-
-def middles(edges: Floats) -> Floats:
-    """The middles of bins."""
-    return (edges[:-1] + edges[1:]) / 2
 
 
 def draw_line(axes: Axes, edges: Floats, line: Estimate, style: LineStyle, *, shade: float, width: float = 1.8) -> None:

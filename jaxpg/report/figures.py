@@ -36,9 +36,9 @@ BINS = 100
 Curves = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
-def step_grid(curves: Curves, bins: int = BINS) -> Floats:
-    """Edges of equal bins from zero to the steps of the longest run, `[bins + 1]`."""
-    return np.linspace(0.0, max(float(np.nanmax(steps, initial=0.0)) for steps, _ in curves.values()) or 1.0, bins + 1)
+def step_grid(curves: Curves) -> Floats:
+    """Edges of equal bins from zero to the steps of the longest run, `[BINS + 1]`."""
+    return np.linspace(0.0, max(float(np.nanmax(steps, initial=0.0)) for steps, _ in curves.values()) or 1.0, BINS + 1)
 
 
 def drawing_grid(curves: Curves) -> tuple[Floats, bool]:

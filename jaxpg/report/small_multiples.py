@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxpg.report.drawing import add_title, broken, draw_line, draw_named, draw_threshold, marker_of, middles
+from jaxpg.report.drawing import add_title, broken, draw_line, draw_named, draw_threshold, marker_of
 from jaxpg.report.palette import LineStyle, color_of
-from jaxpg.report.statistics import Estimate, Floats
+from jaxpg.report.statistics import Estimate, Floats, middles
 
 COLUMNS = 4
 GREY = LineStyle("#8b949e", "-")  # readable on white and on black

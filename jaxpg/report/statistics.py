@@ -115,6 +115,11 @@ def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
     return np.stack([_binned_seed(s, r, edges) for s, r in zip(steps.T, returns.T, strict=True)], axis=1)
 
 
+def middles(edges: Floats) -> Floats:
+    """The middles of bins."""
+    return (edges[:-1] + edges[1:]) / 2
+
+
 def per_seed(steps: ArrayLike, returns: Floats) -> Floats:
     """Steps `[N]` or `[N, S]` in the shape of returns, `[N, S]`.
 
@@ -138,7 +143,7 @@ def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
     filled = counts > 0
     if not filled.any():
         return np.full(bins, np.nan)
-    centers = (edges[:-1] + edges[1:]) / 2
+    centers = middles(edges)
     curve = np.interp(centers, centers[filled], sums[filled] / counts[filled], left=np.nan)
     last_row = index[advanced & (index >= 0) & (index < bins)].max()
     return np.where(np.arange(bins) <= last_row, curve, np.nan)
