@@ -133,16 +133,23 @@ def _over_minibatches(metrics: Metrics) -> Metrics:
 def _cut(
     objective: Objective, batch: Batch, key: Key, epochs: int, num_minibatches: int, chunk_rows: int | None
 ) -> _Cut:
-    """The minibatches of an update, without padding where that is a gain."""
+    """The minibatches of an update, without padding where that is a gain.
+
+    Raises:
+        UserError: the batch, padding included, does not divide into equal minibatches.
+    """
     without_padding = skips_padding(objective, batch.weight.size, num_minibatches)
     packing = packing_of(objective.text_reader, batch, num_minibatches) if chunk_rows is None else None
     batch = batch if objective.needs_trajectories else as_single_steps(batch)
     batch = batch._replace(weight=batch.weight * num_minibatches)
+    if (rows := batch.weight.shape[1]) % num_minibatches:
+        raise UserError(f"num_minibatches = {num_minibatches} does not divide a batch of {rows} rows.")
     if without_padding:
         orders = shuffled_shares(collectives.device_key(key), batch, epochs, num_minibatches)
         minibatches = cut_padded(batch, steps_of_chunk(orders.shape[1], chunk_rows))
         return _Cut(orders, minibatches, minibatches.take)
-    orders = _shuffled_columns(key, batch.weight.shape[1], epochs, num_minibatches)
+    # All orders are drawn by one call: random-number code is a large part of what there is to compile.
+    orders = random_permutations(collectives.device_key(key), epochs, rows).reshape(epochs * num_minibatches, -1)
     if packing:
         minibatches = cut_packed(packing, batch)
         return _Cut(jax.vmap(partial(pack_texts, packing, batch))(orders), minibatches, minibatches.take)
@@ -165,20 +172,6 @@ def _prepared(objective: Objective, cut: _Cut) -> _Prepared | tuple[()]:
         return _Prepared(minibatch.advantage, minibatch.minibatch_weight)
 
     return jax.vmap(of_columns)(cut.orders)
-
-
-def _shuffled_columns(key: Key, num_columns: int, epochs: int, num_minibatches: int) -> Array:
-    """`[epochs * num_minibatches, columns of a minibatch]`: the columns of every minibatch.
-
-    All orders are drawn by one call: random-number code is a large part of what there is to compile.
-
-    Raises:
-        UserError: there are no equal minibatches.
-    """
-    if num_columns % num_minibatches:
-        raise UserError(f"num_minibatches = {num_minibatches} does not divide a batch of {num_columns} rows.")
-    orders = random_permutations(collectives.device_key(key), epochs, num_columns)
-    return orders.reshape(epochs * num_minibatches, -1)
 
 
 def _still_running(running: Array, metrics: Metrics, target_kl: Array | float | None) -> Array:

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpg.errors import UserError
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Tree
 from jaxpg.update.batching import Minibatches, columns_of, merge, partition
@@ -27,13 +26,13 @@ MINIBATCH_FIELDS = ("advantage", "weight", "minibatch_weight", "noise")
 
 
 def skips_padding(objective: Objective, num_steps: int, num_minibatches: int = 1) -> bool:
-    """Whether an update of so many steps, padding included, gains from working through those alone that train."""
+    """Whether an update of `num_steps` steps, padding included, gains from skipping those that do not train."""
     rows = machine().chunk_padded
     return objective.padded and not objective.needs_trajectories and num_steps // num_minibatches > rows
 
 
 def steps_of_chunk(num_steps: int, chunk_rows: int | None = None) -> int:
-    """The steps of a chunk of a minibatch of so many: at most `chunk_rows`, by default `Machine.chunk_padded`."""
+    """The steps per chunk of a minibatch of `num_steps`: at most `chunk_rows`, by default `Machine.chunk_padded`."""
     return num_steps // count_chunks(num_steps, chunk_rows or machine().chunk_padded)
 
 
@@ -64,15 +63,11 @@ def all_at_once(batch: Batch) -> Array:
 def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -> Array:
     """`[epochs * num_minibatches, n / num_minibatches]` int32: the columns of every minibatch, then NOTHING.
 
-    Every epoch is a random order of the steps that train, in shares that differ by one step at most.
-
-    Raises:
-        UserError: the batch, padding included, does not divide into so many minibatches.
+    Every epoch is a random order of the steps that train, in shares that differ by one step at most. n, padding
+    included, must be a multiple of `num_minibatches`.
     """
     order, count = training_steps_first(batch)
-    size, rest = divmod(len(order), num_minibatches)
-    if rest:
-        raise UserError(f"num_minibatches = {num_minibatches} does not divide a batch of {len(order)} rows.")
+    size = len(order) // num_minibatches
     edges = jnp.arange(num_minibatches + 1)
     edges = edges * (count // num_minibatches) + jnp.minimum(edges, count % num_minibatches)
 
