@@ -173,7 +173,7 @@ def check_scalars(settings: Mapping[str, Any]) -> None:
     """
     for name, value in settings.items():
         if name not in DOMAINS:
-            continue  # a setting of one's own may be anything
+            continue  # a setting of the user's may be anything
         if shape := getattr(value, "shape", ()):
             raise UserError(f"{name} must be one number, not an array of shape {shape}: jax.vmap maps over several.")
         if _is_traced(value):

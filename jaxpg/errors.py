@@ -88,9 +88,9 @@ COUNTED = {
 OF_ONE_STEP = {"initial_value": "n_step_sarsa", "buffer_size": "n_step_dqn"}
 """What algorithms with targets of one reward have as a setting -> the one of their ladder with `n_steps` of them."""
 OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Reasons of the system that come without a file's name from where a program prints: a full disk, a lost terminal."""
+"""Errors of printing, which come without the name of a file: a full disk, a lost terminal."""
 FEW = 5
-"""So many names are listed even where one of them is similar: the one that was meant may be none of them."""
+"""Up to this many names are all listed, even where one of them is similar: that one may not be meant."""
 
 
 class UserError(ValueError):

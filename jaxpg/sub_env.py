@@ -1,6 +1,6 @@
 """One environment of several side by side, also inside of a worker process.
 
-It stands beside `envs`, whose import brings jax and every environment: ten times the CPU time of Gymnasium's own, in
+It is not in `envs`, whose import brings jax and every environment: ten times the CPU time of Gymnasium's own, in
 each of the workers (benchmarks/LOG.md, "what a worker imports").
 
 An environment whose episode is over rests: it answers without being stepped. `REST` and `WAKE` say so to one in another

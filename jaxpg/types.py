@@ -300,7 +300,7 @@ class Env(NamedTuple):
         in Policy Gradient Algorithms"). None where all actions are always allowed.
     host: of an environment that lives on the host (`envs.host`); None for one that is computed in the program.
     reward_terms: by name, the terms of `outcome`'s reward, where some are to be standardised over episodes: a learner
-        then makes the reward anew (`update.normalization.standardize_rewards`). The reward of the last action must be
+        then recomputes the reward (`update.normalization.standardize_rewards`). The reward of the last action must be
         the outcome's alone; the rewards of the actions before it, such as those of the steps of a chain of thought,
         stay as they are. None where the reward of the outcome is final.
     render(state): the picture of a state, `[H, W, 3]` bytes, for `jaxpg play`; called with numpy arrays, outside of any
@@ -355,7 +355,7 @@ class Policy(NamedTuple):
         both differ, by some hundredths, and by tenths where logits are in the tens; what needs them closer reads those
         of `evaluate`.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
-        loss is random, as in RPO or with dropout. They are drawn anew for every gradient step, and the losses read
+        loss is random, as in RPO or with dropout. New ones are drawn for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
     """
 

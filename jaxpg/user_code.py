@@ -1,7 +1,7 @@
 """Functions by name, "package.module:function", and the arguments that a function takes.
 
 To import a module runs its code, and "os:system" is such a name too. A name that a Python program or the user of the
-command line states is the user's own; a name in the directory of a run was written by whoever wrote the directory.
+command line states is the user's own; a name in the directory of a run was written by the author of the directory.
 `import_user_module` is the only place that imports by name. Inside of `trust`, which the command line enters before it
 reads anything, it refuses every name that the user did not state. Outside, in a Python program, the function that reads
 the config of a run refuses (`refuse_code_of_run`).
@@ -30,7 +30,7 @@ _NAME = re.compile(r"(?!(gymnasium|envpool):)[^\s/\\:]+:[^\s/\\:]+|gymnasium:[^\
 SUITE_PREFIXES = frozenset({"brax", "craftax", "jaxtari", "jumanji", "navix", "pgx", "playground"})
 """`brax:ant` is an environment of a suite (envs/suites) and never a function of a module, so it is no code of a run."""
 MOST_LISTED = 10
-"""So many functions of a module are named where one that it does not have was."""
+"""At most this many functions of a module are listed where it lacks the one that was named."""
 _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted", default=None)
 """Which names may be imported; None in a Python program that has not entered `trust`."""
 _given: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default=MappingProxyType({}))

@@ -147,11 +147,11 @@ def whole_iterations(config: Config) -> int:
 
 
 MEASURED = ("evaluation_greedy", "evaluation_episodes", "evaluation_samples", "threshold")
-"""Settings by which a score is measured, beside the budget."""
+"""Settings that decide how a score is measured, apart from the budget."""
 OF_THE_TASK = (
     "environment_settings", "wrappers", "rewards", "reward", "process_reward", "process_weight",
 )  # fmt: skip
-"""Settings of which a score is."""
+"""Settings that decide what a score measures."""
 
 
 def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> list[str]:
@@ -324,7 +324,7 @@ def _new_directory(options: RunOptions) -> Path:
 
 
 def _provenance(session: Session, trained: Sequence[Path]) -> dict[str, Any]:
-    """The command, and the machines of the runs that were `trained`: not that of whoever draws the page."""
+    """The command, and the machines of the runs that were `trained`: not the one that draws the page."""
     machines = [machine for run_dir in trained for machine in run_directory.load_machines(run_dir)]
     return {"command": session.record.command_line, **provenance.machines(machines)}
 

@@ -24,7 +24,7 @@ complete -o default -F _jaxpg jaxpg"""
 
 
 def run_completion(arguments: argparse.Namespace) -> int:
-    """Print the script; it has the names of today, so a shell makes it anew when it starts."""
+    """Print the script; it has the current names, so a shell generates it again when it starts."""
     options = arguments.words()
     names = {0: [], 1: [*tasks()], 2: [*tasks(), *ALGORITHMS]}
     cases = [f'      {c}) words="{" ".join([*names[NAMES.get(c, 0)], *words])}" ;;' for c, words in options.items()]

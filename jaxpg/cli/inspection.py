@@ -109,7 +109,7 @@ class Starts(NamedTuple):
     """How many states the episodes of a seed start from, how many start from each of them, and what the states are.
 
     word: "prompts", "start states", or "episodes" if each episode has a start state of its own.
-    different: so many prompts there are, drawn with replacement; None where they are endless.
+    different: how many different prompts there are, drawn with replacement; None where they are endless.
     """
 
     number: int

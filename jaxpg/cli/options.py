@@ -30,7 +30,7 @@ class RunOptions:
         grid: the values of the settings of a sweep, None for other commands.
         memory: the limit of a sweep for all devices together, in GiB.
         quiet: show no progress.
-        loggers: what logs the runs beside their directories, --wandb and --tensorboard.
+        loggers: what else logs the runs, --wandb and --tensorboard.
         devices: --devices, --mesh and the options of several processes.
     """
 

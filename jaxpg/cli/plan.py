@@ -127,7 +127,7 @@ def _stages(mdp: AnyMDP, plan: values.Plan, gamma: float, tolerance: float) -> M
 
 
 def _chosen_sweeps(mdp: AnyMDP, sweeps: int, gamma: float, tolerance: float) -> dict[str, values.Step]:
-    """Of so many sweeps of value iteration three on the way and the last, by title; no others are kept."""
+    """Of `sweeps` sweeps of value iteration three on the way and the last, by title; no others are kept."""
     chosen = 1, max(2, (sweeps + 1) // 16), max(3, (sweeps + 1) // 4)
     steps, maps = values.value_iteration_steps(mdp, gamma, tolerance=tolerance), {}
     step = next(steps)
@@ -138,7 +138,7 @@ def _chosen_sweeps(mdp: AnyMDP, sweeps: int, gamma: float, tolerance: float) -> 
 
 
 def _show_returns(mdp: AnyMDP, plan: values.Plan, time_limit: int, console: Console) -> None:
-    """What the policy earns within the time limit, beside the best that a policy can that knows the steps left."""
+    """What the policy earns within the time limit, and the best return of a policy that knows the steps left."""
     followed = float(envs.expected_return(mdp, plan.policy, 1.0, horizon=time_limit))
     best = float(mdp.start @ values.finite_horizon(mdp, 1.0, time_limit).values[-1])
     console.print(

@@ -297,12 +297,12 @@ RESULTS = {
     "compare": ("comparison.json", "comparison.html", "learning_curve.png"),
     "sweep": (run_directory.SWEEP, "sweep.png", "best.toml"),
 }
-"""What a command writes into its directory beside the runs in it, and the record."""
+"""What a command writes into its directory besides its runs and the record."""
 FIRST_WAVE = "program-000/wave-000"
 
 
 def _refuse_begun(out: Path, options: RunOptions) -> None:
-    """Raise a UserError if a new command is to write where another one has begun, or over files of somebody's."""
+    """Raise a UserError if a new command is to write where another one has begun, or over other files."""
     run_directory.refuse_begun(out)
     run_directory.refuse_begun(out / FIRST_WAVE, "It is of a sweep without its plan.json: choose another --out.")
     record = read(out)

@@ -139,7 +139,7 @@ def read(out: Path) -> CommandRecord | None:
         )
         raise UserError(
             f"{path} is damaged, or another version of jaxpg wrote it, so what it was asked for is lost. {remedy} To "
-            "train anew, choose another --out."
+            "start over, choose another --out."
         )
     return _of_this_directory(record, out)
 

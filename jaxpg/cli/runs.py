@@ -66,7 +66,7 @@ def open_session(options: RunOptions, out: Path) -> Iterator[Session]:
         try:
             yield session
         except Exception:
-            with contextlib.suppress(OSError):  # the directory may be gone; what went wrong first is what is told
+            with contextlib.suppress(OSError):  # the directory may be gone; the first error is reported
                 if processes.is_main_process() and _bytes_of_rows(out) == rows:
                     _put_back(out, before)
             raise

@@ -94,7 +94,7 @@ def _leave(number: int) -> NoReturn:
 
 
 def silence_output() -> None:
-    """Let what is printed from now on go nowhere: standard output is a pipe without a reader."""
+    """Discard what is printed from now on: standard output is a pipe without a reader."""
     _silence(sys.stdout)
 
 
@@ -199,7 +199,7 @@ def _received(numbers: Sequence[int], on_signal: Callable[[int], None]) -> Itera
 
 
 def _say(text: str) -> None:
-    """Say it on standard error; where nobody reads that either, it and all that follows go nowhere."""
+    """Print to standard error; if that is closed too, discard this and all later output."""
     try:
         print(f"\njaxpg: {text}", file=sys.stderr, flush=True)
     except OSError:

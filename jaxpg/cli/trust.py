@@ -14,8 +14,8 @@ def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:
     """Whether a command may import a name "module:function", for `user_code.trust`.
 
     The user names what stands in --set, in --grid, in the task's file, as an algorithm and as the environment of check;
-    a run directory that the command reads, also that of --resume, is somebody's record and names nothing in the user's
-    place.
+    a run directory that the command reads, also that of --resume, may come from elsewhere and does not speak for the
+    user.
 
     Raises:
         UserError: there is no such task, or its file, --set or --grid cannot be read.

@@ -1,6 +1,6 @@
 """Functions from one environment to another.
 
-A wrapper with a memory keeps it beside the state of the environment it wraps, in a `Wrapped`, and gives `context` and
+A wrapper with a memory keeps it next to the state of the environment it wraps, in a `Wrapped`, and gives `context` and
 `outcome` the state inside; `unwrap` returns the innermost state, which is what `render` draws. A wrapped environment
 keeps its name. Moments of observations and rewards are not kept here: they are shared by all environments and devices,
 and belong to the learner.

@@ -273,7 +273,7 @@ def kind_of(config: Config) -> AlgorithmKind:
 
 
 def _checked(learner: Learner, config: Config) -> Learner:
-    """A learner with code of the user's in it, traced once, so that its mistakes are told before anything is written.
+    """A learner with code of the user's, traced once, so that its mistakes are reported before anything is written.
 
     Raises:
         UserError: the user's algorithm or network cannot be traced.

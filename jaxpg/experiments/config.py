@@ -63,7 +63,7 @@ from jaxpg.training import run_directory
 from jaxpg.types import Env, space_leaves
 
 MOST_SEEDS = 2**16
-"""More seeds than anybody trains side by side: a mistake in typing."""
+"""A larger number of seeds is taken for a typing mistake."""
 DATA: dict[str, tuple[Callable[..., Any], str]] = {
     "pairs": (preferences.make_pairs, "preference pairs"),
     "step_labels": (preferences.make_step_labels, "labelled steps"),
@@ -71,7 +71,7 @@ DATA: dict[str, tuple[Callable[..., Any], str]] = {
 }
 """The tables that say where data comes from: the function whose settings they hold, and what it makes, in words."""
 COMMAND_ARGUMENTS = ("task", "algorithm")
-"""What a run writes into its config.toml beside its settings; on a command line they are arguments."""
+"""What a run writes into its config.toml besides its settings; on a command line they are arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,14 +19,14 @@ from jaxpg.experiments.stages import names_run
 Point = dict[str, Any]
 """A value for each setting that is swept."""
 MOST_POINTS = 10_000
-"""More points than anybody trains: a mistake in typing."""
+"""A larger number of points is taken for a typing mistake."""
 MOST_PROGRAMS = 128
-"""More programs than anybody compiles, at seconds each, and than are checked within seconds."""
+"""Programs of a grid at most: each is compiled for seconds, and all are checked beforehand."""
 FIXED = (
     "task", "environment", "algorithm", "seeds", "total_steps",
     "evaluation_greedy", "evaluation_episodes", "evaluation_samples",
 )  # fmt: skip
-"""What all points of a grid share, beside the runs that they start from: what makes their scores comparable."""
+"""What all points of a grid share, apart from the runs that they start from: what makes their scores comparable."""
 SPACINGS: dict[str, Callable[..., np.ndarray]] = {"log": np.geomspace, "linear": np.linspace}
 
 

@@ -129,7 +129,7 @@ def check_kind(name: str, table: Mapping[str, Any]) -> None:
 
 
 def refuse_scheduled(overrides: Mapping[str, Any]) -> None:
-    """Refuse a step size beside a schedule, where both were asked for."""
+    """Refuse a step size together with a schedule."""
     if "learning_rate" in overrides:
         raise UserError("schedule states the step size, so learning_rate would have no effect: remove one of them.")
 
@@ -173,7 +173,7 @@ def _refuse_functions(table: str, rewards: Any) -> None:
 
 
 def refuse_split(environment_settings: Mapping[str, Any]) -> None:
-    """Refuse a split of one's own: a run would be evaluated on the problems that it trains on."""
+    """Refuse a split set by the user: a run would be evaluated on the problems that it trains on."""
     if "split" in environment_settings:
         raise UserError(
             "environment_settings.split cannot be set: a run trains on the split train and is evaluated on the split "

@@ -14,7 +14,7 @@ from jaxpg.files import flatten
 
 DEFAULT = "default"
 REPLACED = {"learning_rate": "schedule", "anneal_steps": "schedule", "adam_eps": "optimizer"}
-"""Settings of an algorithm that have no effect beside a function of the user's, by the table that names it."""
+"""Settings of an algorithm that have no effect together with a function of the user's, by the table that names it."""
 
 
 def setting_sources(

@@ -110,7 +110,7 @@ def runs_of_group(group: CompiledGroup) -> list[SweepRun]:
 
 
 def waves_after(group_sizes: Sequence[int], i: int, wave: int, size: int) -> float:
-    """How many waves of `size` runs follow after a wave of group i, the groups having so many runs."""
+    """How many waves of `size` runs follow after a wave of group i, given the number of runs of each group."""
     return math.ceil(group_sizes[i] / size) - wave - 1 + sum(group_sizes[i + 1 :]) / size
 
 

@@ -66,7 +66,7 @@ def check_sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1
 
     Raises:
         UserError: temperature is too low or too high for float32, top_k is negative, top_p is not above 0 and at most
-            1, or one of them is given beside `greedy`, which needs none.
+            1, or one of them is given together with `greedy`, which needs none.
     """
     if isinstance(temperature, int | float) and temperature == 0:  # as others ask for the most likely token
         raise UserError("temperature must be above 0: greedy always takes the most likely token.")

@@ -171,7 +171,7 @@ IMAGE = 3
 
 
 def _as_vector(kind: int | Discrete, x: Array) -> Array:
-    """`[..., *shape] -> [..., n]`: so many last axes flattened, or integers as one-hot vectors."""
+    """`[..., *shape] -> [..., n]`: this many last axes flattened, or integers as one-hot vectors."""
     return jax.nn.one_hot(x, kind.n) if isinstance(kind, Discrete) else x.reshape(*x.shape[: x.ndim - kind], -1)
 
 

@@ -319,7 +319,7 @@ def _feedforward(
 def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Tree, rows: int) -> Sequence[Array]:
     """The features of a torso with each of these parameters, by one product per layer where the machine gains by it.
 
-    That is up to so many rows as `Machine.torsos_at_once` says.
+    That is up to `Machine.torsos_at_once` rows.
     """
     if len(torsos) == 1 or rows_of_all(rows) > machine().torsos_at_once:
         return [apply(torso, params, obs) for params in torsos]

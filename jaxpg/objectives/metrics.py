@@ -1,4 +1,4 @@
-"""What losses do not show: how well a critic predicts, and what the advantages look like before they are normalised."""
+"""Diagnostics: the explained variance of a critic, and statistics of the advantages before they are normalised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxpg.parallel import collectives
 from jaxpg.types import Array, Metrics
 
 LEAST_EXPLAINED = -1e6
-"""Beside targets that differ by hardly more than rounding every critic is worse by far: how far means nothing."""
+"""The least that is reported: of targets that differ by little more than rounding the ratio means nothing."""
 
 
 def explained_variance(value: Array, target: Array, mask: Array) -> Array:
@@ -24,7 +24,7 @@ def explained_variance(value: Array, target: Array, mask: Array) -> Array:
 
 
 LARGEST_VARIATION = 1e6
-"""Returns that were standardised have a mean of 0: their coefficient of variation means nothing, and must be finite."""
+"""The most that is reported: standardised returns have a mean of 0, and the metric must be finite."""
 
 
 def credit_metrics(advantage: Array, target: Array, mask: Array) -> Metrics:

@@ -162,7 +162,7 @@ def gathered(tree: Tree) -> Tree:
 
 
 def whole(tree: Tree) -> Tree:
-    """What `gathered` gave, inside of a loop: XLA chooses the layout of what a loop carries anew."""
+    """What `gathered` gave, inside of a loop: XLA chooses another layout for what a loop carries."""
     mesh = auto_mesh.get()
     return tree if mesh is None else lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 

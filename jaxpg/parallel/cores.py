@@ -20,7 +20,7 @@ def one_device_per_core(at_least: int = 1) -> None:
     XLA_FLAGS, which jax's would override; and so are the devices if jax was used before in this process.
 
     Args:
-        at_least: make so many devices, where there are fewer cores.
+        at_least: make this many devices, where there are fewer cores.
     """
     config: Any = jax.config
     if config.jax_num_cpu_devices < 0 and FORCED not in os.environ.get("XLA_FLAGS", ""):

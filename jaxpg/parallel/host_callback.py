@@ -140,7 +140,7 @@ def fail(error: BaseException) -> None:
 def raise_failure() -> None:
     """Raise the exception of the first call that failed since `clear_failures`, if any did.
 
-    It is told then, and forgotten: calls of programs that start later are made again.
+    It is then forgotten: calls of programs that start later are made again.
     """
     if _failures:
         first = _failures[0]

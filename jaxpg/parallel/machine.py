@@ -38,16 +38,16 @@ class Machine(NamedTuple):
         launches of GAE instead of 384, of one kernel each, and 1.16 times the speed on an H200; with a GRU of 64 an
         update takes 14 instead of 28 thousand kernels and 330 instead of 13,126 launches, and two thirds of the cycles
         on a TPU ("a GRU by one product a step").
-    many_columns: from so many columns on a GRU reads its inputs step by step, and its gradient is that of a plain loop:
+    many_columns: from this many columns on a GRU reads its inputs step by step, and has the gradient of a plain loop:
         the layer of 128 takes 277 instead of 335 ms for 256 columns of 128 steps, since a step's numbers stay in a
         CPU's cache; below, and on accelerators, all inputs are read before ("a GRU by one product a step").
     round_equations: a loop over steps of environments takes 16 of them a round (`vectorize.ROUND`) where a step has at
-        most so many equations; 0 for one a round, always. The compiler for TPUs has less to copy between steps: an
+        most this many equations; 0 for one a round, always. The compiler for TPUs has less to copy between steps: an
         update takes 4.6 instead of 5.7 M cycles with 64 environments, 13.4 instead of 14.6 M with 2,048, 25.4 instead
         of 30.7 M on Breakout. A larger step gains nothing: LunarLander's compiles for 71 instead of 13 seconds with 8
         a round ("sixteen steps a round"). A GPU is given 1,669 instead of 1,911 kernels of an update in 45 instead of
         165 launches, and compiling takes 20 instead of 7 seconds of two cores.
-    steps_per_question: an episodic rollout asks after so many steps whether all its episodes are over. A CPU asks at
+    steps_per_question: an episodic rollout asks after this many steps whether all its episodes are over. A CPU asks at
         every step. Elsewhere the host must have the answer before it can launch the next step.
     gathers_words: one gather for all arrays of a minibatch that have a word per step, stacked before. XLA on a CPU
         wakes another thread where more than eight calls are ready: PPO on 4 environments takes 3.0 instead of 4.3 CPU
@@ -56,7 +56,7 @@ class Machine(NamedTuple):
     prepares_minibatches: the advantages of all minibatches of an update are normalised before the first of them: 15
         operations of each of 16 minibatches less on a TPU. Devices that share a minibatch always do, for then they
         exchange the sums of all minibatches at once.
-    chunk_rows: the gradient of a minibatch is summed over chunks of at most so many rows, None for the minibatch as a
+    chunk_rows: the gradient of a minibatch is summed over chunks of at most this many rows, None for the minibatch as a
         whole. 512 rows fit a CPU's cache and are 1.08 to 1.11 times as fast as 256; 128 and 1,024 are slower ("large
         observations and the minibatch"). An accelerator wants as much work per call as there is.
     chunk_padded: the same of steps that train, where episodes are padded: as many chunks as hold any are worked
@@ -76,12 +76,12 @@ class Machine(NamedTuple):
     sums_at_once: sums over the same steps are one reduction of their stack, four kernels of a minibatch fewer on a
         GPU, 1 % on an H200; on a TPU the stack costs six operations more ("few categories").
     params_as_one: the parameters of a small network are carried from minibatch to minibatch as one vector
-        (`batching.pack_parameters`) where a minibatch of all seeds has up to so many rows: of 49 kernels 4 fewer on a
+        (`batching.pack_parameters`) where a minibatch of all seeds has up to this many rows: of 49 kernels 4 fewer on a
         GPU, of 109 operations 5 on a TPU. With many rows a GPU had better be given arrays: a bias that is a piece of a
         vector is no part of the kernel that multiplies, but read and written in one of its own, and with 65,536
         environments an update takes 106 instead of 90 ms on an H200 ("bytes of many rows on an H200").
     vectors_as_one: otherwise its scalars and vectors are one vector, and on a GPU nothing is.
-    many_rows: a dense layer over so many rows is written in two other forms. A product with a matrix of one column,
+    many_rows: a dense layer over this many rows is written in two other forms. A product with a matrix of one column,
         such as a critic's head, is one with two, the second of zeros: the compiler for TPUs makes sums of the former,
         and of its derivative, that go around the matrix unit, and an update takes 14.6 instead of 16.5 M cycles with
         2,048 environments ("a critic's one column"). And the bias of the first row is a term of its own, so that its
@@ -89,29 +89,29 @@ class Machine(NamedTuple):
         rounds to bfloat16 beforehand, at four times the cost of the product that makes it: 12.0 instead of 13.4 M
         cycles, of Breakout 0.97 and, with convolutions, 0.98 of them ("a bias in two terms"). A v6e takes 1.01,
         1.01 and 1.08 by both forms together. With 64 environments an update would take 1.03 and 1.06 of the cycles.
-    rows_of_steps: the steps of a minibatch are so many rows where several runs are side by side (batching.in_rows).
+    rows_of_steps: the steps of a minibatch are this many rows where several runs are side by side (batching.in_rows).
         The compiler for TPUs puts one row of each run into a tile that holds eight: with 64 agents of 64 environments
         an update takes 24.4 instead of 27.3 M cycles, and with parameters as arrays 23.1; rejax's 28.4 ("64 agents on
         a TPU"). With one run nothing is gained: 12.7 instead of 12.0 M cycles with 2,048 environments.
-    few_final_obs: up to so many slots for the final observations of a column (`rollout/segments.py`) are rewritten
+    few_final_obs: up to this many slots for the final observations of a column (`rollout/segments.py`) are rewritten
         whole, which replaces a scatter at every step of the environments, whose cycles the compiler for TPUs does not
         know: 17 instead of 19 operations a step with 2,048 environments, 81 instead of 96 of Breakout, for 1.00 and
         1.04 of the cycles that it knows, and 1.05 with 64 environments ("final observations without a scatter"). As
         many kernels on a GPU.
-    few_categories: up to so many categories, a softmax, a sample and what is made of them are computed category by
+    few_categories: up to this many categories, a softmax, a sample and what is made of them are computed category by
         category (models/few_categories.py). A step of the environments takes 10 instead of 13 kernels on an H100, and
         27 instead of 33 operations on a TPU, an update 2,271 instead of 2,671 kernels and 5.9 instead of 7.1 M cycles
         ("few categories"). On an H200 it is worth 4 % with 2,048 environments, nothing with 64. A CPU gains nothing by
         it and compiles 4 to 8 % longer.
-    few_outputs: of a layer of up to so many, the derivative by its inputs is a sum of multiples in place of a product
+    few_outputs: of a layer of up to this many, the derivative by its inputs is a sum of multiples in place of a product
         (layers._dot_of_few), which XLA joins with what reads it: a product of two million rows with two columns writes
         half a gigabyte. On an H200 an update takes 0.95 of the time with 65,536 environments, 0.98 with 2,048 ("bytes
         of many rows on an H200").
-    few_slots: a KV cache and a text of at most so many tokens are rewritten whole for each new one, which replaces a
+    few_slots: a KV cache and a text of at most this many tokens are rewritten whole for each new one, which replaces a
         scatter: that is a kernel of its own, where a `where` joins what computes the key and the value. A token of
         `sort` takes 46 instead of 50 kernels on an H100 ("a token in fewer kernels"). The limit is an estimate: 256
         caches of 64 tokens, 2 heads of 32, are written in the time of two launches.
-    torsos_at_once: up to so many rows, of all seeds, those of policy and critic by `vmap`, one product for a layer of
+    torsos_at_once: up to this many rows, of all seeds, those of policy and critic by `vmap`, one product for a layer of
         both (networks._features_of_each). A minibatch of PPO takes 34 instead of 45 kernels on an H100, and PPO is 1.08
         times as fast on an H200 with 2,048 rows, 1.01 with 32,768 (Breakout), 0.95 with 65,536, 0.86 with 131,072
         (64 seeds): XLA then reads and writes the gradients of both more often ("bytes of many rows on an H200"). On a
@@ -242,7 +242,7 @@ def program_for(platform: str) -> Iterator[None]:
     """What is traced inside is for this platform, one of MACHINES, whatever the machine at hand is.
 
     `mesh.spread` enters it with the platform of its mesh. jax keeps what it has traced: whoever compiles the same
-    function for two platforms in one process calls `jax.clear_caches()` in between, or makes the function anew.
+    function for two platforms in one process calls `jax.clear_caches()` in between, or makes a new function.
     """
     token = _platform.set(platform)
     try:
@@ -263,7 +263,7 @@ def machine() -> Machine:
 
 @contextmanager
 def side_by_side(runs: int) -> Iterator[None]:
-    """What is traced inside is one of so many runs that are `vmap`ped; `mesh.map_seeds` enters it."""
+    """What is traced inside is one of this many runs that are `vmap`ped; `mesh.map_seeds` enters it."""
     token = _runs.set(_runs.get() * runs)
     try:
         yield
@@ -272,7 +272,7 @@ def side_by_side(runs: int) -> Iterator[None]:
 
 
 def rows_of_all(rows: int) -> int:
-    """The rows of all runs side by side, of which this one has so many: what a kernel of the program works through."""
+    """The rows of all runs side by side, of which each has `rows`: what a kernel of the program works through."""
     return rows * _runs.get()
 
 

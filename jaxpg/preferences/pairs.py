@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
     draw(key): a pair to learn from.
     held_out(key): a pair for evaluation, never learned from.
     end: the token that ends a completion.
-    all_held_out: the held-out pairs, leaves `[N, ...]`, where there are so many and no more.
+    all_held_out: the held-out pairs, leaves `[N, ...]`, where there are finitely many.
     """
 
     draw: Callable[[Key], PreferencePair]

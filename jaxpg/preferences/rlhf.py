@@ -1,4 +1,4 @@
-"""Reinforcement learning from reward models: a score as a reward, by itself or beside the rules of the task."""
+"""Reinforcement learning from reward models: a score as a reward, by itself or together with the rules of the task."""
 
 from __future__ import annotations
 

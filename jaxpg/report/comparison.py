@@ -241,7 +241,7 @@ def comparison_page(
 
 
 def _warnings(runs: Mapping[str, RunResult], differences: Sequence[str]) -> list[str]:
-    """What a reader has to know before he believes a comparison, in sentences."""
+    """What a reader should know before trusting a comparison, in sentences."""
     return [*differences, *(f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings)]
 
 

@@ -134,7 +134,7 @@ def _arrows_alone(value_map: ValueMap, grid: Grid, title: str, between: str) -> 
 
 
 def _text(value_map: ValueMap, grid: Grid, row: int, column: int, digits: int) -> str:
-    """The label of a cell, or its value with so many digits behind the point and its arrows in the next line."""
+    """The label of a cell, or its value with this many digits behind the point and its arrows in the next line."""
     state = row * grid.columns + column
     if (row, column) in grid.labels:
         return grid.labels[row, column] or "###"

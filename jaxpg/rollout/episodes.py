@@ -142,7 +142,7 @@ def _columns_per_device(num_envs: int, group_size: int) -> int:
 
 
 def check_groups(num_envs: int, group_size: int, shards: int = 1) -> None:
-    """Raise a UserError where `num_envs`, those of each of so many devices, are not whole groups."""
+    """Raise a UserError unless `num_envs`, on each of `shards` devices, are whole groups."""
     if num_envs % group_size:
         where = f" on each of {shards} devices" if shards > 1 else ""
         raise UserError(

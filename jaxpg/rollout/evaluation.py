@@ -70,7 +70,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
 
     The number of episodes is fixed, not the number of steps: among the first k episodes that *end*, short ones are
     over-represented. All episodes run side by side until the last has ended. The function is pure and works under vmap
-    over seeds and under jit, without which every call compiles its loop anew. Episode i depends on
+    over seeds and under jit, without which every call compiles its loop again. Episode i depends on
     `jax.random.split(key, episodes)[i]` alone if `group_size` is 1, and `record_episode` with that key records it.
 
     Args:
@@ -143,7 +143,7 @@ def record_episode(env: Env, actor: Actor, key: Key, *, greedy: bool, max_steps:
         actor: the policy to run.
         key: the source of all randomness.
         greedy: take the mode of the policy instead of a sample (static).
-        max_steps: record so many steps at most (static), None for all up to the time limit, for which there is memory
+        max_steps: record this many steps at most (static), None for all up to the time limit, for which there is memory
             then. An episode of this `length` may be longer.
     """
     steps = env.time_limit if max_steps is None else min(check_whole("max_steps", max_steps), env.time_limit)

@@ -59,7 +59,7 @@ def rollout_values(rollout: Rollout, value: Callable[[Tree], Array]) -> tuple[Ar
 def successor_values(rollout: Rollout, v_tm1: Array, value: Callable[[Tree], Array]) -> Array:
     """V of the successors, `[T, B]`, valid wherever the discount is not 0, from V(obs), `v_tm1`.
 
-    Within an episode it is V(obs) of the next row. Only where a column breaks off is it computed anew:
+    Within an episode it is V(obs) of the next row. Where a column breaks off it is computed separately:
     `value(rollout.final_obs)`, `[K, B]`. Without final observations the last row is 0.
     """
     if not jax.tree.leaves(rollout.final_obs):

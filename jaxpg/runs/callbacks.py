@@ -38,7 +38,7 @@ def check_callback(callback: Callback) -> None:
 
 
 def named_callbacks(config: Config) -> list[Callback]:
-    """The callbacks that a config names; what they raise is told in a sentence.
+    """The callbacks that a config names; what they raise is reported in a sentence.
 
     Raises:
         UserError: one cannot be imported or made, or is no Callback.

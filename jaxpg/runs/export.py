@@ -59,7 +59,7 @@ def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
     """A policy as a serialised `jax.export.Exported`, its parameters inside, for `load_policy.load`.
 
     It computes `(obs, begins [b] bool, greedy [] bool, seed [] int32, memory) -> (actions [b, ...], memory)` for any b;
-    the arrays of obs are [b, ...], and `memory` is the list of those of the policy's memory, which `begins` makes anew.
+    the arrays of obs are [b, ...], and `memory` is the list of those of the policy's memory, which `begins` resets.
 
     Raises:
         UserError: an observation is of a class that whoever loads the file may not have.

@@ -75,7 +75,7 @@ def fit(
         out: the directory to write; None to keep nothing on disk.
         callbacks: what sees the metrics and the policy during training, and may end it; Callback records, or a table
             of names "module:function" with their settings, which the run then names.
-        loggers: where the run is logged beside its directory: "wandb", "tensorboard", which needs `out`.
+        loggers: where the run is also logged: "wandb", "tensorboard", which needs `out`.
         progress: show it.
         **settings: of the algorithm, the task and the environment, as in a config: learning_rate=1e-3,
             environment_settings={"gravity": 5.0}.
@@ -127,7 +127,7 @@ def fit(
 
 
 def _refuse_settings_of_record(record: PolicyGradient | DeepQ, settings: Mapping[str, Any]) -> None:
-    """Refuse settings of an algorithm beside one that is a record, which was made with all of its own."""
+    """Refuse settings of an algorithm that is given as a record, which was made with its settings."""
     of_algorithms = {name for algorithm in ALGORITHMS for name in algorithm_options(algorithm)}
     if given := next((name for name in settings if name in of_algorithms), None):
         made_by = "values.dqn" if isinstance(record, DeepQ) else "ladder.ppo"
@@ -160,7 +160,7 @@ def _train(
     shown: Path | None,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Train one run of the plan, whose directory is `shown` unless nobody else will see it."""
+    """Train one run of the plan, whose directory is `shown` unless it is temporary."""
     config = stage.config
     mesh = parallel.make_mesh(len(config.seeds), config.batch_size, training.devices_of(config))
     train = training.prepare(config, stage.directory, mesh, console, callbacks=callbacks, loggers=loggers)

@@ -171,7 +171,7 @@ def act_all(
         env: what it was trained on.
         state: the learner's, of one seed.
         memory: of the policy, leaves [B, ...].
-        begins: [B] bool, where an episode begins: its memory is made anew.
+        begins: [B] bool, where an episode begins: its memory is reset.
         obs: leaves [B, ...].
         key: of the samples.
         greedy: the most probable actions (static).

@@ -16,7 +16,7 @@ from jaxpg.training.run_directory import stack_rows
 from jaxpg.training.stalls import READ, stalls
 
 LINES = 10
-"""Without a progress bar a line is printed each time another of so many equal parts of a run is done."""
+"""Lines that are printed during a run, evenly spaced, where there is no progress bar."""
 
 
 class Reporter:

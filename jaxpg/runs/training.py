@@ -60,8 +60,8 @@ def prepare(
         out: the directory of the run; a run that has begun there is resumed.
         mesh: the devices.
         console: where completions are shown.
-        callbacks: those of a Python program, beside the ones that the config names.
-        loggers: names of `loggers.LOGGERS`, where the run is logged beside its directory.
+        callbacks: those of a Python program, in addition to those that the config names.
+        loggers: names of `loggers.LOGGERS`, where the run is also logged.
 
     Raises:
         UserError: as `build_experiment` and `initial_policies`; a callback of the config cannot be made.

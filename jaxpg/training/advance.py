@@ -54,7 +54,7 @@ class SeedKeys(NamedTuple):
 
 
 def seed_keys(seed: int | Array) -> SeedKeys:
-    """The keys of a seed. They depend on its number alone, not on the seeds beside it."""
+    """The keys of a seed. They depend on its number alone, not on the other seeds."""
     return SeedKeys(*jax.random.split(jax.random.key(seed), 3))
 
 

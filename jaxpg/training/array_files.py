@@ -51,8 +51,7 @@ def _plain(path: Path) -> Iterator[Path]:
     """The same place by a path that orbax takes for what it is.
 
     It looks for its own files by a pattern that begins with the path, and finds none behind a bracket; its library
-    takes a backslash for a slash. Then there would be a checkpoint that nobody can read. So such a path is reached by
-    a link.
+    takes a backslash for a slash. Such a checkpoint could not be read again, so such a path is reached by a link.
     """
     if not set(str(path.absolute())) & set("[]*?\\"):
         yield path.absolute()

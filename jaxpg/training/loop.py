@@ -163,7 +163,7 @@ MOST_STEPS = 2**31 - 2**26
 
 
 def check_total_steps(total_steps: int) -> None:
-    """Raise a UserError unless so many steps can be counted."""
+    """Raise a UserError unless this many steps can be counted."""
     if not 0 < total_steps <= MOST_STEPS:
         raise UserError(
             f"total_steps must be between 1 and {MOST_STEPS:,}, the most that is counted, not {total_steps:,}."

@@ -25,7 +25,7 @@ class Manifest(NamedTuple):
 
     steps: environment steps per seed.
     score: evaluation return, None if it was not evaluated.
-    about: JSON of whoever saved.
+    about: JSON of the caller of `checkpoint.save`.
     arrays: name -> dtype and shape, as in "float32[3, 4]".
     files: path in the checkpoint -> length in bytes and CRC-32.
     """

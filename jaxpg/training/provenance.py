@@ -1,4 +1,4 @@
-"""Provenance of a run, beside its config: versions, processor, devices, commit."""
+"""Provenance of a run: versions, processor, devices, commit."""
 
 from __future__ import annotations
 

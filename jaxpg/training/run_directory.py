@@ -42,7 +42,7 @@ CONFIG, MACHINE = "config.toml", "run.json"
 SWEEP = "sweep.json"
 """In the directory of a sweep: its scores, see `report.heatmap`."""
 WRITTEN = (MACHINE, METRICS, TENSORBOARD, CHECKPOINTS, "samples", "report.html", "learning_curve.png")
-"""What is written into the directory of a run beside its config."""
+"""What is written into the directory of a run besides its config."""
 WALL_TIMES = ("seconds", "chunk_seconds")
 ADVICE = "Restore it from a backup, or train a new run with another --out."
 
@@ -134,7 +134,7 @@ def refuse_foreign_files(run_dir: Path, *, resumes: bool) -> None:
 
 
 def _is_of_a_run(run_dir: Path) -> bool:
-    """Whether a config.toml is what a run has written, and not a person's own: a task, or another program's."""
+    """Whether a config.toml is what a run has written, and not a task of the user's, or another program's."""
     if not (run_dir / CONFIG).exists():
         return False
     if (run_dir / MACHINE).exists() or has_begun(run_dir):

@@ -27,7 +27,7 @@ def forward_pass(
 ) -> Tree:
     """`output(params, rollout)`, leaves `[T, B]`: numbers of every step, of which nothing is differentiated.
 
-    Texts are put side by side, and prompts read once per group, where an update of so many would do so (packing.py).
+    Texts are put side by side, and prompts read once per group, where an update of as many would do so (packing.py).
     It replaces one row per completion, on every platform: slots behind the end of a completion cost nothing, and there
     are no more activations at a time than those of a chunk. The numbers are then 0 on padding. What that gains:
     benchmarks/LOG.md, "reference log-probabilities side by side". With `padded_steps`, of whole episodes of which

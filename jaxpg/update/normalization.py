@@ -152,7 +152,7 @@ def initial_term_moments(terms: Mapping[str, RewardTerm] | None) -> dict[str, Mo
 def standardize_rewards(
     terms: Mapping[str, RewardTerm] | None, rollout: Rollout, running: Mapping[str, Moments]
 ) -> tuple[Rollout, dict[str, Moments], Metrics]:
-    """The rollout with the reward of each episode made anew from its terms, the new moments, and the weighted terms.
+    """The rollout with the reward of each episode recomputed from its terms, the new moments, and the weighted terms.
 
         reward_b = sum_k weight_k z_kb,    z_kb = (x_kb - mean_k) / sqrt(variance_k + 1e-8), clipped to +-10,
 

@@ -51,7 +51,7 @@ Loss = Callable[[Params, Batch], tuple[Array, Metrics]]
 class TextReader(NamedTuple):
     """How networks read texts that are packed side by side (types.PackedTexts).
 
-    group_size: so many neighbouring columns of the batch have the same prompt.
+    group_size: this many neighbouring columns of the batch have the same prompt.
     read_prompts(params, prompts) -> memory of prompts `[N, P]` that several texts share, see `Policy.read_prompts`;
         None where each text has to contain its own.
     """

@@ -15,7 +15,7 @@ from jaxpg.errors import UserError
 from jaxpg.types import Array, Params, Tree
 
 TRIED_STEPS = 1_000
-"""So many updates of an optimizer are looked at for the first that is not 0."""
+"""At most this many updates of an optimizer are tried to find one that is not 0."""
 FLAT_BELOW = 2**20
 """Parameters from which on the optimizer updates array by array instead of as one vector."""
 
@@ -181,5 +181,5 @@ def linear_decay(steps: Array, *, value: Array | float, over: int) -> Array:
 
 
 def annealed(value: Array | float, over: int | None) -> Callable[[Array], Array]:
-    """`linear_decay` of `value` over so many environment steps, or `constant` where `over` is None."""
+    """`linear_decay` of `value` over this many environment steps, or `constant` where `over` is None."""
     return partial(constant, value=value) if over is None else partial(linear_decay, value=value, over=over)

@@ -32,7 +32,7 @@ class Packing(NamedTuple):
 
     own_prompt: slots of a text that are its own prompt, 0 where prompts are shared.
     num_slots: of a row, as many as the longest text may have.
-    group_size: the texts of a row are of the same group of so many neighbouring columns.
+    group_size: the texts of a row are of one group, which is this many neighbouring columns.
     rows: of a chunk.
     chunks: that hold any minibatch.
     """

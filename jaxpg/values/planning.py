@@ -311,7 +311,7 @@ class Swept(NamedTuple):
 
 
 Sweep = Callable[[Backup, Array, Array | int], Swept]
-"""`sweep_until_converged` from given values, with at most so many sweeps."""
+"""`sweep_until_converged` from given values, with at most this many sweeps."""
 
 
 def below_optimum(mdp: AnyMDP, rewards: Array, gamma: Scalar, sweep: Sweep) -> Swept:

@@ -57,7 +57,7 @@ def _init(num_columns: int, slots: int) -> Priorities:
 
 
 def _set(state: Priorities, column: Array, slot: Array, priority: Array) -> Priorities:
-    """New priorities of some slots; sums are taken anew from their entries, so that no rounding accumulates."""
+    """New priorities of some slots; sums are recomputed from their entries, so that no rounding accumulates."""
     levels, index, value = [], slot, priority
     for level in state.levels:
         block = index // BLOCK

@@ -28,7 +28,7 @@ from jaxpg.types import Array, Box, Env, HostParts, Key, TimeStep
 from jaxpg.user_code import describe_failure
 
 LONGEST_HISTORY = 4000
-"""Steps of an episode up to which its actions are kept; longer ones begin anew where they would be made again."""
+"""Steps of an episode up to which its actions are kept; longer ones begin again where they would be replayed."""
 _LOST = (EOFError, ConnectionError, BrokenPipeError)
 
 
@@ -267,8 +267,8 @@ def _lost(name: str, steps: int) -> UserError:
     what = f"A worker process of the environment {name} has died"
     if not steps:
         return UserError(
-            f"{what} before it took a step. Every worker imports the script that runs anew: in a script, what trains "
-            'belongs below if __name__ == "__main__":.'
+            f"{what} before it took a step. Every worker imports the script again: put the code that trains below "
+            'if __name__ == "__main__":.'
         )
     return UserError(
         f"{what} at step {steps + 1} of all environments side by side, and the others have been ended. A run that has "

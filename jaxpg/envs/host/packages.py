@@ -140,8 +140,8 @@ def _gymnasium_settings(env_id: str) -> dict[str, Any]:
     spec = _gymnasium_spec(env_id)
     if spec.entry_point is None:
         raise UserError(
-            f"gymnasium:{env_id} is registered without an entry_point, and jaxpg makes single environments: give "
-            "gymnasium.register one, beside the vector_entry_point."
+            f"gymnasium:{env_id} is registered without an entry_point, by which jaxpg makes single environments: "
+            "give one to gymnasium.register, in addition to the vector_entry_point."
         )
     with _making(f"gymnasium:{env_id}"):
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)

@@ -95,7 +95,7 @@ class Touched(NamedTuple):
 
 
 class Iterations(NamedTuple):
-    """At most so many passes over the velocities and over the poses in each step; Gymnasium has 180 and 60."""
+    """At most this many passes over the velocities and over the poses in each step; Gymnasium has 180 and 60."""
 
     velocity: int
     position: int

@@ -50,8 +50,8 @@ SUITES: dict[str, Suite] = {
 }
 """Libraries of environments by prefix."""
 
-ABSENT = "Not there: Kinetix. kinetix-env 3.0.2 cannot be installed beside the versions of libraries that jaxpg needs."
-"""What has been tried and does not work beside jaxpg."""
+ABSENT = "Not there: Kinetix. kinetix-env 3.0.2 cannot be installed with the versions of libraries that jaxpg needs."
+"""What has been tried and does not work together with jaxpg."""
 
 assert set(SUITES) == SUITE_PREFIXES
 

@@ -13,7 +13,7 @@ from jaxpg.types import Array, Metrics, Outcome
 
 
 def completion_metrics(outcome: Outcome, length: Array, group_size: int) -> Metrics:
-    """Metrics of a batch of completions, `[B]`, beside the means of their parts; scalars.
+    """Metrics of a batch of completions, `[B]`, in addition to the means of their parts; scalars.
 
     - "reward_std": standard deviation of the rewards over the batch;
     - "length_max": tokens of the longest completion;

@@ -1,4 +1,4 @@
-// The page: it solves the world anew after every change, and shows one step of the solution.
+// The page: it solves the world again after every change, and shows one step of the solution.
 
 import { drawBoard, drawLegend, drawPath, detailOf, formatNumber, makeCells } from "./board.js";
 import { drawChart, markStep } from "./chart.js";
