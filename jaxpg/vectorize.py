@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -234,6 +234,11 @@ def count_chunks(num_rows: int, chunk_rows: int | None) -> int:
     if chunk_rows is None or num_rows <= chunk_rows:
         return 1
     return next(n for n in range(-(-num_rows // chunk_rows), num_rows + 1) if num_rows % n == 0)
+
+
+def stacked(trees: Sequence[Tree]) -> Tree:
+    """Trees of the same structure as one, with a first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def copy_tree(params: Tree) -> Tree:

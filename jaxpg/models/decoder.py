@@ -22,7 +22,7 @@ from jaxpg.models.layers import RMSNorm, apply, dot_rows
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, PackedTexts, SharedPrompts, Tree
-from jaxpg.vectorize import set_slot
+from jaxpg.vectorize import set_slot, stacked
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -265,7 +265,7 @@ class Decoder(nn.Module):
         recomputing, the loop is 5 % slower, so it is not used there (benchmarks/LOG.md, "texts side by side").
         """
         block = Block(self.config, parent=None)
-        stacked = _stack([b.variables["params"] for b in self.blocks])
+        of_blocks = stacked([b.variables["params"] for b in self.blocks])
 
         def one_block(x: Array, inputs: tuple[Tree, KeysValues | None]) -> tuple[Array, KeysValues]:
             params, before = inputs
@@ -275,7 +275,7 @@ class Decoder(nn.Module):
             return collectives.shard_columns(x), keys_values
 
         loop = jax.checkpoint(one_block, prevent_cse=False)
-        x, keys_values = lax.scan(loop, x, (stacked, _stack(before) if before else None))
+        x, keys_values = lax.scan(loop, x, (of_blocks, stacked(before) if before else None))
         return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
@@ -298,11 +298,6 @@ class Decoder(nn.Module):
     def outputs_of(self, tokens: Array) -> Array:
         """`[..., S] -> [..., S, outputs]`: uses every parameter, to initialise them."""
         return self.read_out(self(tokens, jnp.ones(tokens.shape, bool))[0])
-
-
-def _stack(layers: list[Tree]) -> Tree:
-    """The arrays of all layers as one, `[layers, ...]`."""
-    return jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *layers)
 
 
 def positions(real: Array) -> Array:

@@ -47,6 +47,7 @@ from jaxpg.types import (
     space_leaves,
     space_struct,
 )
+from jaxpg.vectorize import stacked
 
 
 def mlp(
@@ -323,8 +324,7 @@ def _features_of_each(torso: nn.Module, torsos: Sequence[Tree], obs: Tree, rows:
     """
     if len(torsos) == 1 or rows_of_all(rows) > machine().torsos_at_once:
         return [apply(torso, params, obs) for params in torsos]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *torsos)
-    return jax.vmap(partial(apply, torso), (0, None))(stacked, obs)
+    return jax.vmap(partial(apply, torso), (0, None))(stacked(torsos), obs)
 
 
 def _recurrent(

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxpg.envs.lunar_lander.bodies import Pose, Shape, Velocity, push
 from jaxpg.envs.lunar_lander.joints import ANGULAR_SLOP, LINEAR_SLOP
-from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, pick, where
+from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, pick
 from jaxpg.types import Array, Scalar
-from jaxpg.vectorize import compute_once
+from jaxpg.vectorize import compute_once, tree_where
 
 SKIN = 0.01
 """Metres around every shape (Box2D's b2_polygonRadius): two shapes touch when they are two skins apart."""
@@ -51,7 +51,7 @@ def collide(start: Vector, end: Vector, vertices: Vector, normals: Vector) -> Ma
     along = (1 / along.length()) * along
     middle = Vector(vertices.x.mean(), vertices.y.mean())
     in_front = along.right().dot(middle - start) >= 0
-    normal = where(in_front, along.right(), along.left())
+    normal = tree_where(in_front, along.right(), along.left())
     from_edge = (vertices - _spread(start)).dot(_spread(normal)).min()
     by_side = jnp.minimum(-normals.dot(vertices - _spread(start)), -normals.dot(vertices - _spread(end)))
     opposite = (_spread(normal) - normals).dot(_spread(normal)) >= -ANGULAR_SLOP
@@ -63,10 +63,10 @@ def collide(start: Vector, end: Vector, vertices: Vector, normals: Vector) -> Ma
     facing = jnp.argmin(normals.dot(_spread(normal)))
     first, second = _side(vertices, facing)
     side_first, side_second = _side(vertices, side)
-    face_from = where(of_polygon, side_first, where(in_front, start, end))
-    face_to = where(of_polygon, side_second, where(in_front, end, start))
-    face_normal = where(of_polygon, _pick_vector(normals, side), normal)
-    p, q = where(of_polygon, start, first), where(of_polygon, end, second)
+    face_from = tree_where(of_polygon, side_first, tree_where(in_front, start, end))
+    face_to = tree_where(of_polygon, side_second, tree_where(in_front, end, start))
+    face_normal = tree_where(of_polygon, _pick_vector(normals, side), normal)
+    p, q = tree_where(of_polygon, start, first), tree_where(of_polygon, end, second)
     p, q, some = _clip(p, q, face_normal.right(), face_from)
     p, q, any_left = _clip(p, q, face_normal.left(), face_to)
     separations = (face_normal.dot(p - face_from), face_normal.dot(q - face_from))
@@ -133,7 +133,7 @@ def prepare(
     manifold: Manifold, shape: Shape, pose: Pose, edge: Array, last: ContactImpulses
 ) -> tuple[PreparedContact, ContactImpulses]:
     """A contact at this pose, and the impulses to start from: the last ones where the same features touch."""
-    normal = where(manifold.of_polygon, -manifold.normal, manifold.normal)
+    normal = tree_where(manifold.of_polygon, -manifold.normal, manifold.normal)
     tangent = normal.right()
     offsets = tuple(
         _between_surfaces(manifold, point, separation) - pose.centre
@@ -205,11 +205,11 @@ def solve_position(contact: PreparedContact, shape: Shape, pose: Pose) -> tuple[
     for point in (0, 1):
         rotation = Rotation.by(pose.angle)
         of_polygon = contact.manifold.of_polygon
-        normal = where(of_polygon, rotation @ contact.face_normal, contact.manifold.normal)
-        face = where(of_polygon, pose.centre + rotation @ contact.face, contact.manifold.face)
-        touched = where(of_polygon, contact.manifold.points[point], pose.centre + rotation @ contact.points[point])
+        normal = tree_where(of_polygon, rotation @ contact.face_normal, contact.manifold.normal)
+        face = tree_where(of_polygon, pose.centre + rotation @ contact.face, contact.manifold.face)
+        touched = tree_where(of_polygon, contact.manifold.points[point], pose.centre + rotation @ contact.points[point])
         separation = compute_once(normal.dot(touched - face) - 2 * SKIN)
-        normal, offset = where(of_polygon, -normal, normal), touched - pose.centre
+        normal, offset = tree_where(of_polygon, -normal, normal), touched - pose.centre
         depth = jnp.clip(_CORRECTED * (separation + LINEAR_SLOP), -_MAX_CORRECTION, 0.0)
         mass = 1 / (shape.inverse_mass + shape.inverse_inertia * offset.cross(normal) ** 2)
         impulse = jnp.where(contact.active[point], -depth * mass, 0.0) * normal
@@ -257,7 +257,7 @@ def _clip(p: Vector, q: Vector, outward: Vector, limit: Vector) -> tuple[Vector,
     difference = beyond_p - beyond_q
     crossing = p + (beyond_p / jnp.where(difference == 0, 1.0, difference)) * (q - p)
     some = (beyond_p <= 0) | (beyond_q <= 0)
-    return where(beyond_p <= 0, p, crossing), where(beyond_q <= 0, q, crossing), some
+    return tree_where(beyond_p <= 0, p, crossing), tree_where(beyond_q <= 0, q, crossing), some
 
 
 def _side(vertices: Vector, index: Array) -> tuple[Vector, ...]:

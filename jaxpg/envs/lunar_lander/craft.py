@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from jaxpg.envs.lunar_lander.bodies import Pose, Shape, Velocity, outline, polyg
 from jaxpg.envs.lunar_lander.contacts import SKIN, ContactImpulses, Manifold, PreparedContact
 from jaxpg.envs.lunar_lander.joints import ANGULAR_SLOP, LINEAR_SLOP, JointImpulses, PreparedJoint, RevoluteJoint
 from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, pick
-from jaxpg.types import Array, Key, Scalar, Tree
-from jaxpg.vectorize import compute_once
+from jaxpg.types import Array, Key, Scalar
+from jaxpg.vectorize import compute_once, stacked
 
 SCALE = 30.0
 """Pixels of the original per metre."""
@@ -139,7 +138,7 @@ def step(craft: Craft, terrain: Array, gravity: Scalar, iterations: Iterations) 
         gravity: metres per second squared, negative.
         iterations: the most passes of both solvers. They stop earlier where nothing is left to correct.
     """
-    legs = _stacked(craft.poses[1:])
+    legs = stacked(craft.poses[1:])
     manifolds, edges = jax.vmap(partial(_manifolds, terrain, LEG))(legs)
     constraints, impulses = _prepare(craft, manifolds, edges)
     fall = Vector(0.0, DT * gravity)
@@ -152,14 +151,14 @@ def step(craft: Craft, terrain: Array, gravity: Scalar, iterations: Iterations) 
     poses, solved = _solve_poses(constraints, at_limits, poses, iterations.position)
     still = tuple(jnp.where(_rests(v), t + DT, 0.0) for v, t in zip(velocities, craft.still, strict=True))
     hull = jax.vmap(partial(_touches, terrain, HULL))(
-        _stacked([craft.poses[0], poses[0]]), jnp.array([2 * SKIN, LINEAR_SLOP])
+        stacked([craft.poses[0], poses[0]]), jnp.array([2 * SKIN, LINEAR_SLOP])
     )
     on_ground, touching = _meet(craft.on_ground, craft.touching, manifolds, edges, 2 * SKIN, leave=True)
-    manifolds, edges = jax.vmap(partial(_manifolds, terrain, LEG))(_stacked(poses[1:]))
+    manifolds, edges = jax.vmap(partial(_manifolds, terrain, LEG))(stacked(poses[1:]))
     on_ground, touching = _meet(on_ground, touching, manifolds, edges, LINEAR_SLOP, leave=False)
     asleep = _have_rested(still) & solved
-    rows = [_stacked(leg) for leg in impulses.contacts]
-    moved = Craft(poses, velocities, tuple(impulses.joints), _stacked(rows), still, touching, on_ground)
+    rows = [stacked(leg) for leg in impulses.contacts]
+    moved = Craft(poses, velocities, tuple(impulses.joints), stacked(rows), still, touching, on_ground)
     return moved, compute_once(Touched(hull.any(), asleep))
 
 
@@ -187,7 +186,7 @@ def _prepare(craft: Craft, manifolds: Manifold, edges: Array) -> tuple[_Constrai
     ]
     of_edges = jax.vmap(contacts.prepare, in_axes=(0, None, None, 0, 0))
     of_legs = jax.vmap(of_edges, in_axes=(0, None, 0, 0, 0))
-    of_contacts = compute_once(of_legs(manifolds, LEG, _stacked(legs), edges, craft.contacts))
+    of_contacts = compute_once(of_legs(manifolds, LEG, stacked(legs), edges, craft.contacts))
     constraints, impulses = (
         [[jax.tree.map(itemgetter((i, k)), part) for k in (0, 1)] for i in (0, 1)] for part in of_contacts
     )
@@ -288,11 +287,6 @@ def _meet(
     now = near.any(1) if leave else near.any(1) | touching
     begins, ends = (now & ~touching).any(-1), (touching & ~now).any(-1)
     return (on_ground | begins) & ~ends, now
-
-
-def _stacked(trees: Sequence[Tree]) -> Tree:
-    """Trees of the same structure as one, with a first axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def is_at_rest(craft: Craft) -> Array:

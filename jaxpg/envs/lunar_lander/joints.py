@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxpg.envs.lunar_lander.bodies import Pose, Shape, Velocity, push
-from jaxpg.envs.lunar_lander.vectors import Rotation, Vector, where
+from jaxpg.envs.lunar_lander.vectors import Rotation, Vector
 from jaxpg.types import Array, Scalar
-from jaxpg.vectorize import compute_once
+from jaxpg.vectorize import compute_once, tree_where
 
 LINEAR_SLOP = 0.005
 """Metres by which a constraint may be violated without being corrected (Box2D's b2_linearSlop)."""
@@ -142,7 +142,7 @@ def _solve_limited(joint: PreparedJoint, impulses: JointImpulses, drift: Vector,
     taken = jnp.where(pulls, before, 0.0)
     alone = _times_2(joint.point_mass, taken * joint.coupling - drift)
     anchors_only = (at == 0) | pulls
-    return where(anchors_only, alone, both), jnp.where(anchors_only, -taken, limit)
+    return tree_where(anchors_only, alone, both), jnp.where(anchors_only, -taken, limit)
 
 
 def _push_both(

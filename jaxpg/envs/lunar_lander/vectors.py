@@ -82,11 +82,6 @@ def constant(points: np.ndarray) -> Vector:
     return Vector(*np.moveaxis(np.asarray(points, np.float32), -1, 0))
 
 
-def where(condition: jax.Array, a: Vector, b: Vector) -> Vector:
-    """`a` where the condition holds, else `b`."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
-
-
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
     """`values[index]` of a few values, by comparison: under `vmap` an index would be a gather."""
     return jnp.where(jnp.arange(values.shape[0]) == index, values, 0.0).sum()
