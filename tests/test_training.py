@@ -483,6 +483,11 @@ def read_only(folder: Path) -> Iterator[None]:
             path.chmod(0o755)
 
 
+# JAX warns when its compilation cache meets the same folder or disk, which it does on a slow machine only.
+ON_A_SLOW_MACHINE = pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
+
+
+@ON_A_SLOW_MACHINE
 def test_a_read_only_directory_is_refused() -> None:
     """A new run in it, and one that is resumed, whose checkpoint does not change."""
     with tempfile.TemporaryDirectory() as name:
@@ -496,8 +501,7 @@ def test_a_read_only_directory_is_refused() -> None:
         assert_same(loop.restore(toy(lucky_length=True), folder / "run", [0, 1, 2], "last"), good)
 
 
-# JAX warns when its compilation cache meets the same full disk, which it does on a slow machine only.
-@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")
+@ON_A_SLOW_MACHINE
 @pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["metrics", "checkpoint", "arrays"])
 def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, room: int) -> None:
     """No file may grow beyond `room` bytes, which has the effect of a full disk or a quota."""
