@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import keystr
 
+from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.task import Task
 from jaxpg.errors import UserError, excerpt
 from jaxpg.models.distributions import MASKED
@@ -27,7 +28,6 @@ from jaxpg.user_code import explain_failure
 
 TRIAL_STEPS = 1_000
 """The trial ends with its first episode, or after this many steps."""
-_MOST = 2**31 - 1  # what an int32 counts to
 
 
 class _Trial(NamedTuple):
@@ -88,7 +88,7 @@ def _check_fields(env: Any, name: str) -> None:
             raise UserError(f"{name}: {field} must be a function, not {excerpt(function)}.")
     for field, meaning in (("time_limit", "the longest episode"), ("min_truncation_step", "the earliest time-out")):
         steps = getattr(env, field)
-        if type(steps) is not int or not 1 <= steps <= _MOST:
+        if type(steps) is not int or not 1 <= steps <= INT32_MAX:
             raise UserError(f"{name}: {field} is {meaning} in steps, an int from 1 to 2^31 - 1, not {excerpt(steps)}.")
     spaces = space_leaves(env.observation_space)
     if not spaces:
@@ -112,7 +112,7 @@ def of_gymnasium(env: Any) -> str:
 
 def _check_space(space: Any, where: str) -> None:
     if isinstance(space, Discrete):
-        if type(space.n) is not int or not 1 <= space.n <= _MOST:
+        if type(space.n) is not int or not 1 <= space.n <= INT32_MAX:
             raise UserError(f"{where} is Discrete(n) with an int n from 1 to 2^31 - 1, not {excerpt(space.n)}.")
     elif isinstance(space, Box):
         if not all(isinstance(x, np.ndarray | jax.Array) and x.dtype.kind in "fiu" for x in space):

@@ -94,7 +94,7 @@ def _check_arrays(mdp: AnyMDP) -> None:
 
 def check_discount(gamma: Array | float) -> None:
     """Raise a UserError for a discount outside of [0, 1], unless it is traced."""
-    if not _traced(gamma) and not np.all((np.asarray(gamma) >= 0) & (np.asarray(gamma) <= 1)):
+    if not is_traced(gamma) and not np.all((np.asarray(gamma) >= 0) & (np.asarray(gamma) <= 1)):
         raise UserError(f"The discount must be between 0 and 1, not {gamma}.")
 
 
@@ -107,7 +107,7 @@ def check_probabilities(mdp: AnyMDP) -> None:
     p = mdp.probabilities if isinstance(mdp, SparseMDP) else mdp.P
     _check_distributions(p, lambda s, a: f"P is not a distribution for state {s} and action {a}", "its successors")
     _check_start(mdp)
-    if isinstance(mdp, SparseMDP) and not _traced(p) and not _traced(mdp.successors):
+    if isinstance(mdp, SparseMDP) and not is_traced(p) and not is_traced(mdp.successors):
         _check_successors(np.asarray(mdp.successors), np.asarray(p), len(mdp.terminal))
 
 
@@ -128,7 +128,7 @@ def _check_start(mdp: AnyMDP) -> None:
 
 def _check_distributions(p: Array | np.ndarray, of: Callable[..., str], outcomes: str) -> None:
     """Raise a UserError where `p` `[..., outcomes]` is no distribution; `of` says which, given its indices."""
-    if _traced(p):
+    if is_traced(p):
         return
     exact = np.asarray(p, np.float64)
     wrong = (exact < 0).any(-1) | ~(np.abs(exact.sum(-1) - 1) < 1e-5)
@@ -140,7 +140,8 @@ def _check_distributions(p: Array | np.ndarray, of: Callable[..., str], outcomes
         )
 
 
-def _traced(x: Array | np.ndarray | float) -> bool:
+def is_traced(x: Any) -> bool:
+    """Whether the number of `x` is unknown, inside of a transformation of JAX."""
     return isinstance(x, jax.core.Tracer)
 
 
@@ -154,7 +155,7 @@ def check_policy(mdp: AnyMDP, policy: Array) -> None:
             f"A policy holds pi(a | s), of the shape {list(shape)} here, not {list(jnp.shape(policy))}. An action for "
             "each state is jax.nn.one_hot(actions, num_actions)."
         )
-    if not _traced(policy) and not _traced(mdp.terminal):
+    if not is_traced(policy) and not is_traced(mdp.terminal):
         in_live_states = np.where(np.asarray(mdp.terminal)[:, None], 1 / shape[1], np.asarray(policy))
         _check_distributions(in_live_states, lambda s: f"The policy is not a distribution for state {s}", "its actions")
 

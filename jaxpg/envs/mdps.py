@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxpg.envs.mdp_records import MDP, AnyMDP, SparseMDP
+from jaxpg.envs.mdp_records import MDP, AnyMDP, SparseMDP, is_traced
 from jaxpg.envs.tabular import to_dense
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Key, Scalar
@@ -309,12 +309,12 @@ def _check_grid(
     rows: int, columns: int, slip: Scalar, walls: Sequence[tuple[int, int]], special: Sequence[Cell]
 ) -> None:
     """Refuse grids that make no sense; what is traced cannot be looked at."""
-    if rows < 2 or columns < 2 or (not _is_traced(slip) and not 0 <= slip <= 1):
+    if rows < 2 or columns < 2 or (not is_traced(slip) and not 0 <= slip <= 1):
         raise UserError(f"grid_world needs rows, columns >= 2 and slip in [0, 1], not {rows}, {columns}, {slip}.")
     taken: dict[tuple[int, int], str] = {}
     named = [("goal", special[0]), ("trap", special[1]), ("start", special[2]), *(("walls", cell) for cell in walls)]
     for name, cell in named:
-        if any(map(_is_traced, cell)):
+        if any(map(is_traced, cell)):
             continue
         row, column = (int(np.asarray(place)) for place in cell)
         if not (-rows <= row < rows and -columns <= column < columns):
@@ -322,10 +322,6 @@ def _check_grid(
         other = taken.setdefault((row % rows, column % columns), name)
         if other != name:
             raise UserError(f"grid_world: {name} and {other} are both in the cell ({row % rows}, {column % columns}).")
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 def _taxi_step(

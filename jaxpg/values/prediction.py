@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxpg.domains import check_whole
-from jaxpg.envs.mdp_records import AnyMDP, check_arguments
+from jaxpg.envs.mdp_records import AnyMDP, check_arguments, is_traced
 from jaxpg.envs.tabular import TabularState, as_env
 from jaxpg.errors import UserError, check_record, checked_by
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
@@ -86,7 +86,7 @@ def _check_table(episodes: TabularEpisodes, values: Array) -> None:
     if values.ndim != 1:
         raise UserError(f"The values to begin with are a table [S], not an array of the shape {list(values.shape)}.")
     states = episodes.state, episodes.next_state
-    if any(isinstance(x, jax.core.Tracer) for x in states):
+    if any(map(is_traced, states)):
         return
     largest = max((int(np.max(x)) for x in states if np.size(x)), default=-1)
     if largest >= len(values):
