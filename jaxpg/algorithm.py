@@ -165,7 +165,7 @@ def _loss_of_distribution(algorithm: PolicyGradient, batch: Batch, distribution:
 def _without_ratios_of_nothing(log_prob: Array, batch: Batch) -> tuple[Array, Batch]:
     """With ratios of 1 where nothing counts: after the end of an episode, and in the prompts of packed texts.
 
-    The log-probabilities there are of actions that nobody drew. A ratio may be infinite, and 0 times infinity is NaN.
+    No actions were drawn there, so a ratio may be infinite, and 0 times infinity is NaN.
     """
     counts = batch.weight != 0
     log_prob = jnp.where(counts, log_prob, batch.rollout.steps.log_prob)

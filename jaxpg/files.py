@@ -30,7 +30,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):  # of a directory the system says so
         raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
     encoded = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")  # which nobody else has
+    temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")  # a name of its own
     try:
         with open(temporary, "xb") as file:
             file.write(encoded)

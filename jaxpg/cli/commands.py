@@ -317,7 +317,7 @@ def _sweep_header(groups: Sequence[CompiledGroup], out: Path) -> Text:
 def _new_directory(options: RunOptions) -> Path:
     """A directory in runs/ for a command without --out, named after its task; one that is not there yet."""
     suffix = {"train": options.algorithms[0], "compare": "compared", "sweep": "sweep"}[options.command]
-    suffix = file_name(suffix)[:MAX_NAME]  # of an algorithm that nobody has looked for yet
+    suffix = file_name(suffix)[:MAX_NAME]  # the algorithm has not been looked up yet
     name = f"{task_name(options)}-{suffix}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (Path("runs") / f"{name}-{i}" for i in itertools.count(2))  # another command of the same second
     return next(path for path in itertools.chain([Path("runs") / name], numbered) if not os.path.lexists(path))

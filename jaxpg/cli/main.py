@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 on success, 1 if nobody reads the output any more, 2 after an error that a sentence explains, 130 if
+        0 on success, 1 if the output was closed by its reader, 2 after an error that a sentence explains, 130 if
         interrupted by Ctrl-C, 143 by SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -180,7 +180,7 @@ def training_hooks(
 def console_of(options: RunOptions, interruption: Interruption | None = None) -> Console:
     """Where progress is shown; of several processes only the main one shows any.
 
-    Where nobody reads it any more, the training that can be interrupted is.
+    If its reader closes the output, training is interrupted, where `interruption` is given.
     """
     lost: dict[str, Any] = {"on_lost": interruption.on_lost_output} if interruption else {}
     return make_console(quiet=options.quiet or not processes.is_main_process(), soft_wrap=True, **lost)

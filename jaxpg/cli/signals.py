@@ -62,8 +62,8 @@ class Interruption:
         _say(f"finishing this chunk, then saving; {again}")
 
     def on_lost_output(self) -> None:
-        """Stop as after Ctrl-C where nobody reads the output any more, as in `jaxpg train ... | head`."""
-        self._stop_unseen("nobody reads the output any more")
+        """Stop as after Ctrl-C where the reader of the output has closed it, as in `jaxpg train ... | head`."""
+        self._stop_unseen("the output was closed by its reader")
 
     def on_failed_output(self, error: OSError) -> None:
         """The same where the output cannot be written to, as to a log on a full disk or a terminal that is gone."""

@@ -152,7 +152,7 @@ def frozen_lake(size: int = 4, *, slippery: bool = True) -> MDP:
 def cliff_walking(*, slippery: bool = False) -> SparseMDP:
     """Gymnasium's CliffWalking-v1: from the bottom left corner of a 4x12 grid to the bottom right one.
 
-    The cells between the two are a cliff: whoever steps onto it gets -100 and is back at the start, without an end of
+    The cells between the two are a cliff: a step onto it gives -100 and leads back to the start, without an end of
     the episode. Every other step gives -1. Actions up, right, down, left. Source: Sutton & Barto 2018, example 6.6.
 
     Args:

@@ -21,7 +21,7 @@ from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Env, Key, Outcome, TimeStep, Tree
 
 MOST_FRAMES = 1000
-"""Of a stack: more is a mistake in typing."""
+"""Of a stack: a larger number is taken for a typing mistake."""
 
 
 class Wrapped(NamedTuple):

@@ -169,8 +169,8 @@ def build_planned(config: Config, planned: Collection[str], *, traceable: bool =
     """The experiment of a config before the runs that it names and that are `planned` have been trained.
 
     Demonstrations that are not there yet are the task's own, and pairs are made of them. A reward model that has not
-    been trained has no parameters, which is enough to build the experiment; with `traceable` it has initial ones, for
-    whoever traces it.
+    been trained has no parameters, which is enough to build the experiment; with `traceable` it has initial ones, to
+    trace it with.
     """
     if table := sampled_table(config):
         source, file = (getattr(config, table).get(name) for name in ("sampled_from", "file"))

@@ -51,7 +51,7 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
 
 
 def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout, noise: Tree = ()) -> Any:
-    """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`: nobody has collected it, so every memory begins.
+    """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`; no memory was collected with it: each is initial.
 
     noise: of `Policy.noise`, for a loss; `()` without.
     """

@@ -241,8 +241,8 @@ _runs: ContextVar[int] = ContextVar("runs", default=1)
 def program_for(platform: str) -> Iterator[None]:
     """What is traced inside is for this platform, one of MACHINES, whatever the machine at hand is.
 
-    `mesh.spread` enters it with the platform of its mesh. jax keeps what it has traced: whoever compiles the same
-    function for two platforms in one process calls `jax.clear_caches()` in between, or makes a new function.
+    `mesh.spread` enters it with the platform of its mesh. jax keeps what it has traced: to compile the
+    same function for two platforms in one process, call `jax.clear_caches()` in between, or make a new function.
     """
     token = _platform.set(platform)
     try:

@@ -57,7 +57,7 @@ def exit_together(command: Callable[[], int]) -> int:
         return _exit(2, str(error))
     except KeyboardInterrupt:
         return _exit(130, "interrupted")
-    except BrokenPipeError:  # nobody reads the output any more, which the command line answers
+    except BrokenPipeError:  # the output was closed by its reader, which the command line answers
         _wait_for_others(1)
         raise
     except OSError as error:

@@ -62,7 +62,7 @@ def policy_program(learner: Learner, state: Tree, env: Env) -> bytes:
     the arrays of obs are [b, ...], and `memory` is the list of those of the policy's memory, which `begins` resets.
 
     Raises:
-        UserError: an observation is of a class that whoever loads the file may not have.
+        UserError: an observation is of a class that may be missing where the file is loaded.
     """
     (batch,) = jax.export.symbolic_shape("b")
     one = space_struct(env.observation_space)

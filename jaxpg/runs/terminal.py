@@ -19,7 +19,7 @@ WIDEST = 10_000
 
 
 class _Console(Console):
-    """A console that calls `on_lost` where nobody reads it any more; rich's own ends the process."""
+    """A console that calls `on_lost` when its reader has closed the output; rich's own ends the process."""
 
     def __init__(self, on_lost: Callable[[], None], **settings: Any) -> None:
         super().__init__(**settings)
@@ -38,8 +38,8 @@ def make_console(
 ) -> Console:
     """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`.
 
-    Where nobody reads it any more, as in `jaxpg ... | head`, it calls `on_lost`. With `full_width` its tables have the
-    lines that they need where the output is no terminal, unless COLUMNS says how long those may be.
+    When its reader has closed the output, as in `jaxpg ... | head`, it calls `on_lost`. With `full_width` its tables
+    have the lines that they need where the output is no terminal, unless COLUMNS says how long those may be.
     """
     console = _Console(on_lost, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
     if full_width and not console.is_terminal and "COLUMNS" not in os.environ:

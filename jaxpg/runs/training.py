@@ -155,7 +155,7 @@ def _evaluation_hook(
 
     def run_so_far(state: RunState) -> Run:
         run = Run(config, experiment, jax.device_get(state), out)
-        run.metrics  # noqa: B018 - whoever keeps the run reads them when there are more rows, or none any more
+        run.metrics  # noqa: B018 - read now: later there are more rows, or none any more
         return run
 
     def on_evaluation(state: RunState) -> None:

@@ -354,7 +354,7 @@ class _Groups:
             yield group, of
 
     def _idle(self, size: int, seed: Any, taken: Container[int] = ()) -> _Group:
-        """A group that nobody needs any more and that is not `taken`, or a new one."""
+        """A group whose episodes are all over and that is not `taken`, or a new one."""
         for group in self.groups.values():
             if group.size == size and group.is_free() and group.number not in taken:
                 return group

@@ -165,7 +165,7 @@ def async_vector(make_sub_env: Callable[[], Any], n: int, seed: int) -> Vector:
         )
     except BaseException as error:  # Gymnasium leaves its workers behind
         _terminate(set(multiprocessing.active_children()) - before)
-        if "observation_mode" in str(error):  # its advice is an argument that nobody can give here
+        if "observation_mode" in str(error):  # its advice is an argument that cannot be given here
             raise RuntimeError("its instances have different observation spaces: make them alike") from error
         raise
 
