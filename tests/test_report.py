@@ -19,7 +19,7 @@ from jaxpg.cli.commands import differences, whole_iterations
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
-from jaxpg.report.comparison import COLUMNS, cells, format_duration, format_number, format_quantity
+from jaxpg.report.comparison import COLUMNS, cells, format_duration, format_number, format_quantity, sentences
 from jaxpg.report.diagnostics import TITLES, diagnostics_figure
 from jaxpg.report.drawing import spread_labels
 from jaxpg.report.figures import curves_figure
@@ -233,6 +233,27 @@ def test_what_is_as_good_as_the_best_is_named_with_it():
     page = report.comparison_page(runs, title="task", details={})
     assert "Best, not told apart from ppo, trpo: a2c: episode return 500.0" in page
     assert "Best: reinforce" not in page
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ({}, "Best: a2c:"),
+        (dict.fromkeys(("a2c", "ppo", "trpo", "grpo"), 3), "Best, not told apart from ppo, trpo: a2c:"),
+        ({"ppo": 3}, "Best, not told apart from ppo: a2c:"),
+        ({"a2c": 1}, "Best, not told apart from ppo, trpo: a2c:"),
+    ],
+)
+def test_without_an_interval_the_best_is_not_told_apart(seeds: dict[str, int], words: str):
+    """One that was never evaluated is not named with it."""
+    curve = next(iter(toy_curves().values()))
+    scores = {"ppo": 100.0, "a2c": 300.0, "trpo": 200.0, "grpo": np.nan}
+    finals = {name: score + np.arange(seeds.get(name, 8)) for name, score in scores.items()}
+    runs = {name: report.RunResult(*curve, final, 1.0, 1.0) for name, final in finals.items()}
+    (sentence,) = sentences(runs, report.summarize(runs), None, report.Units())
+    assert sentence.startswith(words)
+    unknown = {name: run._replace(final=np.full(3, np.nan)) for name, run in runs.items()}
+    assert sentences(unknown, report.summarize(unknown), None, report.Units()) == []
 
 
 class Outline(HTMLParser):

@@ -224,7 +224,7 @@ def comparison_page(
     return html_page(
         title=title,
         threshold=threshold,
-        findings=Findings(_sentences(runs, summaries, threshold, units), _warnings(runs, differences)),
+        findings=Findings(sentences(runs, summaries, threshold, units), _warnings(runs, differences)),
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[
@@ -245,7 +245,7 @@ def _warnings(runs: Mapping[str, RunResult], differences: Sequence[str]) -> list
     return [*differences, *(f"{name}: {sentence}" for name, run in runs.items() for sentence in run.warnings)]
 
 
-def _sentences(
+def sentences(
     runs: Mapping[str, RunResult], summaries: Mapping[str, Summary], threshold: float | None, units: Units
 ) -> list[str]:
     """What happened: of up to three algorithms each, of more the best and the fastest; the table has the others."""
@@ -256,16 +256,16 @@ def _sentences(
 def _best_and_fastest(summaries: Mapping[str, Summary]) -> dict[str, str]:
     """Of the best algorithm and of the first at the threshold, if it is another and one got there: what it is.
 
-    The best has the largest interquartile mean, of equal ones the largest mean. Those whose intervals overlap with its
-    are named with it.
+    The best has the largest interquartile mean, of equal ones the largest mean. Those whose intervals do not lie below
+    its own are named with it; where one has no interval, as of few seeds, nothing tells the two apart.
     """
     ranks = {name: (summary.iqm.value, summary.mean.value) for name, summary in summaries.items()}
     best = max(summaries, key=lambda name: tuple(np.nan_to_num(ranks[name], nan=-np.inf)))
-    low = summaries[best].iqm.low
-    others = [name for name, summary in summaries.items() if name != best and summary.iqm.high >= low]
+    low, known = summaries[best].iqm.low, {name for name, rank in ranks.items() if math.isfinite(rank[0])}
+    others = [name for name, s in summaries.items() if name in known - {best} and not s.iqm.high < low]
     medians = {name: _median(summary.steps_to_threshold) for name, summary in summaries.items()}
     fastest = min(medians, key=lambda name: medians[name])
-    words = {best: f"Best, not told apart from {', '.join(others)}: " if others else "Best: "}
+    words = {best: f"Best, not told apart from {', '.join(others)}: " if others else "Best: "} if known else {}
     if math.isfinite(medians[fastest]):
         words.setdefault(fastest, "First at the threshold: ")
     return words
