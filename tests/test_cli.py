@@ -179,7 +179,9 @@ def test_eval_and_play_are_greedy_where_the_evaluations_of_the_run_are(
 def test_eval_plays_the_mode_only_with_greedy(trained: Path, capsys: pytest.CaptureFixture[str], greedy: bool) -> None:
     """The printed return of each seed is that of an actor made by hand."""
     assert main(["eval", str(trained), "--episodes", "20", *["--greedy"][:greedy]]) == 0
-    printed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", capsys.readouterr().out, re.MULTILINE)]
+    out = capsys.readouterr().out
+    assert re.search("^checkpoint: the (best|last), after ", out, re.MULTILINE)
+    printed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", out, re.MULTILINE)]
     resolved = configs.load_config(trained)
     env, (policy, _) = configs.make_env(resolved), networks(resolved, configs.make_env(resolved))
     params = loop.restore(build(resolved).learner, trained, [0, 1], "best").learner.params.policy

@@ -19,7 +19,15 @@ from rich.console import Console
 
 from jaxpg import files, report
 from jaxpg.cli import record
-from jaxpg.cli.inspection import Starts, _print_evaluation, compared_runs, distinguishing_parts, mean_lines, run_labels
+from jaxpg.cli.inspection import (
+    Starts,
+    _print_evaluation,
+    checkpoint_line,
+    compared_runs,
+    distinguishing_parts,
+    mean_lines,
+    run_labels,
+)
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import command_words, make_parser
 from jaxpg.cli.record import CommandRecord
@@ -29,6 +37,7 @@ from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.rollout.evaluation import Evaluation
 from jaxpg.runs.progress import Reporter
+from jaxpg.training import checkpoint
 
 
 def write_run(directory: Path, config: dict, **metrics: list) -> Path:
@@ -117,6 +126,19 @@ def test_an_empty_config_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixtur
 )
 def test_an_evaluation_says_what_its_episodes_are(starts: Starts, sampling: str, text: str) -> None:
     assert starts.describe(sampling) == text
+
+
+def test_an_evaluation_says_which_checkpoint_it_is_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps = {"best": 3000, "last": 5000}
+
+    def find(folder: Path, which: str = "last") -> checkpoint.Checkpoint:
+        return checkpoint.Checkpoint(folder / which, steps[which], 0.0, {})
+
+    monkeypatch.setattr(checkpoint, "find", find)
+    assert checkpoint_line(tmp_path, "last") == "checkpoint: the last, after 5,000 steps"
+    assert checkpoint_line(tmp_path, "best").startswith("checkpoint: the best, after 3,000 of 5,000 steps, chosen by")
+    steps["best"] = 5000
+    assert checkpoint_line(tmp_path, "best") == checkpoint_line(tmp_path, "last")
 
 
 def interval(line: str) -> tuple[float, float]:

@@ -36,7 +36,7 @@ from jaxpg.runs.export import LOADER, export_metrics, export_policy
 from jaxpg.runs.results import MetricsTable, common_units, curve_units, training_returns
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
-from jaxpg.training import run_directory
+from jaxpg.training import checkpoint, run_directory
 from jaxpg.types import Actor, Env
 
 PROMPTS = 256
@@ -84,6 +84,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     sampling = "greedy" if greedy else "sampled"
     word = "prompts" if experiment.env.context else "start states" if group_size > 1 else "episodes"
     different = text_task(config, "test").num_problems if writes_text(config, experiment.env) else None
+    make_console().print(checkpoint_line(run.directory, arguments.checkpoint), soft_wrap=True)
     _print_evaluation(config, result, Starts(episodes // group_size, group_size, word, different), sampling)
     for name in changed_models(config, run.directory):
         message = f"{printable(name)} has changed since the run was trained: its scores are another model's."
@@ -126,6 +127,17 @@ class Starts(NamedTuple):
         if self.word == "start states":
             return f"{counted(self.number, 'start state')} x {counted(self.group_size, f'{sampling} episode')}"
         return counted(self.number, f"{sampling} episode")
+
+
+def checkpoint_line(run_dir: Path, which: str) -> str:
+    """Which checkpoint of a run was loaded: the score of the best is not that of the end of the run."""
+    loaded, last = (checkpoint.find(run_dir / checkpoint.CHECKPOINTS, name) for name in (which, "last"))
+    assert loaded is not None
+    assert last is not None
+    if loaded.steps >= last.steps:
+        return f"checkpoint: the last, after {last.steps:,} steps"
+    words = f"after {loaded.steps:,} of {last.steps:,} steps, chosen by its score"
+    return f"checkpoint: the best, {words}; --checkpoint last is the end of the run"
 
 
 def _print_evaluation(config: Config, result: Evaluation, starts: Starts, sampling: str) -> None:
