@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +236,20 @@ def test_the_best_of_a_sweep_anneals_over_all_steps_that_it_is_trained_for(
     same, again = (configs.resolve_config(best, "ppo", x).settings for x in ({}, {"total_steps": 9000}))
     assert (same["learning_rate"], same["anneal_steps"]) == (0.01, longer and 3000)
     assert (again["learning_rate"], again["anneal_steps"]) == (0.01, longer)
+
+
+def test_the_best_of_a_sweep_is_named_with_a_command_that_trains_new_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained as it is, the config would repeat the runs that it was selected by."""
+    monkeypatch.setattr(commands, "train_sweep", lambda *_, **__: np.array([[1.0, 1.0], [2.0, 2.0]]))
+    words = ["--seeds", "2", "--seed", "5", "--grid", "learning_rate=0.001,0.01", "--out", str(tmp_path / "a b")]
+    assert main(["sweep", "cartpole", "ppo", *words, "--quiet"]) == 0
+    (command,) = re.findall(r"On new ones: jaxpg train (.*)", capsys.readouterr().out)
+    assert main(["show", *shlex.split(command)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "seeds [7, 8] command line" in shown
+    assert "learning_rate 0.01 " in shown
 
 
 def group_of(**grids: list[float]) -> grid.CompiledGroup:
