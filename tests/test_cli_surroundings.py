@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from jaxpg import files
+from jaxpg import files, report
 from jaxpg.cli.main import main
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build
@@ -233,6 +233,22 @@ def test_a_narrow_terminal_loses_no_number(
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["plan", "frozen_lake", "--gamma", "0.99"]) == 0
     assert capsys.readouterr().out.count("0.542026") == 4  # the value of the start by each method
+
+
+def test_a_narrow_terminal_loses_no_column_of_a_result(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its intervals, speed and wall time take more than 60 columns."""
+    steps, final = np.arange(1.0, 4.0), np.linspace(203.0, 497.0, 6)
+    result = report.RunResult(steps, np.full((3, 6), 450.0), final, seconds=100_000.0, steps_per_second=123_456.0)
+    summaries = report.summarize({"a2c": result}, threshold=400.0)
+    monkeypatch.setattr(report, "summarize", lambda *_: summaries)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["resume", str(run), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert out.split().count("wall") == 1
+    (row,) = (line for line in out.splitlines() if line.split()[:1] == ["a2c"])
+    assert row.split()[1:] == ["350.0", "350.0", "1.02", "123", "k", "27:46:40"]
 
 
 def test_the_public_face_is_imported_on_first_use() -> None:

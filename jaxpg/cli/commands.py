@@ -94,6 +94,7 @@ def _finished_already(stages: Sequence[Stage]) -> str:
 def _show_run(config: Config, session: Session) -> None:
     """The result of a run, the files that it left, and the command that looks at it."""
     from jaxpg import report
+    from jaxpg.report.comparison import TABLE_WIDTH
 
     out = session.out
     run = run_result(run_directory.load_metrics(out), config.threshold)
@@ -104,7 +105,7 @@ def _show_run(config: Config, session: Session) -> None:
     if end or not task_factory(config.environment):  # of a text task every evaluation writes it, but not how it ended
         write_page(config, out)
     summaries = report.summarize({config.algorithm: run}, config.threshold)
-    console = make_console()
+    console = make_console(narrowest=TABLE_WIDTH)
     console.print(report.comparison_table(summaries, title=f"{config.task}, {counted(len(config.seeds), 'seed')}"))
     if end:
         _print_line(console, f"{config.algorithm}: {end}.")
@@ -214,6 +215,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
         diverged: what happened to the others, in a sentence each.
     """
     from jaxpg import report
+    from jaxpg.report.comparison import TABLE_WIDTH
 
     out = session.out
     first = next(iter(resolved.values()))
@@ -238,7 +240,7 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
         units=common_units(curve_units(to_dict(config)) for config in resolved.values()),
         differences=found,
     )
-    console = make_console()
+    console = make_console(narrowest=TABLE_WIDTH)
     numbers = [len(config.seeds) for config in resolved.values()]
     fewest = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
     console.print(report.comparison_table(summaries, title=f"{first.task}, {fewest}{counted(max(numbers), 'seed')}"))

@@ -101,6 +101,10 @@ def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summ
 COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 
 
+TABLE_WIDTH = 80
+"""Columns of a terminal in which `comparison_table` loses neither a column nor a part of a number."""
+
+
 def cells(name: str, summary: Summary) -> tuple[str, ...]:
     """One algorithm's row as text, a cell for each of COLUMNS."""
     steps = summary.steps_to_threshold
@@ -115,7 +119,7 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
 
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
-    """The comparison for the terminal; each interval is below its value, so that 80 columns are enough."""
+    """The comparison for the terminal; each interval is below its value, so that TABLE_WIDTH columns are enough."""
     before = _before_training(summaries)
     table = Table(
         *COLUMNS,

@@ -34,18 +34,23 @@ def _raise() -> None:
 
 
 def make_console(
-    *, quiet: bool = False, soft_wrap: bool = False, full_width: bool = False, on_lost: Callable[[], None] = _raise
+    *,
+    quiet: bool = False,
+    soft_wrap: bool = False,
+    full_width: bool = False,
+    narrowest: int = NARROWEST,
+    on_lost: Callable[[], None] = _raise,
 ) -> Console:
     """A console that reads no markup such as `[red]` or `:smile:` in text; styles are those of `rich.text.Text`.
 
     When its reader has closed the output, as in `jaxpg ... | head`, it calls `on_lost`. With `full_width` its tables
-    have the lines that they need where the output is no terminal, unless COLUMNS says how long those may be.
+    have the lines that they need where the output is no terminal, unless COLUMNS says how long those may be. It has at
+    least `narrowest` columns, with which nothing that is printed is cut: the terminal wraps lines that are too long.
     """
     console = _Console(on_lost, quiet=quiet, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
     if full_width and not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDEST
-    if console.width < NARROWEST:
-        console.width = NARROWEST
+    console.width = max(console.width, narrowest)
     return console
 
 
