@@ -344,6 +344,11 @@ def test_what_algorithms_were_not_given_alike_is_said():
         "The algorithms differ in evaluation_greedy: ppo false, q_learning true. --set evaluation_greedy=... sets it "
         "for all.",
     ]
+    tuned = dataclasses.replace(ppo, initial="runs/base")
+    assert differences({"ppo": tuned, "a2c": tuned}, alike) == []
+    assert differences({"ppo": ppo, "a2c": tuned}, alike) == [
+        "The algorithms differ in initial, a run whose steps are not counted here: ppo none, a2c runs/base."
+    ]
     grid = dataclasses.replace(ppo, environment_settings={"slippery": False}, seeds=(10, 11), threshold=0.5)
     assert differences({"ppo": ppo, "a2c": grid}, alike) == [
         f"The algorithms differ in threshold: ppo {ppo.threshold}, a2c 0.5. --set threshold=... sets it for all.",

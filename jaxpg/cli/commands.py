@@ -156,7 +156,7 @@ OF_THE_TASK = (
 
 
 def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> list[str]:
-    """What makes a comparison unfair, in sentences: other budgets, seeds, tasks or rewards, or ways to measure a score.
+    """What makes a comparison unfair, in sentences: other budgets, seeds, initial policies, tasks, rewards or measures.
 
     Args:
         resolved: the configs, by algorithm.
@@ -174,6 +174,9 @@ def differences(resolved: Mapping[str, Config], steps: Mapping[str, int]) -> lis
     if len({config.seeds for config in resolved.values()}) > 1:
         seeds = [f"{name} {', '.join(map(str, config.seeds))}" for name, config in resolved.items()]
         found.append(f"The algorithms differ in their seeds: {'; '.join(seeds)}.")
+    begun = {name: config.initial for name, config in resolved.items()}
+    if len(set(begun.values())) > 1:
+        found.append(f"The algorithms differ in initial, a run whose steps are not counted here: {_listed(begun)}.")
     found += _differences_of_tasks(resolved)
     if len(set(budgets.values())) == 1 and max(steps.values()) > UNEQUAL * min(steps.values()):
         taken = _listed({name: f"{x:,}" for name, x in steps.items()})
