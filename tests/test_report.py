@@ -24,7 +24,7 @@ from jaxpg.report.diagnostics import TITLES, diagnostics_figure
 from jaxpg.report.drawing import spread_labels
 from jaxpg.report.figures import curves_figure
 from jaxpg.report.palette import COLORS, color_of
-from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold
+from jaxpg.report.statistics import binned, bootstrap, interquartile_mean, mean, steps_to_threshold, sustained
 
 RNG = np.random.default_rng(0)
 
@@ -102,6 +102,29 @@ def test_binning_by_hand():
     np.testing.assert_array_equal(held, [[1], [3], [3], [3], [nan]])  # no episode ended in its last two rows
     with pytest.raises(UserError, match=r"\(3, 2\)"):
         binned(np.arange(4), np.zeros((3, 2)), [0, 1])
+
+
+def test_a_curve_that_is_sustained_by_hand():
+    """Of three values from each on; the last two have the mean of the last three, and one value alone is its own."""
+    curves = np.array([[np.nan, 1.0, np.nan], [4, 9, np.nan], [1, 2, 7], [4, 4, np.nan], [7, 6, np.nan]])
+    expected = [[np.nan, 1, np.nan], [3, 5, np.nan], [1, 2, 7], [4, 4, np.nan], [4, 4, np.nan]]
+    np.testing.assert_allclose(sustained(curves, bins=3), expected)
+
+
+def test_lucky_episodes_do_not_reach_a_threshold():
+    """Of a policy that is always worth 430, with six episodes to a row, bins reach 475; one that learns stays there."""
+    rng = np.random.default_rng(0)
+    episodes = np.where(rng.random((200, 20, 6)) < 0.5, 500.0, rng.uniform(220, 500, size=(200, 20, 6))).mean(-1)
+    steps = np.linspace(2500.0, 500_000, 200)
+    learned = np.where(steps[:, None] < 100_000, episodes, 490.0)
+    runs = {
+        name: report.RunResult(steps, returns, returns[-1], 1.0, 1.0)
+        for name, returns in {"ppo": episodes, "a2c": learned}.items()
+    }
+    summaries = report.summarize(runs, threshold=475.0)
+    assert (binned(steps, episodes, np.linspace(0, 500_000, 101)) >= 475).any(0).mean() > 0.8
+    assert np.isinf(summaries["ppo"].steps_to_threshold).all()
+    np.testing.assert_allclose(summaries["a2c"].steps_to_threshold, 100_000, atol=50_000)
 
 
 def test_steps_to_threshold_by_hand():

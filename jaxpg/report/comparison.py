@@ -22,7 +22,15 @@ from jaxpg.report.drawing import DEFAULT_UNITS, Units
 from jaxpg.report.figures import learning_curve, step_grid
 from jaxpg.report.page import Completions, Findings, html_page
 from jaxpg.report.palette import color_of
-from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
+from jaxpg.report.statistics import (
+    Estimate,
+    binned,
+    bootstrap,
+    interquartile_mean,
+    mean,
+    steps_to_threshold,
+    sustained,
+)
 
 
 class RunResult(NamedTuple):
@@ -71,8 +79,9 @@ class Summary(NamedTuple):
 def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
     """Summarise each run.
 
-    Steps to the threshold are read from curves that are averaged on one common grid, that of `learning_curve`, so that
-    a single lucky batch does not favour an algorithm with short iterations.
+    Steps to the threshold are read from curves on one common grid, that of `learning_curve`, where they are above it,
+    and are so on average over the next tenth of the longest run: a single lucky batch does not favour an algorithm with
+    short iterations.
 
     Args:
         runs: algorithm -> its result.
@@ -86,7 +95,7 @@ def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summ
     final = np.asarray(run.final, float)
     steps = None
     if threshold is not None:
-        steps = steps_to_threshold(edges[1:], binned(run.steps, run.returns, edges), threshold)
+        steps = steps_to_threshold(edges[1:], sustained(binned(run.steps, run.returns, edges)), threshold)
     return Summary(
         iqm=bootstrap(final, statistic=interquartile_mean),
         mean=bootstrap(final, statistic=mean),

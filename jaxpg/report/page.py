@@ -120,7 +120,8 @@ def html_page(
         "training has none. Final performance: of the last evaluation. "
         "IQM: interquartile mean of the final performance over seeds. "
         f"Intervals: 95% stratified bootstrap, of {MIN_SCORES} or more seeds. "
-        "Steps to threshold: of the median seed, and the number of seeds that reached it. "
+        "Steps to threshold: until the return is above it, and is so on average over the next tenth of the longest "
+        "run; of the median seed, and the number of seeds that reached it. "
         "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0. "
         "A value is shown where the mouse rests on a curve or a dot."
     )

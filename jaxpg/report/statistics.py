@@ -149,10 +149,33 @@ def _binned_seed(steps: Floats, returns: Floats, edges: Floats) -> Floats:
     return np.where(np.arange(bins) <= last_row, curve, np.nan)
 
 
+def sustained(curves: ArrayLike, bins: int = 10) -> Floats:
+    """The lower of each value of a curve and the mean of the `bins` values that begin with it, NaN where it is.
+
+    This reaches a threshold where the curve does and stays above it on average. The largest of a hundred noisy values
+    says little: bins of a dozen episodes of CartPole reach 475 somewhere in most runs of a policy that is worth
+    430 all along. The last values, which fewer follow, have the mean of the last `bins`.
+
+    Args:
+        curves: [N, S], as of `binned`.
+        bins: how many values make a mean.
+    """
+    return np.apply_along_axis(_sustained_seed, 0, np.asarray(curves, float), bins)
+
+
+def _sustained_seed(curve: Floats, bins: int) -> Floats:
+    result, known = np.full(curve.shape, np.nan), np.flatnonzero(np.isfinite(curve))
+    for i in known:
+        first = max(known[0], min(i, known[-1] + 1 - bins))
+        result[i] = min(curve[i], curve[first : first + bins].mean())
+    return result
+
+
 def steps_to_threshold(steps: ArrayLike, returns: ArrayLike, threshold: float) -> Floats:
     """Environment steps at the first row that reaches the threshold, `[S]`; infinite where none does.
 
-    A single lucky row counts, so pass curves that are averaged (`binned`), over the same bins for all algorithms.
+    A single lucky row counts, so pass curves that are averaged over the same bins for all algorithms: `sustained` ones
+    of `binned`.
 
     Args:
         steps: [N] or [N, S].
