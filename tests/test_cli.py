@@ -420,6 +420,18 @@ def test_a_narrow_terminal_shows_whole_names_of_settings(
     assert any("num_envs" in line and meaning in line for line in in_a_file.splitlines())  # in one line
 
 
+@pytest.mark.parametrize("columns", ["60", "80"])
+@pytest.mark.parametrize("what", ["tasks", "algorithms", "environments", "wrappers"])
+def test_a_narrow_terminal_shows_whole_names(
+    what: str, columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["list", what]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert max(len(line) for line in out.splitlines()) <= int(columns)
+
+
 def test_a_reason_that_environments_share_is_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

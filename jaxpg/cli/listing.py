@@ -56,8 +56,16 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _table(title: str, *columns: str) -> Table:
+    """A table that loses no letter of a name and no digit in a narrow terminal."""
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
 def _task_table() -> Table:
-    table = Table("task", "environment", "steps", "solved at", title="tasks", box=box.SIMPLE_HEAD)
+    table = _table("tasks", "task", "environment", "steps", "solved at")
     for name in config_file.tasks():
         config = configs.resolve_config(name, "ppo")
         solved = "" if config.threshold is None else f"{config.threshold:g}"
@@ -66,7 +74,7 @@ def _task_table() -> Table:
 
 
 def _algorithm_table() -> Table:
-    table = Table("algorithm", "parent", "what it is", title="algorithms", box=box.SIMPLE_HEAD)
+    table = _table("algorithms", "algorithm", "parent", "what it is")
     for name, algorithm in parts.ALGORITHMS.items():
         table.add_row(name, PARENTS.get(name, ""), _first_line(algorithm))
     return table
@@ -78,7 +86,7 @@ def _all_environments() -> Group:
 
 def _suites_table() -> Table:
     """The suites of other libraries; nothing is imported."""
-    table = Table("environment", "library", "such as", "remark", "", title="other libraries", box=box.SIMPLE_HEAD)
+    table = _table("other libraries", "environment", "library", "such as", "remark", "")
     for prefix, suite in suites.SUITES.items():
         there = f"jaxpg list environments {prefix}" if suites.is_installed(prefix) else suites.install_command(prefix)
         table.add_row(f"{prefix}:ID", suite.name, suite.examples, suite.remark, there)
@@ -92,19 +100,17 @@ def _suites_table() -> Table:
 def _suite_table(prefix: str) -> Group:
     if prefix not in (known := (*suites.SUITES, *_HOST)):
         refuse_unknown("suite", prefix, known)
-    table, missing = Table(title=prefix, box=box.SIMPLE_HEAD), _Missing()
-    table.add_column("environment", no_wrap=True)
-    table.add_column("its settings and their defaults")
+    table, missing = _table(prefix, "environment", "its settings and their defaults"), _Missing()
+    table.columns[0].no_wrap = True
     for name in host.ids(prefix) if prefix in _HOST else suites.ids(prefix):
         table.add_row(printable(f"{prefix}:{name}"), _defaults(f"{prefix}:{name}", missing))
     return Group(table, *missing.notes())
 
 
 def _environment_table() -> Group:
-    table, missing = Table(title="environments", box=box.SIMPLE_HEAD), _Missing()
-    table.add_column("environment", no_wrap=True)
-    table.add_column("its settings and their defaults")
-    table.add_column("beside Gymnasium's")
+    columns = "environment", "its settings and their defaults", "beside Gymnasium's"
+    table, missing = _table("environments", *columns), _Missing()
+    table.columns[0].no_wrap = True
     for name in envs.names():
         table.add_row(printable(name), _defaults(name, missing), envs.NOTES.get(name, ""))
     return Group(table, *missing.notes())
@@ -143,7 +149,7 @@ def _plain(value: Any) -> str:
 
 
 def _wrapper_table() -> Table:
-    table = Table("wrapper", "setting", "default", "meaning", title="wrappers", box=box.SIMPLE_HEAD)
+    table = _table("wrappers", "wrapper", "setting", "default", "meaning")
     for name, wrapper in envs.WRAPPERS.items():
         table.add_row(name, "", "", _first_line(wrapper))
         for option in signatures.options(wrapper).values():
@@ -170,10 +176,8 @@ def _option_table(algorithm: str) -> Table:
 
 def _setting_table(title: str, groups: Sequence[tuple[str, Mapping[str, signatures.Option]]]) -> Table:
     """Settings in groups; the prefix of a group is the path to its table in a config."""
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    table.add_column("setting", no_wrap=True)
-    table.add_column("default", overflow="fold")
-    table.add_column("meaning", overflow="fold")
+    table = _table(title, "setting", "default", "meaning")
+    table.columns[0].no_wrap = True
     for prefix, group in groups:
         for option in group.values():
             table.add_row(prefix + option.name, _default(option), option.meaning)
