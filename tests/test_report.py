@@ -105,9 +105,10 @@ def test_binning_by_hand():
 
 
 def test_a_curve_that_is_sustained_by_hand():
-    """Of three values from each on; the last two have the mean of the last three, and one value alone is its own."""
-    curves = np.array([[np.nan, 1.0, np.nan], [4, 9, np.nan], [1, 2, 7], [4, 4, np.nan], [7, 6, np.nan]])
-    expected = [[np.nan, 1, np.nan], [3, 5, np.nan], [1, 2, 7], [4, 4, np.nan], [4, 4, np.nan]]
+    """Of three values from each on; the last two have the mean of the last three, of two values both."""
+    nan = np.nan
+    curves = np.array([[nan, 1.0, nan, 1], [4, 9, nan, 5], [1, 2, 7, nan], [4, 4, nan, nan], [7, 6, nan, nan]])
+    expected = [[nan, 1, nan, 1], [3, 5, nan, 3], [1, 2, 7, nan], [4, 4, nan, nan], [4, 4, nan, nan]]
     np.testing.assert_allclose(sustained(curves, bins=3), expected)
 
 

@@ -167,7 +167,7 @@ def _sustained_seed(curve: Floats, bins: int) -> Floats:
     result, known = np.full(curve.shape, np.nan), np.flatnonzero(np.isfinite(curve))
     for i in known:
         first = max(known[0], min(i, known[-1] + 1 - bins))
-        result[i] = min(curve[i], curve[first : first + bins].mean())
+        result[i] = min(curve[i], curve[first : min(first + bins, known[-1] + 1)].mean())
     return result
 
 

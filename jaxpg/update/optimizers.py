@@ -28,7 +28,8 @@ def adam(
     Source: Kingma and Ba 2015; eps = 1e-5 is detail 3 of the 37 of PPO (Huang et al. 2022). Small trees are updated as
     one vector: `flat_if_small`.
     """
-    return flat_if_small(optax.chain(sgd(max_grad_norm=max_grad_norm), optax.scale_by_adam(eps=eps)), flat_below)
+    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    return flat_if_small(optax.chain(clip, optax.scale_by_adam(eps=eps)), flat_below)
 
 
 def flat_if_small(optimizer: optax.GradientTransformation, below: int | None = None) -> optax.GradientTransformation:
