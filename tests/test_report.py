@@ -331,7 +331,10 @@ def test_a_comparison_is_written_in_full(tmp_path):
     page = (tmp_path / "comparison.html").read_text()
     outline = Outline(page)
     assert outline.open == []
-    assert all(reference.startswith("#") for reference in outline.references)
+    ids = re.findall(r'\sid="([^"]*)"', page)
+    assert len(set(ids)) == len(ids) > 0
+    assert {reference.removeprefix("#") for reference in outline.references} <= set(ids)
+    assert set(re.findall(r"url\(#(.*?)\)", page)) <= set(ids)
     assert not re.search(r"@import|url\((?!#)|<script|<link|<img", page)
     assert outline.tags.count("svg") == outline.tags.count("table") == 2
     assert "i" not in outline.tags

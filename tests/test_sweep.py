@@ -252,6 +252,21 @@ def test_the_best_of_a_sweep_is_named_with_a_command_that_trains_new_seeds(
     assert "learning_rate 0.01 " in shown
 
 
+@pytest.mark.parametrize(
+    ("point", "sentence"),
+    [
+        ((0.01, 1), ""),
+        ((0.1, 1), "Its learning_rate is the largest of the grid: a better point may lie beyond."),
+        ((0.001, 3), "Its learning_rate is the smallest of the grid and its epochs is the largest of the grid: a"),
+    ],
+)
+def test_a_best_point_at_an_end_of_the_grid_is_said(point: tuple[float, int], sentence: str) -> None:
+    grid = {"learning_rate": [0.1, 0.001, 0.01], "epochs": [0, 1, 3], "clip": [0.1, 0.2], "kl": ["a", "b", "c"]}
+    said = report.beyond_the_grid(grid, dict(zip(grid, (*point, 0.2, "c"), strict=True)))
+    assert said.startswith(sentence)
+    assert bool(said) == bool(sentence)
+
+
 def group_of(**grids: list[float]) -> grid.CompiledGroup:
     overrides = {"num_envs": 4, "total_steps": 500, "seeds": [0, 1], "evaluations": 1, "evaluation_episodes": 4}
     return grid.plan_grid("catch", "a2c", overrides, grids)[0]

@@ -283,6 +283,8 @@ def _finish_sweep(session: Session) -> int:
     console.print(report.sweep_table(sweep.grid, scores, title=title))
     _print_line(console, f"Picture:  {out / 'sweep.png'}")
     _print_line(console, f"The best: {out / 'best.toml'}")
+    if beyond := report.beyond_the_grid(sweep.grid, best):
+        _print_line(console, beyond)
     on_new_seeds = config.algorithm, "--seed", str(max(config.seeds) + 1)
     again = runs.command_on(out / "best.toml", to_dict(config), "train", *on_new_seeds)
     _print_line(console, f"It was selected on these seeds, which favours its score. On new ones: {shlex.join(again)}")

@@ -4,7 +4,7 @@ from jaxpg.report.comparison import RunResult, Summary, comparison_page, compari
 from jaxpg.report.drawing import Units
 from jaxpg.report.episodes.gif import render_gif
 from jaxpg.report.figures import learning_curve
-from jaxpg.report.heatmap import sweep_table, write_sweep
+from jaxpg.report.heatmap import beyond_the_grid, sweep_table, write_sweep
 from jaxpg.report.statistics import Estimate, binned, bootstrap, interquartile_mean, mean, steps_to_threshold
 from jaxpg.report.value_map import ValueMap, value_figure, value_table
 
@@ -14,6 +14,7 @@ __all__ = [
     "Summary",
     "Units",
     "ValueMap",
+    "beyond_the_grid",
     "binned",
     "bootstrap",
     "comparison_page",

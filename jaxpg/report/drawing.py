@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import matplotlib
 import numpy as np
@@ -97,11 +99,14 @@ def _written(figure: Figure, **settings: Any) -> bytes:
 def inline_svg(figure: Figure) -> str:
     """A figure as an `<svg>` element without background, its INK replaced by the text colour of the page.
 
-    Values are shown where a mouse rests on dots (`hover`).
+    Values are shown where a mouse rests on dots (`hover`). A page has each id once: groups have none, which would be
+    axes_1 in every figure, and those of marks and clips, which matplotlib makes of their shapes, begin with a checksum.
     """
     texts = number_dots(figure)
     svg = _written(figure, format="svg", transparent=True, metadata={"Date": None}).decode()
-    return with_titles(svg[svg.index("<svg") :].replace(INK, "currentColor"), texts)
+    svg = with_titles(svg[svg.index("<svg") :].replace(INK, "currentColor"), texts)
+    own = f"f{crc32(svg.encode()):08x}"
+    return re.sub(r'(\bid="|#)(?=[mp][0-9a-f]{10}\b)', rf"\g<1>{own}", re.sub('<g id="[^"]*"', "<g", svg))
 
 
 def literal(text: str, keep: str = "") -> str:

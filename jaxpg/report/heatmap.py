@@ -91,6 +91,24 @@ def sweep_table(grid: Grid, scores: np.ndarray, *, title: str) -> Table:
     return table
 
 
+def beyond_the_grid(grid: Grid, point: Mapping[str, Any]) -> str:
+    """A sentence that names the settings whose smallest or largest value a point has; "" where there are none.
+
+    Only settings with three numbers or more are looked at: of two each is an end.
+    """
+    numbers = {name: xs for name, xs in grid.items() if len(xs) > 2 and all(map(_is_number, xs))}
+    ends = {name: "smallest" for name, xs in numbers.items() if point[name] == min(xs)}
+    ends |= {name: "largest" for name, xs in numbers.items() if point[name] == max(xs)}
+    if not ends:
+        return ""
+    named = " and ".join(f"its {name} is the {end} of the grid" for name, end in ends.items())
+    return f"{named[0].upper()}{named[1:]}: a better point may lie beyond."
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
 def _cell(text: str) -> Text:
     return Text(printable(text))
 

@@ -179,7 +179,7 @@ def _text(value: object) -> str:
 
 def _table(rows: Sequence[Sequence[str]], *, keyed: bool) -> str:
     """A table; if keyed, each row begins with a dot in the colour of its algorithm."""
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in rows[0])
+    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in rows[0])
     body = ""
     for row in rows[1:]:
         key = f'<span class="key" style="background:{color_of(row[0])}"></span>' if keyed else ""
