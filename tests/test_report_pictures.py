@@ -305,7 +305,7 @@ def test_a_single_row_is_a_dot_and_a_curve_without_values_is_named():
     (axes,) = curves_figure(curves, title="task").axes
     assert [line.get_marker() for line in axes.lines[:3]] == ["o", "", ""]
     names = [text.get_text().replace("\n", " ") for text in axes.texts]
-    assert {"ppo", "a2c", "dqn: no episode return"} <= {*names}
+    assert {"ppo", "a2c", "dqn: seeds without episode return"} <= {*names}
     assert len(axes.lines) == 3 + 2 + 3  # no line leads to where there is no value
 
 
@@ -361,7 +361,7 @@ def test_two_panels_take_the_width_of_the_figure():
 def test_without_steps_the_axis_has_no_parts_of_a_step():
     (axes,) = curves_figure({"ppo": (np.zeros(0), np.zeros((0, 3)))}, title="task").axes
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
-    assert [text.get_text() for text in axes.texts][-1] == "ppo: no episode return"
+    assert [text.get_text() for text in axes.texts][-1] == "ppo: seeds without\nepisode return"
 
 
 def test_long_names_leave_room_for_the_final_scores():

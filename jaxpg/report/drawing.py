@@ -188,13 +188,13 @@ def marker_of(values: Floats) -> str:
 def label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle], score: str) -> None:
     """Write each name at the end of its line, moved up or down as little as needed to avoid overlaps.
 
-    The name of a line without values is at the bottom, and says that there is no `score`.
+    The name of a line without values is at the bottom, and says that seeds have no `score`: all of them, or some.
     """
     low, high = axes.get_ylim()
     ends = {name: line.value[np.isfinite(line.value)][-1:] for name, line in lines.items()}
     labels = sorted((float(end[0]) if end.size else low, name) for name, end in ends.items())
     heights = [(end - low) / (high - low) for end, _ in labels]
-    texts = [broken(name if ends[name].size else f"{name}: no {score}") for _, name in labels]
+    texts = [broken(name if ends[name].size else f"{name}: seeds without {score}") for _, name in labels]
     gap = 0.052 * max(text.count("\n") + 1 for text in texts)
     for height, place, text, (_, name) in zip(heights, spread_labels(heights, gap), texts, labels, strict=True):
         color, dashes = styles[name]
