@@ -85,6 +85,47 @@ def test_the_interval_can_be_made_again_and_says_nan_where_it_knows_nothing():
             bootstrap(*nothing)
 
 
+def test_two_algorithms_are_compared_as_by_a_slow_loop():
+    """By resampling the seeds of each, and by all pairs of them."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(3.0, 1.0, 12), np.round(rng.normal(2.5, 1.0, 8))
+    x[:3] = y[:3]  # ties
+    slow = {
+        report.difference: lambda a, b: interquartile_mean(a) - interquartile_mean(b),
+        report.probability_of_improvement: lambda a, b: np.mean([(s > t) + 0.5 * (s == t) for s in a for t in b]),
+    }
+    for compare, statistic in slow.items():
+        found, back = compare(x, y), compare(y, x)
+        drawn = [statistic(rng.choice(x, 12), rng.choice(y, 8)) for _ in range(2000)]
+        np.testing.assert_allclose([found.value, back.value], [statistic(x, y), statistic(y, x)])
+        np.testing.assert_allclose([found.low, found.high], np.quantile(drawn, [0.025, 0.975]), atol=0.08)
+        few = compare(x, y[:4])  # fewer than have an interval, although there are enough of both together
+        assert np.isfinite(few.value)
+        assert np.isnan([few.low, few.high]).all()
+        assert np.isnan(compare(x, [np.nan] * 8)).all()
+        both = compare(np.stack([x, x + 9]), np.stack([y, y]))  # leading axes one by one
+        np.testing.assert_allclose(both.value, [statistic(x, y), statistic(x + 9, y)])
+
+
+def test_the_leads_of_the_best_are_in_the_page_and_in_the_record(tmp_path):
+    """Whose runs all score higher than one algorithm's, and hardly differ from another's."""
+    curve, rng = next(iter(toy_curves().values())), np.random.default_rng(0)
+    finals = {"a2c": 50.0 + rng.random(6), "ppo": 99.0 + rng.random(6), "trpo": 98.9 + rng.random(6)}
+    runs = {name: report.RunResult(*curve, final, 1.0, 1.0) for name, final in finals.items()}
+    ahead = report.leads(report.summarize(runs))
+    (near,) = ahead.keys() - {"a2c"}
+    assert (ahead["a2c"].is_clear(), ahead[near].is_clear()) == (True, False)
+    assert ahead["a2c"].probability == (1, 1, 1)
+    report.write_comparison(runs, tmp_path, title="task", details={})
+    stored = json.loads((tmp_path / "comparison.json").read_text())["leads_of_the_best"]
+    assert stored["a2c"]["difference"]["value"] == pytest.approx(float(ahead["a2c"].difference.value))
+    page = (tmp_path / "comparison.html").read_text()
+    assert page.count("behind the best [95%]") == 1
+    assert "1.000 [1.000, 1.000]" in page
+    alone = report.comparison_page({"ppo": runs["ppo"]}, title="task", details={})
+    assert "the best" not in Outline(alone).text
+
+
 def test_binning_by_hand():
     nan = np.nan
     steps = np.array([[10, 5], [20, 35], [30, 35], [60, 40]])

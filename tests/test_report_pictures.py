@@ -18,13 +18,14 @@ from jaxpg.envs.mdps import Grid
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.parts import ALGORITHMS
 from jaxpg.ladder_settings import PARENTS
-from jaxpg.report.comparison import RunResult, comparison_page
+from jaxpg.report.comparison import comparison_page
 from jaxpg.report.diagnostics import diagnostics_figure
 from jaxpg.report.drawing import Units, inline_svg
 from jaxpg.report.figures import curves_figure, drawing_grid, finals_figure, ladder_figure
 from jaxpg.report.hover import with_titles
 from jaxpg.report.palette import COLOR_OF, COLORS, color_of, line_styles
 from jaxpg.report.statistics import Estimate
+from jaxpg.report.summaries import RunResult
 from jaxpg.runs.results import common_units, curve_units
 
 TEXT = {"environment": "sort", "network": {"kind": "transformer"}}

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -19,93 +18,11 @@ from jaxpg.files import replace_file
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.printable import printable
 from jaxpg.report.drawing import DEFAULT_UNITS, Units
-from jaxpg.report.figures import learning_curve, step_grid
+from jaxpg.report.figures import learning_curve
 from jaxpg.report.page import Completions, Findings, html_page
 from jaxpg.report.palette import color_of
-from jaxpg.report.statistics import (
-    Estimate,
-    binned,
-    bootstrap,
-    interquartile_mean,
-    mean,
-    steps_to_threshold,
-    sustained,
-)
-
-
-class RunResult(NamedTuple):
-    """The result of one algorithm on a task with S seeds.
-
-    steps: [N] or [N, S], environment steps of a seed when each row was recorded.
-    returns: [N, S], mean return of the episodes that ended since the previous row, NaN if none did.
-    final: [S], final performance: the mean return of the trained policy over its evaluation episodes.
-    seconds: wall time of the whole run, all seeds together.
-    steps_per_second: environment steps of all seeds per second of training, without compilation.
-    initial: [S], the performance before training, measured like `final`; None if it was not.
-    metrics: what else was recorded, `[N, S]` by name; the page draws those of `diagnostics.TITLES`.
-    warnings: what kept it from learning, in sentences.
-    seeds: [S], their numbers; 0, 1, ... if not given.
-    """
-
-    steps: ArrayLike
-    returns: ArrayLike
-    final: ArrayLike
-    seconds: float
-    steps_per_second: float
-    initial: ArrayLike | None = None
-    metrics: Mapping[str, ArrayLike] = {}
-    warnings: Sequence[str] = ()
-    seeds: Sequence[int] = ()
-
-
-class Summary(NamedTuple):
-    """The row of one algorithm in a comparison.
-
-    iqm, mean: interquartile mean and mean of the final performance, with 95% stratified bootstrap intervals.
-    steps_to_threshold: [S], infinite for a seed that never reached it; None without a threshold.
-    final, seconds, steps_per_second: as in RunResult.
-    initial: interquartile mean of the performance before training, NaN if it was not measured.
-    """
-
-    iqm: Estimate
-    mean: Estimate
-    steps_to_threshold: np.ndarray | None
-    final: np.ndarray
-    seconds: float
-    steps_per_second: float
-    initial: float
-
-
-def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
-    """Summarise each run.
-
-    Steps to the threshold are read from curves on one common grid, that of `learning_curve`, where they are above it,
-    and are so on average over the next tenth of the longest run: a single lucky batch does not favour an algorithm with
-    short iterations.
-
-    Args:
-        runs: algorithm -> its result.
-        threshold: the return that counts as solved.
-    """
-    edges = step_grid({name: (run.steps, run.returns) for name, run in runs.items()})
-    return {name: _summary(run, edges, threshold) for name, run in runs.items()}
-
-
-def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summary:
-    final = np.asarray(run.final, float)
-    steps = None
-    if threshold is not None:
-        steps = steps_to_threshold(edges[1:], sustained(binned(run.steps, run.returns, edges)), threshold)
-    return Summary(
-        iqm=bootstrap(final, statistic=interquartile_mean),
-        mean=bootstrap(final, statistic=mean),
-        steps_to_threshold=steps,
-        final=final,
-        seconds=run.seconds,
-        steps_per_second=run.steps_per_second,
-        initial=math.nan if run.initial is None else float(interquartile_mean(run.initial)),
-    )
-
+from jaxpg.report.statistics import Estimate
+from jaxpg.report.summaries import Lead, RunResult, Summary, best_of, leads, summarize
 
 COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 
@@ -125,6 +42,16 @@ def cells(name: str, summary: Summary) -> tuple[str, ...]:
         format_quantity(summary.steps_per_second),
         format_duration(summary.seconds),
     )
+
+
+LEAD_COLUMNS = ("behind the best [95%]", "the best is better [95%]")
+
+
+def _lead_cells(lead: Lead | None) -> tuple[str, ...]:
+    """The cells of an algorithm for LEAD_COLUMNS; dashes for the best itself."""
+    if lead is None:
+        return ("–",) * len(LEAD_COLUMNS)
+    return format_estimate(lead.difference), format_estimate(lead.probability)
 
 
 def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
@@ -203,6 +130,7 @@ def write_comparison(
         "title": title,
         "threshold": threshold,
         "algorithms": summaries,
+        "leads_of_the_best": leads(summaries),
         "seeds": {name: _numbers(run) for name, run in runs.items()},
         "warnings": _warnings(runs, differences),
         "details": details,
@@ -234,6 +162,7 @@ def comparison_page(
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
+    ahead = leads(summaries)
     return html_page(
         title=title,
         threshold=threshold,
@@ -241,8 +170,11 @@ def comparison_page(
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[
-            (*COLUMNS, "before training"),
-            *((*cells(name, summary), format_number(summary.initial)) for name, summary in summaries.items()),
+            (*COLUMNS, "before training", *(LEAD_COLUMNS if ahead else ())),
+            *(
+                (*cells(name, s), format_number(s.initial), *(_lead_cells(ahead.get(name)) if ahead else ()))
+                for name, s in summaries.items()
+            ),
         ],
         seeds=[("seed", *runs), *_per_seed(runs)],
         diagnostics={name: (run.steps, run.metrics) for name, run in runs.items()},
@@ -269,16 +201,14 @@ def sentences(
 def _best_and_fastest(summaries: Mapping[str, Summary]) -> dict[str, str]:
     """Of the best algorithm and of the first at the threshold, if it is another and one got there: what it is.
 
-    The best has the largest interquartile mean, of equal ones the largest mean. Those whose intervals do not lie below
-    its own are named with it; where one has no interval, as of few seeds, nothing tells the two apart.
+    Those that it is not told apart from (`Lead.is_clear`) are named with the best.
     """
-    ranks = {name: (summary.iqm.value, summary.mean.value) for name, summary in summaries.items()}
-    best = max(summaries, key=lambda name: tuple(np.nan_to_num(ranks[name], nan=-np.inf)))
-    low, known = summaries[best].iqm.low, {name for name, rank in ranks.items() if math.isfinite(rank[0])}
-    others = [name for name, s in summaries.items() if name in known - {best} and not s.iqm.high < low]
+    best, others = best_of(summaries), [name for name, lead in leads(summaries).items() if not lead.is_clear()]
     medians = {name: _median(summary.steps_to_threshold) for name, summary in summaries.items()}
     fastest = min(medians, key=lambda name: medians[name])
-    words = {best: f"Best, not told apart from {', '.join(others)}: " if others else "Best: "} if known else {}
+    words = {}
+    if best is not None:
+        words[best] = f"Best, not told apart from {', '.join(others)}: " if others else "Best: "
     if math.isfinite(medians[fastest]):
         words.setdefault(fastest, "First at the threshold: ")
     return words

@@ -23,6 +23,10 @@ from jaxpg.report.statistics import MIN_SCORES, Estimate
 Completions = Mapping[str, Sequence[Any]]
 """heading -> completions, records with prompt, completion, reward and accuracy (`experiments.completions.Sample`)."""
 
+OF_LEADS = (
+    "Behind the best: the difference of the IQMs; the best is better: the probability that one of its runs scores "
+    "higher, ties counted half; with intervals over the seeds of both. "
+)
 _CSS = """
 :root { color-scheme: light dark; --ink: #24292f; --paper: #ffffff; --quiet: #6a737d; --line: #d8dee4; --tint: #f6f8fa }
 @media screen and (prefers-color-scheme: dark) {
@@ -122,6 +126,7 @@ def html_page(
         f"Intervals: 95% stratified bootstrap, of {MIN_SCORES} or more seeds. "
         "Steps to threshold: until the return is above it, and is so on average over the next tenth of the longest "
         "run; of the median seed, and the number of seeds that reached it. "
+        f"{OF_LEADS if len(curves) > 1 else ''}"
         "Steps/s in all: of all seeds together. Before training: the interquartile mean at step 0. "
         "A value is shown where the mouse rests on a curve or a dot."
     )

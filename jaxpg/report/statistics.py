@@ -96,6 +96,45 @@ def bootstrap(
     return Estimate(*result)
 
 
+def difference(x: ArrayLike, y: ArrayLike, *, statistic: Callable[..., Floats] = interquartile_mean) -> Estimate:
+    """statistic(x) − statistic(y) with its `bootstrap` interval; one without 0 tells the two apart.
+
+    Seeds of both are resampled, independently of each other, also where they have the same numbers: what two algorithms
+    do with a random key differs from the first step on. With 5 normal scores of each the interval holds the true
+    difference in 92% of cases, with 10 in 94% (benchmarks/coverage.py).
+
+    Args:
+        x, y: `[..., S]` each, seeds last. Fewer than MIN_SCORES of either have no interval.
+        statistic: maps scores to numbers along `axis`.
+    """
+    return _of_two(x, y, lambda x, y: statistic(x, axis=-1) - statistic(y, axis=-1))
+
+
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> Estimate:
+    """P(X > Y) + P(X = Y)/2 for a score of each, over all pairs, with its `bootstrap` interval (Agarwal et al., §4.3).
+
+    0.5 where neither is better. It says how often, and not how much. Arguments are those of `difference`.
+    """
+    return _of_two(x, y, _share_of_wins)
+
+
+def _share_of_wins(x: Floats, y: Floats) -> Floats:
+    x, y = x[..., :, None], y[..., None, :]
+    return np.mean((x > y) + 0.5 * (x == y), axis=(-2, -1))
+
+
+def _of_two(x: ArrayLike, y: ArrayLike, compare: Callable[[Floats, Floats], Floats]) -> Estimate:
+    """What `compare` makes of the scores `[..., S]` of two algorithms, with an interval over the seeds of both."""
+    sizes = [np.shape(scores)[-1] for scores in (x, y)]
+
+    def of_both(scores: Floats, axis: int) -> Floats:
+        return compare(*np.split(np.moveaxis(scores, axis, -1), sizes[:1], axis=-1))
+
+    found = bootstrap(x, y, statistic=of_both)
+    unknown = np.full_like(found.value, np.nan)
+    return found if min(sizes) >= MIN_SCORES else found._replace(low=unknown, high=unknown)
+
+
 def binned(steps: ArrayLike, returns: ArrayLike, edges: ArrayLike) -> Floats:
     """Curves of all seeds on one common grid of steps, `[bins, S]`.
 

@@ -38,7 +38,7 @@ from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.sections import check_name
 from jaxpg.printable import printable
 from jaxpg.report import heatmap
-from jaxpg.report.comparison import RunResult
+from jaxpg.report.summaries import RunResult
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.training import checkpoint
 
