@@ -116,6 +116,10 @@ def test_the_leads_of_the_best_are_in_the_page_and_in_the_record(tmp_path):
     (near,) = ahead.keys() - {"a2c"}
     assert (ahead["a2c"].is_clear(), ahead[near].is_clear()) == (True, False)
     assert ahead["a2c"].probability == (1, 1, 1)
+    (best,) = finals.keys() - ahead.keys()
+    said = report.lead_sentence(report.summarize(runs))
+    assert re.fullmatch(rf"{best} is ahead of a2c by 4\d\.\d\d \[4.*\] \(IQM\), not told apart from {near}\.", said)
+    assert report.lead_sentence(report.summarize({"ppo": runs["ppo"]})) == ""
     report.write_comparison(runs, tmp_path, title="task", details={})
     stored = json.loads((tmp_path / "comparison.json").read_text())["leads_of_the_best"]
     assert stored["a2c"]["difference"]["value"] == pytest.approx(float(ahead["a2c"].difference.value))

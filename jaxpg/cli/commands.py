@@ -247,6 +247,8 @@ def _show_comparison(resolved: Mapping[str, Config], session: Session, diverged:
     numbers = [len(config.seeds) for config in resolved.values()]
     fewest = f"{min(numbers)} to " if min(numbers) < max(numbers) else ""
     console.print(report.comparison_table(summaries, title=f"{first.task}, {fewest}{counted(max(numbers), 'seed')}"))
+    if sentence := report.lead_sentence(summaries):
+        _print_line(console, sentence)
     _show_differences(found, console)
     _print_line(console, f"Report: {out / 'comparison.html'}")
 

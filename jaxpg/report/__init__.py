@@ -1,6 +1,6 @@
 """Reports: statistics over seeds, figures, comparisons of algorithms, and episodes as GIFs."""
 
-from jaxpg.report.comparison import comparison_page, comparison_table, write_comparison
+from jaxpg.report.comparison import comparison_page, comparison_table, lead_sentence, write_comparison
 from jaxpg.report.drawing import Units
 from jaxpg.report.episodes.gif import render_gif
 from jaxpg.report.figures import learning_curve
@@ -32,6 +32,7 @@ __all__ = [
     "comparison_table",
     "difference",
     "interquartile_mean",
+    "lead_sentence",
     "leads",
     "learning_curve",
     "mean",

@@ -79,6 +79,19 @@ def comparison_table(summaries: Mapping[str, Summary], *, title: str) -> Table:
     return table
 
 
+def lead_sentence(summaries: Mapping[str, Summary]) -> str:
+    """How far the best is ahead of those that it is told apart from, and which it is not; "" with nothing to compare.
+
+    ppo is ahead of a2c by 120.3 [80.1, 160.0] (IQM), not told apart from trpo.
+    """
+    ahead = leads(summaries)
+    clear = [f"{name} by {format_estimate(lead.difference)}" for name, lead in ahead.items() if lead.is_clear()]
+    others = [name for name, lead in ahead.items() if not lead.is_clear()]
+    said = [f"ahead of {', '.join(clear)} (IQM)"] if clear else []
+    said += [f"not told apart from {', '.join(others)}"] if others else []
+    return f"{best_of(summaries)} is {', '.join(said)}." if said else ""
+
+
 def _stacked(cell: str) -> Text:
     """A cell with what is in brackets in a line of its own, and each end of a wide interval too."""
     value, *bracketed = cell.replace(" (", "\n(").split(" [")
