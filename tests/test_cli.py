@@ -180,7 +180,7 @@ def test_eval_plays_the_mode_only_with_greedy(trained: Path, capsys: pytest.Capt
     """The printed return of each seed is that of an actor made by hand."""
     assert main(["eval", str(trained), "--episodes", "20", *["--greedy"][:greedy]]) == 0
     out = capsys.readouterr().out
-    assert re.search("^checkpoint: the (best|last), after ", out, re.MULTILINE)
+    assert re.search("^checkpoint: the (best|last), at ", out, re.MULTILINE)
     printed = [float(x) for x in re.findall(r"^ +[01] +(-?[\d.]+) +9 *$", out, re.MULTILINE)]
     resolved = configs.load_config(trained)
     env, (policy, _) = configs.make_env(resolved), networks(resolved, configs.make_env(resolved))

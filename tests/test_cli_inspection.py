@@ -135,8 +135,8 @@ def test_an_evaluation_says_which_checkpoint_it_is_of(monkeypatch: pytest.Monkey
         return checkpoint.Checkpoint(folder / which, steps[which], 0.0, {})
 
     monkeypatch.setattr(checkpoint, "find", find)
-    assert checkpoint_line(tmp_path, "last") == "checkpoint: the last, after 5,000 steps"
-    assert checkpoint_line(tmp_path, "best").startswith("checkpoint: the best, after 3,000 of 5,000 steps, chosen by")
+    assert checkpoint_line(tmp_path, "last") == "checkpoint: the last, at 5,000 steps"
+    assert checkpoint_line(tmp_path, "best").startswith("checkpoint: the best, at 3,000 of 5,000 steps, chosen by")
     steps["best"] = 5000
     assert checkpoint_line(tmp_path, "best") == checkpoint_line(tmp_path, "last")
 

@@ -135,8 +135,8 @@ def checkpoint_line(run_dir: Path, which: str) -> str:
     assert loaded is not None
     assert last is not None
     if loaded.steps >= last.steps:
-        return f"checkpoint: the last, after {last.steps:,} steps"
-    words = f"after {loaded.steps:,} of {last.steps:,} steps, chosen by its score"
+        return f"checkpoint: the last, at {last.steps:,} steps"
+    words = f"at {loaded.steps:,} of {last.steps:,} steps, chosen by its score"
     return f"checkpoint: the best, {words}; --checkpoint last is the end of the run"
 
 

@@ -54,7 +54,7 @@ def save(folder: Path, state: Tree, *, steps: int, score: float | None = None, a
     Args:
         folder: of the checkpoints of this run.
         state: a tree of arrays, random keys among them; it is copied to the host first.
-        steps: environment steps consumed so far; names the checkpoint.
+        steps: environment steps that every seed has taken, all but those beyond a total; names the checkpoint.
         score: evaluation return of `state`, if it was evaluated; a return that is not finite ranks below all others.
         about: JSON to store beside the arrays.
 
