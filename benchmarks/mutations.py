@@ -665,6 +665,62 @@ MUTATIONS = (
         "return craft, (state.wind[0] + 1, state.wind[1] + 1)",
         "tests/test_lunar_lander.py -k wind_rests",
     ),
+    Mutation(
+        "the host takes a state of another process for one of its own",
+        "envs/host/host_env.py",
+        "itertools.count(secrets.randbits(30))",
+        "itertools.count()",
+        "tests/test_host.py -k another_process",
+    ),
+    Mutation(
+        "a termination that is also a time-out is refused as an early one",
+        "envs/host/host_env.py",
+        "self._check_truncations(truncated & ~terminated)",
+        "self._check_truncations(truncated)",
+        "tests/test_host_faults.py -k also_a_time_out",
+    ),
+    Mutation(
+        "a worker counts the steps of all its episodes",
+        "sub_env.py",
+        "self._resting, self._steps = False, 0\n        try:",
+        "self._resting = False\n        try:",
+        "tests/test_host_faults.py -k rest_has_an_end",
+    ),
+    Mutation(
+        "an environment in a worker that rests is never woken",
+        "sub_env.py",
+        "self._resting = options == REST",
+        "self._resting = True",
+        "tests/test_host_faults.py -k rest_has_an_end",
+    ),
+    Mutation(
+        "pictures are of an episode with another seed",
+        "envs/host/packages.py",
+        "        env.reset(seed=seed)\n        pictures",
+        "        env.reset()\n        pictures",
+        "tests/test_host.py -k or_not_shown",
+    ),
+    Mutation(
+        "pictures of another episode are shown",
+        "report/episodes/gif.py",
+        "if not np.allclose(rewards, episode.rewards, atol=1e-4):",
+        "if False:",
+        "tests/test_host.py -k or_not_shown",
+    ),
+    Mutation(
+        "an episode takes the environment of another that is not over",
+        "envs/host/host_env.py",
+        "if group.size == size and group.is_free() and group.number not in taken:",
+        "if group.size == size and group.number not in taken:",
+        "tests/test_host.py -k keeps_its_environment",
+    ),
+    Mutation(
+        "an environment is made with the defaults of its class in place of what it is registered with",
+        "envs/host/packages.py",
+        "of_the_class | spec.kwargs | {",
+        "spec.kwargs | of_the_class | {",
+        "tests/test_host.py -k test_spaces",
+    ),
 )
 
 

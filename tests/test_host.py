@@ -128,6 +128,24 @@ def test_a_state_that_the_host_has_lost_is_made_again() -> None:
     jax.tree.map(np.testing.assert_array_equal, run(env, actions[4:], rows[3][0])[0][1], rows[4][1])
 
 
+def test_a_state_of_another_process_is_not_taken_for_one_of_this() -> None:
+    """Both have begun one group of one environment, which is as old."""
+    there, here = envs.make(WALK), envs.make(WALK)
+    state, _ = there.reset(jax.random.key(0))
+    here.reset(jax.random.key(1))
+    ((_, found),), ((_, expected),) = run(here, [1], state), run(there, [1], state)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_an_episode_that_cannot_be_made_again_keeps_its_environment() -> None:
+    """Where another one begins before it is over; its observation is the number of its steps."""
+    env = host_env(source_of(WALK)._replace(repeatable=False))
+    ((state, _),) = run(env, [0], env.reset(jax.random.key(0))[0])
+    env.reset(jax.random.key(1))
+    ((_, timestep),) = run(env, [1], state)
+    assert timestep.obs[1] == 2
+
+
 def test_states_in_another_order_are_made_again() -> None:
     """They are of the same group after as many steps, and yet not what its environments are in."""
     env = envs.make(WALK)
@@ -292,6 +310,9 @@ def test_spaces() -> None:
     assert lake.action_space == Discrete(4)
     assert lake.time_limit == 100
     np.testing.assert_array_equal(lake.reset(jax.random.key(0))[1], np.eye(16)[0])
+    larger = envs.make("gymnasium:FrozenLake8x8-v1")  # the same class, registered with another map
+    assert (larger.observation_space.shape, larger.time_limit) == ((64,), 200)
+    assert envs.make("gymnasium:FrozenLake8x8-v1", map_name="4x4").observation_space.shape == (16,)
 
 
 def test_observations_without_an_axis() -> None:
@@ -413,6 +434,28 @@ def test_pictures_of_a_canvas_that_is_drawn_again_are_those_of_their_steps() -> 
     assert env.host.frames is not None
     pictures, _ = env.host.frames(episode.states, np.asarray(episode.actions))
     assert [picture.max() for picture in pictures] == list(range(8))
+
+
+def test_pictures_are_those_of_the_episode_with_its_seed_or_not_shown() -> None:
+    """Of another one they would say nothing of the policy. The rewards tell, where an environment ignores its seed."""
+
+    class Drawn(tiny_gym.Walk):
+        def render(self) -> Any:
+            return self._obs()
+
+    actions = np.array([1, 2, 1])
+    pictures, rewards = packages._frames(Drawn, lambda actions: actions, 7, actions)
+    plain = tiny_gym.Walk()
+    seen = [plain.reset(seed=7)[0]]
+    for action, reward in zip(actions, rewards, strict=True):
+        obs, expected, *_ = plain.step(action)
+        seen.append(obs)
+        assert reward == expected
+    np.testing.assert_array_equal(pictures, seen)
+    env = envs.make("gymnasium:tiny_gym:TinyCanvas-v0")
+    episode = trimmed(jax.jit(lambda key: record_episode(env, random_actor(env), key, greedy=False))(jax.random.key(0)))
+    assert _own_scene(env, episode) is not None
+    assert _own_scene(env, episode._replace(rewards=episode.rewards + np.float32(0.5))) is None
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, id="to the end of all"), 2])

@@ -32,6 +32,7 @@ from jaxpg.envs.host.host_env import close_all, host_env
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
 from jaxpg.rollout.segments import continuing
+from jaxpg.sub_env import REST, WAKE, SubEnv
 from jaxpg.vectorize import tree_where
 
 pytestmark = pytest.mark.usefixtures("no_failures")
@@ -215,6 +216,41 @@ def test_a_time_out_that_was_not_reckoned_with_is_refused() -> None:
         UserError, match="by a time-out after 3 steps, but Gymnasium's own environments do not time out before 9"
     ):
         run(env, [0, 1, 0], env.reset(jax.random.key(0))[0])
+
+
+def test_a_termination_that_is_also_a_time_out_may_come_at_any_step() -> None:
+    """Its successor is nobody's, so no rollout needs a place for it."""
+    source = source_of(POLE)
+
+    def make(n: int, seed: int) -> Any:
+        vector, ends = source.make(n, seed), np.ones(n, bool)
+        return vector._replace(step=lambda *given: vector.step(*given)._replace(terminated=ends, truncated=ends))
+
+    env = host_env(source._replace(make=make, min_truncation_step=9))
+    ((_, timestep),) = run(env, [0], env.reset(jax.random.key(0))[0])
+    assert timestep.last
+    assert timestep.discount == 0
+
+
+def test_in_a_worker_steps_are_those_of_the_episode_and_rest_has_an_end() -> None:
+    """What runs there, run here: a fault in its second episode, and an environment that is woken."""
+    env = SubEnv(tiny_gym.Walk(fault="raise", at=3), WALK)
+    for _ in range(2):
+        env.reset(seed=0)
+        env.step(1)
+        env.step(2)
+    with pytest.raises(UserError, match=r"the motor is broken .* at step 3 of an episode"):
+        env.step(1)
+    env = SubEnv(tiny_gym.Walk(), WALK)
+    first, _ = env.reset(seed=0)
+    env.reset(options=REST)
+    obs, *numbers = env.step(1)
+    assert numbers == [0.0, False, False, {}]
+    np.testing.assert_array_equal(obs, first)
+    env.reset(options=WAKE)
+    obs, reward, *_ = env.step(1)
+    assert reward != 0
+    assert (obs != first).all()
 
 
 @pytest.mark.full
