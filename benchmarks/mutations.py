@@ -721,6 +721,27 @@ MUTATIONS = (
         "spec.kwargs | of_the_class | {",
         "tests/test_host.py -k test_spaces",
     ),
+    Mutation(
+        "an episode of one step counts against a reset",
+        "envs/battery.py",
+        "ended = end.timestep.last & (end.t > 1)",
+        "ended = end.timestep.last",
+        "tests/test_battery.py -k jump_back",
+    ),
+    Mutation(
+        "no observation is below its bounds",
+        "envs/battery.py",
+        "outside = (lowest < low - margin) | (highest > high + margin)",
+        "outside = highest > high + margin",
+        "tests/test_battery.py -k both_bounds",
+    ),
+    Mutation(
+        "bytes of an observation are from 0 to 1",
+        "envs/adapting.py",
+        '"uint8": (0.0, 255.0)',
+        '"uint8": (0.0, 1.0)',
+        "tests/test_suites.py -k bounds_of_an_observation",
+    ),
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpg import envs
 from jaxpg.cli.main import main
+from jaxpg.envs.battery import COLUMNS, _bounds, _Episode, _successors
 from jaxpg.types import Box, Discrete, Env, TimeStep
 
 LIMIT = 12
@@ -161,6 +162,41 @@ def test_a_mistake_is_the_one_thing_that_is_found(mistake: str) -> None:
     assert len(wrong) == 1, wrong
     assert not any(finding.passed is None for finding in envs.battery(env, "line"))
     assert sentence in wrong[0]
+
+
+def ended(**fields: Any) -> _Episode:
+    """The ends of 64 episodes of five steps by a time-out, with these fields."""
+    zeros, ones = np.zeros(COLUMNS), np.ones(COLUMNS)
+    plain = _Episode(
+        t=5 * ones, state=zeros, timestep=TimeStep(zeros, zeros, ones, ones > 0), state_before=zeros, obs_before=zeros,
+        low=zeros, high=zeros, always_allowed=ones > 0, finite=ones > 0, largest_reward=zeros,
+    )  # fmt: skip
+    return plain._replace(**fields)
+
+
+@pytest.mark.parametrize(("at_once", "jump", "passed"), [(0, 58, False), (0, 57, True), (32, 32, False)])
+def test_most_episodes_of_more_than_a_step_have_to_jump_back(at_once: int, jump: int, passed: bool) -> None:
+    """Of 64 some end with their first step, before which they are where they began, and of the others some jump."""
+    i = np.arange(COLUMNS)
+    begins = i / COLUMNS
+    before, last = np.where(i < at_once, begins, 9.0), np.where(i < at_once + jump, 0.5, 9.0)
+    end = ended(t=np.where(i < at_once, 1, 5), state=last, state_before=before, obs_before=before)
+    end = end._replace(timestep=end.timestep._replace(obs=last))
+    assert _successors((begins, begins), end).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "passed"),
+    [(0.0, 8.0, True), (0.007, 9.0, True), (0.009, 9.0, False), (0.0, 7.993, True), (0.0, 7.991, False)],
+)
+def test_both_bounds_hold_but_for_rounding(low: float, high: float, passed: bool) -> None:
+    """A thousandth of the distance between what was least and greatest, here in one of 64 episodes: 0 and 8."""
+    seen = np.full((2, COLUMNS, 2), 4.0)
+    seen[0, 3], seen[1, 5] = 0.0, 8.0
+    space = Box(np.array([0.0, low], np.float32), np.array([8.0, high], np.float32))
+    found = _bounds(line(observation_space=space), ended(low=seen[0], high=seen[1]))
+    assert found.passed is passed
+    assert passed or f"obs[1] went from 0 to 8, and the observation_space says {low:g} to {high:g}" in found.sentence
 
 
 def shows_little(env: Env, key: Any, state: Any, timestep: TimeStep) -> Any:

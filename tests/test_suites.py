@@ -19,7 +19,7 @@ from refusals import refused
 
 from jaxpg import envs, user_code
 from jaxpg.cli.main import main
-from jaxpg.envs import suites
+from jaxpg.envs import adapting, suites
 from jaxpg.envs.wrappers import unwrap
 from jaxpg.errors import UserError
 from jaxpg.types import Discrete
@@ -416,6 +416,15 @@ def test_a_board_of_jumanji_is_masked_and_its_cells_are_numbered(monkeypatch: py
         assert timestep.reward == 1
         obs = timestep.obs
     sys.modules.pop("jaxpg.envs.suites.jumanji")
+
+
+def test_bounds_of_an_observation_are_those_of_the_types_of_its_parts() -> None:
+    """Two booleans, three bytes, and a number that may be anything; of one part as it is."""
+    parts = [jax.ShapeDtypeStruct((2,), bool), jax.ShapeDtypeStruct((3, 1), np.uint8), jax.ShapeDtypeStruct((), float)]
+    space = adapting._joined_space(parts)
+    np.testing.assert_array_equal(space.low, [0, 0, 0, 0, 0, -np.inf])
+    np.testing.assert_array_equal(space.high, [1, 1, 255, 255, 255, np.inf])
+    np.testing.assert_array_equal(adapting._joined_space(parts[1:2]).high, [[255], [255], [255]])
 
 
 def test_what_comes_before_the_first_turn_counts_and_may_end_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
