@@ -742,6 +742,55 @@ MUTATIONS = (
         '"uint8": (0.0, 1.0)',
         "tests/test_suites.py -k bounds_of_an_observation",
     ),
+    Mutation(
+        "steps of a chain end behind the episode",
+        "rollout/episodes.py",
+        "step_end=rewards.end * steps.mask)",
+        "step_end=rewards.end)",
+        "tests/test_rollout.py -k rewards_by_step",
+    ),
+    Mutation(
+        "rewards by step go on behind the episode",
+        "rollout/episodes.py",
+        "rewards.reward * steps.mask",
+        "rewards.reward",
+        "tests/test_rollout.py -k rewards_by_step",
+    ),
+    Mutation(
+        "what the mask hides is a time-out",
+        "rollout/episodes.py",
+        "(timed_out(steps) & (steps.mask > 0)).any(0)",
+        "timed_out(steps).any(0)",
+        "tests/test_rollout.py -k mask_hides",
+    ),
+    Mutation(
+        "a greedy evaluation is measured twice",
+        "rollout/evaluation.py",
+        "if env.outcome is None or greedy:",
+        "if env.outcome is None:",
+        "tests/test_evaluation.py -k measured_twice",
+    ),
+    Mutation(
+        "large arrays are not summed over devices",
+        "parallel/collectives.py",
+        "zip(large, lax.psum([leaves[i] for i in large], DATA), strict=True)",
+        "zip(large, [leaves[i] for i in large], strict=True)",
+        "tests/test_parallel.py -k every_size",
+    ),
+    Mutation(
+        "the sum over devices leaves out the largest small array",
+        "parallel/collectives.py",
+        "if jnp.size(x) >= TOGETHER_BELOW]",
+        "if jnp.size(x) > TOGETHER_BELOW]",
+        "tests/test_parallel.py -k every_size",
+    ),
+    Mutation(
+        "rows of packed texts are rounded down",
+        "update/packing.py",
+        "-(-texts // chunks), chunks)",
+        "texts // chunks, chunks)",
+        "tests/test_packing.py -k fills_one",
+    ),
 )
 
 

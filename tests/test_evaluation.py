@@ -73,6 +73,13 @@ def test_greedy_episodes_begin_where_the_groups_of_sampled_ones_do():
     assert metrics["greedy_length"] == metrics["length"]
 
 
+def test_greedy_episodes_are_not_measured_twice():
+    """Where all are, no metric has a second one, which begins with greedy_."""
+    env = countdown()._replace(outcome=lambda state: Outcome(jnp.zeros(()), {"right": jnp.ones(())}))
+    metrics = evaluation_metrics(env, COUNTER, jax.random.key(3), episodes=8, greedy=True)
+    assert set(metrics) == {"return", "length", "right"}
+
+
 def test_an_episode_that_does_not_end_is_cut_at_the_time_limit():
     result = evaluate(endless(), COUNTER, jax.random.key(0), episodes=3, greedy=False)
     np.testing.assert_array_equal(result.lengths, 9)

@@ -17,7 +17,7 @@ from jaxpg import envs, ladder, language, update
 from jaxpg.algorithm import make_objective
 from jaxpg.models.generation import completion_rollout
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.types import Critic, Params, Policy, Prompt
+from jaxpg.types import Critic, Episodes, Params, Policy, Prompt, Rollout
 from jaxpg.update import packing
 from jaxpg.update.forward import forward_pass
 from jaxpg.update.objective import TextReader
@@ -98,6 +98,20 @@ def test_an_update_is_that_of_one_text_per_row(machine_with, name, settings):
 
     ways = [partial(choose, 10_000, False), partial(choose, 2 * S, True)]
     tiny.assert_same_update(algorithm, goal, params, batch, ways)
+
+
+def test_there_are_rows_for_all_texts_where_each_of_them_fills_one(machine_with):
+    """12 texts of 10 tokens, and the last of their prompts, in chunks of 27: five of them, of three rows each."""
+    machine_with(chunk_tokens=27)
+    weight, prompt = jnp.ones((T, B)), Prompt(jnp.ones((B, P), jnp.int32), jnp.ones((B, P), bool))
+    rollout = Rollout((), weight, episodes=Episodes(context=prompt))
+    batch = update.Batch(rollout, weight, weight, weight, weight, (), ())
+    whole = packing.packing_of(TextReader(B, None), batch)
+    assert whole == packing.Packing(own_prompt=P, num_slots=S, group_size=B, rows=3, chunks=5)
+    rows = np.asarray(tiny.jit(partial(packing.pack_texts, whole))(batch, jnp.arange(B)))
+    slots = rows[rows != packing.NOTHING]
+    completed = sorted(divmod(slot, S) for slot in slots.tolist() if slot % S >= P)
+    assert completed == [(b, slot) for b in range(B) for slot in range(P, S)]
 
 
 def test_rows_hold_whole_texts_in_order(machine_with):

@@ -125,6 +125,24 @@ def test_devices_draw_numbers_of_their_own():
     assert len({tuple(x.tolist()) for x in np.asarray(of_devices)}) == 4
 
 
+def test_arrays_of_every_size_and_type_are_summed_over_devices():
+    """Small ones go together, by type, and large ones each by itself."""
+    most = collectives.TOGETHER_BELOW
+    sizes = {"large": (most,), "largest": (2, most), "small": (most - 1,), "smaller": (2, 3), "number": ()}
+    rng, dtypes = np.random.default_rng(0), {"floats": np.float32, "integers": np.int32}
+    tree = {
+        kind: {name: rng.integers(-9, 9, (4, *shape)).astype(dtype) for name, shape in sizes.items()}
+        for kind, dtype in dtypes.items()
+    }
+    summed = tiny.jit(jax.vmap(collectives.psum, axis_name=collectives.DATA))(tree)
+
+    def check(x, found):
+        assert found.dtype == x.dtype
+        np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
+
+    jax.tree.map(check, tree, summed)
+
+
 def test_devices_see_different_environments():
     learner = make("ppo")
     after, _ = by_shard_map(learner, initial(learner))

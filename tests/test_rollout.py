@@ -19,7 +19,7 @@ from jaxpg.parallel.machine import program_for
 from jaxpg.rollout import CollectorState, RolloutStats
 from jaxpg.rollout import metrics as rollout_metrics
 from jaxpg.rollout.segments import episode_stats
-from jaxpg.types import Array, Box, Discrete, Env, Episodes, Outcome, Policy, Rollout, TimeStep, Transition
+from jaxpg.types import Array, Box, Discrete, Env, Episodes, Outcome, Policy, Rollout, StepRewards, TimeStep, Transition
 
 LIMIT, COLUMNS, STEPS = 4, 6, 9
 ENV = tiny.counter(time_limit=LIMIT)
@@ -261,6 +261,25 @@ def test_stats_of_whole_episodes_count_real_steps_only(episodes):
     np.testing.assert_allclose(stats[:4], (real, 40, part.steps.reward.sum(), real), rtol=1e-6)
 
 
+def test_rewards_by_step_count_up_to_the_end_of_an_episode():
+    """An outcome has them for as many steps as the longest episode: 10, 20, 30 and 40 here, and 1000 for its end."""
+
+    def outcome(state):
+        return Outcome(
+            jnp.float32(1000.0), {}, step_rewards=StepRewards(10.0 * jnp.arange(1, LIMIT + 1), jnp.ones(LIMIT))
+        )
+
+    ((_, part, _),) = collected(rollout.episodic(num_envs=12), ENV._replace(outcome=outcome), UNIFORM)
+    steps, t = jax.tree.map(np.asarray, part.steps), np.arange(LIMIT)[:, None]
+    longest, time = np.moveaxis(steps.obs, -1, 0)
+    length = np.minimum(longest[0], LIMIT)
+    assert len(set(length.tolist())) > 1
+    own = 10 * longest + time + 0.1 * steps.action  # see `check_steps`
+    expected = np.where(t < length, own + 10 * (t + 1) + 1000 * (t == length - 1), 0)
+    np.testing.assert_allclose(steps.reward, expected, rtol=1e-6)
+    np.testing.assert_array_equal(steps.step_end, t < length)
+
+
 def test_overlong_filtering_masks_truncated_episodes_in_the_loss_alone():
     """With a limit of 4, episodes of length 5 are truncated; those of length 4 terminate at the limit."""
     collector = rollout.episodic(num_envs=40)
@@ -270,6 +289,14 @@ def test_overlong_filtering_masks_truncated_episodes_in_the_loss_alone():
     lengths = part.steps.obs[0, :, 0]
     assert {4.0, 5.0} < set(lengths.tolist())
     np.testing.assert_array_equal(part.loss_mask, part.steps.mask * (lengths <= LIMIT)[None])
+
+
+def test_what_the_mask_hides_is_no_time_out():
+    """The second of two episodes ended before, whatever stands behind its end."""
+    blank, last = jnp.zeros((2, 2)), jnp.array([[False, True], [True, True]])
+    discount, mask = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([[1.0, 1.0], [1.0, 0.0]])
+    steps = Transition(blank, blank, blank, blank, discount, last, mask)
+    assert rollout.truncated(steps).tolist() == [True, False]
 
 
 def test_a_group_shares_its_start_and_nothing_else(episodes):
