@@ -791,6 +791,62 @@ MUTATIONS = (
         "texts // chunks, chunks)",
         "tests/test_packing.py -k fills_one",
     ),
+    Mutation(
+        "an evaluation in training is taken for that before it",
+        "training/stalls.py",
+        'untrained=np.where(trained[0], np.nan, metrics.get("evaluation_return", nothing)[0])',
+        'untrained=metrics.get("evaluation_return", nothing)[0]',
+        "tests/test_stalls.py -k none_of_before",
+    ),
+    Mutation(
+        "any better evaluation counts as learning",
+        "training/stalls.py",
+        "evaluated > window.untrained + np.sqrt(noise)",
+        "evaluated > window.untrained",
+        "tests/test_stalls.py -k explores",
+    ),
+    Mutation(
+        "a task is solved with 90 of 100 answers right",
+        "training/stalls.py",
+        ">= 0.99 if",
+        ">= 0.9 if",
+        "tests/test_stalls.py -k 99_of_100",
+    ),
+    Mutation(
+        "warnings in training do not read whether completions end",
+        "training/stalls.py",
+        '    "truncated",\n    "entropy",',
+        '    "entropy",',
+        "tests/test_stalls.py -k needs_no_other",
+    ),
+    Mutation(
+        "rewards behind the end of an evaluated episode are faults",
+        "training/diagnosis.py",
+        "_is_sound(rewards[:length])",
+        "_is_sound(rewards)",
+        "tests/attacks/test_environments.py -k first_fault_of_an_evaluation",
+    ),
+    Mutation(
+        "the observation that an unsound reward follows is not looked at",
+        "training/diagnosis.py",
+        "observed[: unsound[0] + 1]",
+        "observed[: unsound[0]]",
+        "tests/attacks/test_environments.py -k first_fault_of_an_evaluation",
+    ),
+    Mutation(
+        "the last fault of an evaluation is named",
+        "training/diagnosis.py",
+        "return min(faults, key=lambda fault: fault.step, default=None)",
+        "return max(faults, key=lambda fault: fault.step, default=None)",
+        "tests/attacks/test_environments.py -k first_fault_of_an_evaluation",
+    ),
+    Mutation(
+        "means in TensorBoard are NaN where a seed has diverged",
+        "training/metrics_writer.py",
+        "np.asarray(x, float)[np.isfinite(x)] for name",
+        "np.asarray(x, float) for name",
+        "tests/test_training.py -k slowest",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jaxpg.runs.progress import StallWarnings
 from jaxpg.training.run_directory import stack_rows
-from jaxpg.training.stalls import stalls
+from jaxpg.training.stalls import CAUSES, stalls
 
 ROWS, STEP = 100, 10
 NOISE = np.random.default_rng(0).standard_normal((ROWS, 4))
@@ -80,8 +80,23 @@ def test_the_evaluation_counts_where_training_explores():
     metrics = table(**{"return": FLAT, "evaluation_return": evaluated})
     metrics["iterations"] = np.where(np.arange(ROWS)[:, None] == 0, 0, np.ones((ROWS, 4)))
     assert causes(metrics) == []
-    metrics["evaluation_return"] = np.where(np.isnan(metrics["evaluation_return"]), np.nan, 20.0)
-    assert causes(metrics) == ["return"]
+    for last in (20.0, 21.0):  # a row has a standard deviation of 5
+        evaluated[[50, 99]] = last
+        metrics["evaluation_return"] = np.broadcast_to(evaluated[:, None], (ROWS, 4))
+        assert causes(metrics) == ["return"]
+
+
+def test_an_evaluation_in_training_is_none_of_before():
+    """A run that was not evaluated at step 0 is judged by its returns alone."""
+    evaluated = np.full(ROWS, np.nan)
+    evaluated[[0, 99]] = 20, 100
+    assert causes(table(**{"return": FLAT, "evaluation_return": evaluated})) == ["return"]
+
+
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.98, ["signal", "truncated"]), (0.995, [])])
+def test_a_task_is_solved_with_99_of_100_answers_right(accuracy, expected):
+    rows = {"return": 0.0, "truncated": 1.0, "advantage_std": 0.0}
+    assert causes(table(**rows, accuracy=accuracy)) == expected
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(10, []), (19, []), (20, ["signal"]), (100, ["signal"])])
@@ -114,6 +129,27 @@ def test_half_of_the_seeds_have_to_be_stuck(stuck, expected):
 
 def rows_of(metrics):
     return [{name: x[i] for name, x in metrics.items()} | {"seconds": 1.0} for i in range(len(metrics["steps"]))]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"return": FLAT, "advantage_std": 0.0}, ["signal"]),
+        ({"return": 0.0, "truncated": 1.0, "advantage_std": 0.1, "accuracy": 0.0}, ["truncated"]),
+        ({"return": FLAT, "entropy": 1e-5, "advantage_std": 0.1}, ["entropy", "return"]),
+        ({"return": FLAT, "advantage_std": 0.0, "entropy": 0.0, "updates": 0.0}, ["signal"]),
+        ({"return": 1.0, "accuracy": 1.0, "advantage_std": 0.0}, []),
+        ({"return": FLAT, "evaluation_return": 20.0 + np.arange(ROWS)}, []),
+    ],
+)
+def test_what_is_said_in_training_needs_no_other_metrics_than_it_reads(metrics, expected):
+    console, rows = Console(file=io.StringIO(), width=1000), table(**metrics)
+    rows["iterations"] = np.where(np.arange(ROWS)[:, None] == 0, 0, np.ones((ROWS, 4)))
+    warn = StallWarnings(console, ROWS * STEP, None)
+    for row in rows_of(rows):
+        warn(row)
+    said = console.file.getvalue()
+    assert [cause for cause, (_, sentence) in CAUSES.items() if sentence.partition("{")[0] in said] == expected
 
 
 def test_each_cause_is_said_once_and_not_again_after_a_resume():

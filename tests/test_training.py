@@ -589,6 +589,18 @@ def test_tensorboard_shows_the_means_over_seeds(tmp_path: Path) -> None:
     assert [e.step for e in events(tmp_path)] == metrics["steps"][:, 0].tolist()
 
 
+def test_a_mean_in_tensorboard_is_over_finite_seeds_at_the_step_of_the_slowest(tmp_path: Path) -> None:
+    """A seed that has diverged is NaN; where all have, nothing is shown."""
+    row = {"steps": [8, 4, 8], "loss": [2.0, np.nan, 5.0], "return": [np.nan, np.inf, np.nan], "seconds": 1.0}
+    with metrics_writer.MetricsWriter(tmp_path, keep=0, steps=0) as writer:
+        writer.write({name: np.asarray(x, np.float32) if name != "steps" else np.array(x) for name, x in row.items()})
+    (event,) = events(tmp_path)
+    assert event.step == 4
+    assert [(value.tag, value.simple_value) for value in event.summary.value] == [("training/loss", 3.5)]
+    stored = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert stored == row | {"loss": [2.0, None, 5.0], "return": [None, None, None]}
+
+
 def test_an_evaluation_counts_once_on_devices_that_share_a_batch() -> None:
     """All of them evaluate all episodes, so a sum over devices would be too large by their number."""
     learner = toy()

@@ -18,11 +18,13 @@ from jaxpg.cli.main import main
 from jaxpg.envs import check_env, wrappers
 from jaxpg.errors import UserError
 from jaxpg.policy_gradient import policy_gradient
-from jaxpg.rollout.evaluation import evaluate, evaluation_metrics, record_episodes
+from jaxpg.rollout.evaluation import RecordedEpisode, evaluate, evaluation_metrics, record_episodes
 from jaxpg.training import memory
-from jaxpg.training.diagnosis import CheckedRollout, Fault, _finite_successors
+from jaxpg.training.advance import RunState
+from jaxpg.training.diagnosis import CheckedRollout, Fault, Rerun, _finite_successors
+from jaxpg.training.health import EVALUATED, Diverged
 from jaxpg.training.loop import train
-from jaxpg.types import Actor, Array, Box, Env, Episodes, Learner, Rollout, TimeStep, Transition
+from jaxpg.types import Actor, Array, Box, Env, Episodes, Experience, Learner, Rollout, TimeStep, Transition
 
 
 @pytest.fixture(autouse=True)
@@ -283,6 +285,24 @@ def test_the_first_fault_in_time_is_named(unsound: dict, expected: tuple[str, in
     checked = CheckedRollout(**fields, elapsed=np.full(2, 2))
     fault = checked.first_fault(iteration=7, steps=12) if checked.faults().any() else None
     assert fault == (expected and Fault(expected[0], expected[1], 7, expected[2]))
+
+
+def test_the_first_fault_of_an_evaluation_is_named(tmp_path: Path) -> None:
+    """Of three episodes: what is behind the end of the first is none; the second acts on an observation of NaN at step
+    3, of which its reward is NaN too; the reward of step 5 of the third is NaN.
+    """
+    observations, rewards = np.zeros((3, 7, 2), np.float32), np.zeros((3, 6), np.float32)
+    rewards[0, 1:], observations[0, 2:] = np.nan, np.nan
+    rewards[1, 3:], observations[1, 3:, 1] = np.nan, np.nan
+    rewards[2, 4:] = np.nan
+    lengths = np.array([1, 6, 6], np.int32)
+    episodes = RecordedEpisode((), *map(jnp.asarray, (observations, rewards, rewards, lengths)))
+    state = RunState((), np.array([3, 9]), np.array([96, 288]))
+    experience = Experience(line(), lambda state, key: (None, None))
+    rerun = Rerun(lambda: state, lambda state, steps: state, experience, lambda *_: episodes, [5, 6], tmp_path)
+    told = str(rerun.explain(Diverged("", quantity=EVALUATED, index=0, iteration=3)))
+    expected = "at step 3 of an episode: seed 5, evaluation after iteration 3, environment step 96. There was no"
+    assert told.startswith(f"The environment line returned an observation that is not finite {expected}")
 
 
 @pytest.mark.full
