@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tiny
 
 from jaxpg import envs, errors, files, ladder, networks
 from jaxpg.envs.text import CHARACTERS
@@ -21,6 +22,7 @@ from jaxpg.experiments import config_file, parts
 from jaxpg.experiments.build import KINDS, build
 from jaxpg.experiments.signatures import REQUIRED, check, options
 from jaxpg.report import RunResult, comparison_page
+from jaxpg.types import Box
 
 EVERY_TASK = {
     "cartpole", "acrobot", "mountain_car", "pendulum", "mountain_car_continuous", "breakout", "asterix", "freeway",
@@ -477,3 +479,14 @@ def test_the_network_of_an_environment_without_a_config_is_for_what_its_wrappers
     wrappers: dict[str, Any], kind: str
 ) -> None:
     assert configs.resolve_config("Breakout-MinAtar", "ppo", {"wrappers": wrappers}).network["kind"] == kind
+
+
+@pytest.mark.parametrize(("size", "strides"), [((36, 40), [4, 2, 1]), ((35, 40), None), ((40, 35), None)])
+def test_images_of_36_pixels_a_side_have_the_network_of_atari(
+    size: tuple[int, int], strides: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fewer its kernels and strides, 8 and 4 first, would leave next to nothing."""
+    space = Box(np.zeros((*size, 3), np.float32), np.ones((*size, 3), np.float32))
+    monkeypatch.setattr(envs, "make", lambda name, **settings: tiny.counter()._replace(observation_space=space))
+    network = configs._network_for("mine:pictures", "ppo", {})["network"]
+    assert (network["kind"], network.get("strides")) == ("cnn", strides)

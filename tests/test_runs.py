@@ -12,7 +12,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -34,7 +34,7 @@ from jaxpg.rollout import make_actor
 from jaxpg.runs import Callback, MetricsTable, Run, TrainedPolicy, load_policy, training
 from jaxpg.runs.export import export_policy, policy_program
 from jaxpg.runs.fitting import _name_of
-from jaxpg.runs.results import steps_per_second
+from jaxpg.runs.results import best_seed, last_evaluation, run_result, steps_per_second
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.health import last_checkpoint
@@ -87,6 +87,30 @@ def test_the_chunk_in_which_a_program_is_compiled_says_nothing_of_its_speed() ->
     assert steps_per_second(metrics) == 25
     assert np.isnan(steps_per_second({name: x[:2] for name, x in metrics.items()}))
     assert steps_per_second({name: x[1:3] for name, x in metrics.items()}) == 30  # without evaluations
+
+
+def test_an_evaluation_counts_where_all_seeds_have_it() -> None:
+    """Of three rows the last lacks one of two seeds; a state after 8 steps is older than the evaluation after 16."""
+    evaluations = np.array([[1.0, 2.0], [4.0, 3.0], [5.0, 6.0], [7.0, np.nan]])
+    assert last_evaluation(evaluations, 2).tolist() == [5, 6]
+    assert np.isnan(last_evaluation(None, 2)).tolist() == [True, True]
+    steps = np.array([[0, 0], [8, 8], [16, 16], [24, 24]])
+    rows = {"steps": steps, "evaluation_return": evaluations}
+    assert [best_seed(rows, np.array([n, n])) for n in (0, 8, 15, 16, 24)] == [1, 0, 0, 1, 1]
+    assert best_seed({"steps": steps}, np.array([24, 24])) == 0
+
+
+def test_the_score_before_training_is_of_a_row_without_steps() -> None:
+    rows = {
+        "steps": np.array([[0, 0], [8, 8]]),
+        "iterations": np.array([[0, 0], [1, 1]]),
+        "return": np.array([[np.nan, np.nan], [5.0, 6.0]]),
+        "evaluation_return": np.array([[1.0, 2.0], [3.0, 4.0]]),
+        "seconds": np.array([0.0, 2.0]),
+        "chunk_seconds": np.array([0.0, 1.0]),
+    }
+    assert run_result(rows).initial.tolist() == [1, 2]
+    assert run_result({name: x[1:] for name, x in rows.items()}).initial is None
 
 
 def test_tables_and_runs_are_compared_and_shown_without_their_arrays() -> None:
@@ -223,6 +247,28 @@ def test_actions_stay_within_their_bounds_and_samples_differ() -> None:
     assert np.abs(sampled).max() == 1.0
     assert len(np.unique(sampled.round(3), axis=0)) == 3
     np.testing.assert_array_equal(flown.act(np.ones(2)), flown.act(np.ones(2)))
+
+
+class Uniform(NamedTuple):
+    """A distribution between -1 and 1 that says what its mode is."""
+
+    value: jax.Array
+
+    def mode(self) -> jax.Array:
+        return self.value
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        return jax.random.uniform(key, self.value.shape, minval=-1.0)
+
+
+def test_places_of_a_batch_draw_samples_of_their_own() -> None:
+    policy = Policy(
+        init=lambda key: (),
+        start=lambda params, obs: (),
+        act=lambda params, memory, obs: (Uniform(obs), memory),
+        evaluate=lambda params, rollout: None,
+    )
+    assert len(np.unique(flying(tiny.target(), policy).act(np.ones((16, 2)), greedy=False))) == 32
 
 
 @pytest.mark.parametrize(
@@ -600,6 +646,26 @@ def test_an_exported_policy_acts_as_the_policy_does(network: Any, tmp_path: Path
     assert np.abs(samples[0] - samples[1]).max() > 0.01
     first, second = (np.asarray(act(obs[0], greedy=False)[0]) for _ in range(2))
     assert np.abs(first - second).max() > 0.01  # without a seed every call draws anew
+
+
+@WRITES
+def test_an_exported_policy_begins_with_the_memory_of_its_first_observation(tmp_path: Path) -> None:
+    """Here that is the observation itself, and the action ever after: zeros would be no memory of this policy."""
+    env = tiny.target()
+    policy = Policy(
+        init=lambda key: (),
+        start=lambda params, obs: obs,
+        act=lambda params, memory, obs: (Uniform(memory), memory),
+        evaluate=lambda params, rollout: None,
+    )
+    (tmp_path / "policy.jax").write_bytes(policy_program(actor_only(policy), (), env))
+    act, obs = load_policy.load(tmp_path / "policy.jax"), np.linspace(-0.9, 0.9, 12, dtype=np.float32).reshape(2, 3, 2)
+    actions, memory = act(obs[0])
+    np.testing.assert_array_equal(actions, obs[0])
+    actions, memory = act(obs[1], memory)
+    np.testing.assert_array_equal(actions, obs[0])
+    actions, _ = act(obs[1], memory, [False, True, False])
+    np.testing.assert_array_equal(actions, obs[[0, 1, 0], [0, 1, 2]])
 
 
 @WRITES

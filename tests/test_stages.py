@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,39 @@ def test_every_seed_begins_with_the_policy_of_the_same_seed() -> None:
     assert begun["w"].tolist() == [[90.0], [40.0], [70.0]]
     of_one_seed = warm_start._for_seeds({"w": jnp.array([[50.0]])}, [5], config)
     assert of_one_seed["w"].tolist() == [[50.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("heads", 2, 4),
+        ("kv_heads", 2, 1),
+        ("activation", "relu", "tanh"),
+        ("squash", True, False),
+        ("strides", (2, 1), (1, 2)),
+    ],
+)
+def test_parameters_of_the_same_shapes_may_be_of_another_network(name: str, theirs: Any, ours: Any) -> None:
+    config = resolve_config("catch", "a2c")
+    earlier, other, without = (
+        replace(config, network=network)
+        for network in ({name: theirs, "orthogonal": True}, {name: ours, "orthogonal": True}, {"orthogonal": False})
+    )
+    assert not warm_start._reads_alike(earlier, other)
+    assert warm_start._reads_alike(earlier, without)  # what only one of two kinds has says nothing
+
+
+def test_a_report_has_the_first_and_the_last_evaluation_of_a_stage(tmp_path: Path) -> None:
+    """As means over its seeds; the last row was not evaluated."""
+    accuracy = [[0.1, 0.3], [0.2, 0.2], [0.5, 0.7], [None, None]]
+    rows = [
+        {"steps": [i, i], "seconds": i, "chunk_seconds": 1, "evaluation_accuracy": x, "evaluation_length": [4.0, i]}
+        for i, x in enumerate(accuracy)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = stage_report.stage_rows([Stage("tuning", resolve_config("sort", "sft"), tmp_path)])
+    assert row.evaluation == {"accuracy": "0.2 → 0.6", "length": "2 → 3.5"}
+    assert (row.name, row.algorithm, row.policy, row.steps) == ("tuning", "sft", "new parameters", 3)
 
 
 @pytest.mark.full
