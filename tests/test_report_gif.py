@@ -13,8 +13,9 @@ from jaxpg.errors import UserError
 from jaxpg.report import render_gif
 from jaxpg.report.episodes import boards, gif
 from jaxpg.report.episodes.boards import _explore, _values, observations
-from jaxpg.report.episodes.canvas import BLUE, FAINT, RED, SKY, YELLOW, Canvas
+from jaxpg.report.episodes.canvas import BLUE, FAINT, GREEN, RED, SKY, YELLOW, Canvas, Scene
 from jaxpg.report.episodes.gif import HOLD, SCENES, draw_frame, trimmed
+from jaxpg.report.episodes.lander import _power
 from jaxpg.rollout.evaluation import RecordedEpisode, record_episode
 from jaxpg.types import Actor, Discrete, Env
 
@@ -70,6 +71,23 @@ def test_a_long_episode_keeps_its_speed_in_fewer_frames(tmp_path, monkeypatch):
     assert durations == [120, 120, 120, HOLD]  # steps 0, 3 and 6, and the end
     drawn = trimmed(episode)
     assert np.abs(last - np.asarray(draw_frame(env, SCENES["CartPole-v1"](env, drawn), drawn, 8), int)).mean() < 1.5
+
+
+def test_frames_follow_no_faster_than_viewers_show_them(tmp_path):
+    """A GIF counts hundredths of a second, and one alone is taken for a mistake."""
+    render_gif(envs.make("CartPole-v1"), some_episode(envs.make("CartPole-v1")), tmp_path / "play.gif", fps=1000)
+    with Image.open(tmp_path / "play.gif") as animation:
+        assert animation.info["duration"] == 20
+
+
+def test_a_caption_names_the_action():
+    named, nameless = (Scene((0, 1, 0, 1), None, fps=1, actions=names) for names in (("left", "coast", "right"), ()))
+    for env, scene, actions, words in (
+        (tiny.counter(), named, [0, 1, 2], ["left", "coast", "right"]),
+        (tiny.counter(), nameless, [1], ["action 1"]),
+        (tiny.target(), nameless, np.array([[0.5, -2.0]]), ["+0.50 -2.00"]),
+    ):
+        assert [gif._action_text(env, scene, action) for action in [*actions, None]] == [*words, "end"]
 
 
 def frame_of(name: str, action, **fields) -> np.ndarray:
@@ -147,6 +165,114 @@ def test_arrows_show_the_action():
         left, right = middle(frame_of(name, 0), color)[0], middle(frame_of(name, 2 if color == RED else 1), color)[0]
         assert left < right
     assert middle(frame_of("Pendulum-v1", [1.5]), BLUE)[0] < middle(frame_of("Pendulum-v1", [-1.5]), BLUE)[0]
+
+
+class Noted:
+    """A canvas that notes what is drawn: the shape and its arguments."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __getattr__(self, shape):
+        return lambda *arguments: self.shapes.append((shape, arguments))
+
+    def of(self, wanted):
+        return [arguments for shape, arguments in self.shapes if shape == wanted]
+
+
+def noted(scene, episode, t) -> Noted:
+    """What a scene draws of a step."""
+    canvas, action = Noted(), episode.actions[t] if t < len(episode.actions) else None
+    scene.draw(canvas, t, jax.tree.map(lambda x: x[t], episode.states), action)
+    return canvas
+
+
+def resting(env: Env, **start) -> RecordedEpisode:
+    """A first state, changed, that is the second one, too."""
+    state, obs = env.reset(jax.random.key(0))
+    state = state._replace(**start) if isinstance(state, tuple) else state.replace(**start)
+    twice = jax.tree.map(lambda x: np.stack([x, x]), (state, obs))
+    return RecordedEpisode(*twice, np.zeros(1, int), np.zeros(1, np.float32), np.asarray(1))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "settings", "start"),
+    [
+        ("FourRooms-misc", {"fail_prob": 0.0}, {"pos": jnp.array([4, 3])}),
+        ("cliff_walking", {}, {"position": jnp.int32(12 + 5)}),
+        ("frozen_lake", {"slippery": False}, {"position": jnp.int32(4 * 2 + 1)}),
+    ],
+    ids=["four rooms", "cliff", "lake"],
+)
+def test_an_arrow_points_where_its_action_leads(name, settings, start):
+    """By the steps of the environment, from a cell with four neighbours."""
+    env = envs.make(name, **settings)
+    episode, step = resting(env, **start), jax.jit(env.step)
+    scene, directions = SCENES[name](env, episode), set()
+    state = jax.tree.map(lambda x: x[0], episode.states)
+    for action in range(4):
+        after, _ = step(jax.random.key(action), state, jnp.int32(action))
+        states = jax.tree.map(lambda *x: np.stack(x), state, after)
+        first, last = (noted(scene, episode._replace(states=states, actions=np.array([action])), t) for t in (0, 1))
+        (here, *_), (there, *_) = first.of("circle")[-1], last.of("circle")[-1]
+        ((begin, end, *_),) = first.of("arrow")
+        assert last.of("arrow") == []
+        moved = np.subtract(there, here)
+        np.testing.assert_allclose(np.subtract(end, begin), 0.36 * moved, atol=1e-6)
+        directions.add(tuple(moved.tolist()))
+    assert directions == {(1, 0), (-1, 0), (0, 1), (0, -1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("cliff_walking", [True, False]), pytest.param("grid_world", [True, True], marks=pytest.mark.full)],
+)
+def test_ends_are_green_or_red_by_their_rewards(name, shown):
+    """The end of the cliff pays -1 as every step does, and is the goal: there is no other."""
+    env = envs.make(name)
+    episode = resting(env)
+    ((floor,),) = noted(SCENES[name](env, episode), episode, 0).of("stamp")
+    pixels = np.asarray(floor.image())
+    colors = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in (GREEN, RED)]
+    assert [bool((pixels == color).all(-1).any()) for color in colors] == shown
+
+
+def test_the_line_of_acrobot_is_green_where_the_foot_is_above_it():
+    def green(**angles):
+        frame = frame_of("Acrobot-v1", 1, **angles)
+        return (frame == [int(GREEN[i : i + 2], 16) for i in (1, 3, 5)]).all(-1).any()
+
+    assert green(joint_angle1=3.1416, joint_angle2=0)
+    assert not green(joint_angle1=0, joint_angle2=0)
+    assert not green(joint_angle1=1.5708, joint_angle2=0)
+
+
+def test_the_ball_of_catch_falls_to_the_paddle():
+    """Yellow above blue, in the cells that the agent sees."""
+    env = envs.make("Catch-bsuite")
+    episode = trimmed(some_episode(env, steps=4))
+    scene = SCENES[env.name](env, episode)
+    for t in range(5):
+        boxes = noted(scene, episode, t).of("box")
+        cells = {color: (9 - int(bottom), int(left)) for left, bottom, _, _, color, _ in boxes}
+        assert cells[SKY][0] == 9
+        assert cells[YELLOW][0] == t
+        assert sorted(map(list, cells.values())) == np.argwhere(np.reshape(episode.observations[t], (10, 5))).tolist()
+
+
+def test_the_flag_of_a_mountain_stands_at_its_goal():
+    """At 0.5, and at 0.45 where the push is a number: 12 pixels of 480 for two units."""
+    flags = [middle(frame_of(name, a, position=-0.5), RED)[0] for name, a in
+             (("MountainCar-v0", 1), ("MountainCarContinuous-v0", [0.0]))]  # fmt: skip
+    assert flags[0] - flags[1] == pytest.approx(12, abs=2)
+
+
+def test_flames_of_a_lander_are_those_of_its_engines():
+    """Main engine, and side engines, the left one negative; those of Gymnasium fire beyond 0 and 0.5."""
+    assert [_power(action, True) for action in range(4)] == [(0, 0), (0, -1), (1, 0), (0, 1)]
+    numbers = {(0.0, 0.5): (0, 0), (0.5, -0.75): (0.75, -0.75), (-1.0, 3.0): (0, 1), (3.0, -0.4): (1, 0)}
+    assert {action: _power(np.array(action), False) for action in numbers} == numbers
 
 
 @pytest.mark.parametrize("size", [4, 8])

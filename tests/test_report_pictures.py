@@ -365,6 +365,17 @@ def test_without_steps_the_axis_has_no_parts_of_a_step():
     assert [text.get_text() for text in axes.texts][-1] == "ppo: seeds without\nepisode return"
 
 
+def test_final_scores_are_dots_beside_their_mean_and_its_interval():
+    """In the order that they are given in, from the top down."""
+    finals = {"ppo": ([3.0, 5.0, 9.0], Estimate(*np.array([5.5, 4.0, 7.0]))), "a2c": ([1.0], Estimate(*np.ones(3)))}
+    (axes,) = finals_figure(finals, title="task").axes
+    assert [dots.get_offsets()[:, 0].tolist() for dots in axes.collections] == [[3, 5, 9], [1]]
+    lines = [(line.get_xdata().tolist(), set(line.get_ydata().tolist())) for line in axes.lines]
+    assert lines == [([4, 7], {0}), ([5.5], {0}), ([1, 1], {1}), ([1], {1})]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ppo", "a2c"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+
+
 def test_long_names_leave_room_for_the_final_scores():
     name = "my_long.module_name:spo_with_a_quadratic_wall, environment_settings.living_cost = 0.25"
     estimate = report.bootstrap(np.arange(5.0))

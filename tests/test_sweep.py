@@ -384,6 +384,44 @@ def test_a_map_says_what_its_cells_have(seeds: int, heading: str, monkeypatch: p
     assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
+def test_each_cell_of_a_map_is_its_point_and_a_frame_is_around_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 x 3 x 2 points, the last setting varying fastest: two maps, of three columns and two rows each."""
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    grid = {"gamma": [0.9, 0.99], "num_envs": [4, 8, 16], "clip": [0.1, 0.2]}
+    points = list(itertools.product(*grid.values()))
+    scores = [7 * place % 12 + 1 for place in range(12)]  # the best is the one at place 5
+    heatmap.sweep_figure(grid, np.repeat(np.float64(scores)[:, None], 5, 1), "map.png", title="")
+    shown: dict[tuple[float, ...], list[float]] = {}
+    framed = []
+    for axes in drawn[0].axes:
+        gamma = float(axes.get_title().removeprefix("gamma "))
+        across, down = (
+            [float(label.get_text()) for label in labels] for labels in (axes.get_xticklabels(), axes.get_yticklabels())
+        )
+        for text in axes.texts:  # the value, and its interval below
+            column, row = map(round, text.get_position())
+            numbers = [float(number) for number in re.findall(r"[\d.]+", text.get_text())]
+            shown.setdefault((gamma, across[column], down[row]), []).extend(numbers)
+        for (row, column), value in np.ndenumerate(axes.images[0].get_array()):
+            shown[gamma, across[column], down[row]].append(value)
+        for patch in axes.patches:
+            column, row = map(round, patch.get_center())
+            framed.append((gamma, across[column], down[row]))
+    assert shown == {point: [score] * 4 for point, score in zip(points, scores, strict=True)}
+    assert framed == [points[5]]
+
+
+def test_a_row_of_the_table_is_a_point_with_its_means_and_what_diverged() -> None:
+    scores = np.array([[1.0, 1, 1, 1, 6], [5.0, 5, 5, 5, 5], [9.0, 9, np.nan, 9, np.nan]])
+    table = heatmap.sweep_table({"learning_rate": [0.1, 0.2, 0.3]}, scores, title="")
+    columns = {str(column.header): [cell.plain for cell in column.cells] for column in table.columns}
+    assert columns["learning_rate"] == ["0.2", "0.1", "0.3"]
+    assert [cell.partition(" ")[0] for cell in columns["IQM [95%]"]] == ["5.000", "1.000", "–"]
+    assert columns["mean"] == ["5.000", "2.000", "–"]
+    assert columns["diverged"] == ["", "", "2"]
+
+
 def test_a_curve_of_equal_scores_is_drawn_and_goes_from_left_to_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounded mean of equal scores may be beside their interval, by how they lie in memory: on either side here."""
     drawn, value = [], np.array([3.0, 1.0, 2.0])
