@@ -159,7 +159,7 @@ class _Group:
         for i in which:
             self._over[i] = self._resting[i] = False
             self._began[i] = self.calls
-        self._all_run = not np.count_nonzero(self._over | self._resting)
+        self._all_run = not np.count_nonzero(self._over)  # those that rest are over
         obs = self._source.convert(self._vector.begin(wanted, seeds))
         self._check(obs, self._going_on, wanted)
         return obs
@@ -175,7 +175,7 @@ class _Group:
             self._going_on[:, 0] = reward
             self._check(obs, self._going_on)
             return obs, self._going_on
-        running = ~(self._over | self._resting)
+        running = ~self._over  # one that rests in a replay returns nothing new
         terminated, truncated = running & terminated, running & truncated
         if np.count_nonzero(truncated):
             self._check_truncations(truncated & ~terminated)
