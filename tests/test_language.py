@@ -237,6 +237,20 @@ def test_the_scores_of_a_long_text_are_never_whole(machine_with):
     assert in_blocks < 0.2 * whole
 
 
+def test_the_decoder_begins_with_weights_of_its_widths():
+    """What a block adds is smaller the more blocks there are; a SwiGLU layer has a multiple of 8 features."""
+    policy, _ = language.transformer(ENV, width=64, layers=3, heads=4, kv_heads=2)
+    params = tiny.jit(policy.init)(jax.random.key(0))["params"]
+    inward, outward = 64**-0.5, (2 * 3 * 64) ** -0.5
+    for i in range(3):
+        block = {name: x["kernel"] for name, x in params[f"blocks_{i}"].items() if "kernel" in x}
+        assert block["gate_up"].shape == (64, 2 * 176)  # 2.67 x 64 is nearly 171
+        for name, std in {"qkv": inward, "gate_up": inward, "out": outward, "down": outward}.items():
+            np.testing.assert_allclose(block[name].std(), std, rtol=0.05)
+    np.testing.assert_allclose(params["embedding"]["embedding"].std(), inward, rtol=0.15)
+    np.testing.assert_allclose(params["head"]["kernel"].std(), 0.1 * inward, rtol=0.15)
+
+
 def test_rotation_sees_distances_only():
     q, k = (jax.random.normal(jax.random.key(i), (1, 1, 8)) for i in range(2))
 

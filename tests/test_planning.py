@@ -11,9 +11,10 @@ from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
 from scipy.optimize import linprog
 
 from jaxpg import envs, values
+from jaxpg.envs.mdps import grid_of
 from jaxpg.envs.reachability import check_mdp
 from jaxpg.errors import UserError
-from jaxpg.values.planning import smallest_change
+from jaxpg.values.planning import greedy_policy, smallest_change
 
 GAMMAS = (0.9, 0.99, 1.0)
 
@@ -74,6 +75,33 @@ def test_start_states_are_gymnasiums():
         np.testing.assert_allclose(make().start, gymnasiums(**settings).initial_state_distrib, atol=1e-6)
 
 
+GRIDS = {
+    "grid_world": {"rows": 3, "columns": 4, "walls": [(1, 1), (-1, -1)], "goal": (0, -2), "trap": (1, 2)},
+    "frozen_lake": {"size": 8, "slippery": False},
+    "cliff_walking": {},
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_grid_of_a_world_is_that_of_its_states(name):
+    """Cells with a label are ends, walls and the cliff; from any other an action leads where its move points."""
+    mdp, grid = envs.MDPS[name](**GRIDS[name]), grid_of(name, GRIDS[name])
+    dense = envs.to_dense(mdp) if isinstance(mdp, envs.SparseMDP) else mdp
+    P, terminal, pays = np.asarray(dense.P), np.asarray(dense.terminal), np.asarray(dense.R).max((0, 1)) > 0
+    size = grid.rows, grid.columns
+    labelled = np.zeros(size, bool)
+    for cell, label in grid.labels.items():
+        labelled[cell], state = True, np.ravel_multi_index(cell, size)
+        assert (label in ("+1", "goal")) == (terminal[state] if name == "cliff_walking" else pays[state])
+    np.testing.assert_array_equal(labelled.ravel(), terminal | (P.sum((0, 1)) == 0))
+    for cell in np.argwhere(~labelled):
+        for action, move in enumerate(grid.moves):
+            reached = tuple(np.clip(cell + move, 0, np.array(size) - 1).tolist())
+            if grid.labels.get(reached) != "":
+                likeliest = P[np.ravel_multi_index(cell, size), action].argmax()
+                assert np.unravel_index(likeliest, size) == reached
+
+
 def linear_program(mdp, gamma):
     """Optimal values as the least v with v >= r + gamma P v for every action. Source: Puterman 1994, section 6.9."""
     P, r = np.asarray(mdp.P) * ~np.asarray(mdp.terminal), np.asarray((mdp.P * mdp.R).sum(-1))
@@ -110,6 +138,34 @@ def test_policy_evaluation_is_the_linear_solve():
             swept = values.policy_evaluation(form, policy, 0.95, tolerance=1e-9, order=order)
             np.testing.assert_allclose(swept, envs.state_values(mdp, policy, 0.95), atol=1e-8)
         np.testing.assert_allclose(envs.state_values(form, policy, 0.95), envs.state_values(mdp, policy, 0.95))
+
+
+PLANNED = {
+    "value iteration": lambda mdp: values.value_iteration(mdp, 0.9).values,
+    "policy iteration": lambda mdp: values.policy_iteration(mdp, 0.9).values,
+    "policy evaluation": lambda mdp: values.policy_evaluation(mdp, jnp.full((5, 2), 0.5), 0.9),
+    "finite horizon": lambda mdp: values.finite_horizon(mdp, 0.9, 3).values,
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_what_terminal_states_hold_is_in_no_plan(name):
+    """Their values are 0 whatever is rewarded there, and wherever they seem to lead."""
+    mdp = envs.random_mdp(jax.random.key(0), 5, 2)
+    ends = mdp.terminal[:, None, None]
+    poisoned = mdp._replace(R=jnp.where(ends, 1000.0, mdp.R), P=jnp.where(ends, 0.2, mdp.P))
+    found = PLANNED[name](poisoned)
+    np.testing.assert_allclose(found, PLANNED[name](mdp), atol=1e-9)
+    np.testing.assert_array_equal(found[..., mdp.terminal], 0)
+
+
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_of_actions_that_differ_by_rounding_the_first_is_taken(gamma):
+    P = jnp.zeros((2, 2, 2)).at[:, :, 1].set(1.0)
+    for more, best in ((2.0**-52, 0), (1e-9, 1)):
+        R = jnp.zeros((2, 2, 2)).at[0, :, 1].set(jnp.array([1.0, 1.0 + more]))
+        mdp = envs.MDP(P, R, jnp.array([1.0, 0.0]), jnp.array([False, True]))
+        assert greedy_policy(mdp, jnp.zeros(2), gamma)[0].argmax() == best
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.9, 0.99])
@@ -397,6 +453,8 @@ def test_what_has_values_is_not_refused():
         (lambda: envs.grid_world(4, 4, goal=(4, 0)), "outside of the 4 x 4 grid"),
         (lambda: envs.grid_world(4, 4, walls=[(0, 3)]), "walls and goal are both in the cell"),
         (lambda: envs.grid_world(4, 4, trap=(0, 3)), "trap and goal are both in the cell"),
+        (lambda: envs.grid_world(4, 4, start=(0, 3)), "start and goal are both in the cell"),
+        (lambda: envs.grid_world(4, 4, start=(-5, 0)), r"start \(-5, 0\) is outside of the 4 x 4 grid"),
         (lambda: envs.random_walk(4), "length must be odd and positive"),
     ],
 )

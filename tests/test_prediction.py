@@ -45,6 +45,18 @@ def episodes(played):
         yield [step for step, mask in zip(steps, np.asarray(played.mask)[:, e], strict=True) if mask]
 
 
+def test_an_action_and_its_outcome_are_drawn_apart():
+    """Of two actions with two outcomes each, every pair comes as often as the product of its probabilities says."""
+    first = jnp.array([[0.0, 0.3, 0.7], [0.0, 0.6, 0.4]])
+    P = jnp.stack([first, *(jnp.tile(jnp.eye(3)[s], (2, 1)) for s in (1, 2))])
+    R = jnp.zeros((3, 2, 3)).at[0].set(jnp.array([[0.0, 1, 2], [0, 11, 12]]))
+    mdp = envs.MDP(P, R, jnp.eye(3)[0], jnp.arange(3) > 0)
+    policy, settings = jnp.tile(jnp.array([0.4, 0.6]), (3, 1)), {"num_episodes": 20_000, "time_limit": 1}
+    reward = np.asarray(values.sample_episodes(mdp, policy, jax.random.key(0), **settings).reward)
+    expected = {1: 0.4 * 0.3, 2: 0.4 * 0.7, 11: 0.6 * 0.6, 12: 0.6 * 0.4}
+    assert {r: (reward == r).mean() for r in expected} == pytest.approx(expected, abs=0.02)
+
+
 @pytest.mark.parametrize("first_visit", [True, False])
 def test_monte_carlo_is_a_mean_of_returns(first_visit):
     played, start = experience(), jnp.full(4, 7.0)
@@ -134,6 +146,17 @@ def test_first_visits_are_unbiased_and_every_visit_is_not():
     assert float(every.mean()) == pytest.approx(
         0.5, abs=5 * float(every.std()) / runs**0.5
     )  # mean of (0 + ... + n)/(n+1)
+
+
+def test_errors_are_over_runs_and_over_the_states_that_count():
+    rng = np.random.default_rng(0)
+    estimates, exact, counts = rng.normal(size=(7, 3, 5)), rng.normal(size=5), np.array([0, 1, 1, 0, 1], bool)
+    error = (estimates - exact)[..., counts]
+    estimates[..., ~counts] = 1000.0
+    found = values.prediction_error(*map(jnp.asarray, (estimates, exact, counts)))
+    np.testing.assert_allclose(found.bias, np.sqrt((error.mean(0) ** 2).mean(-1)))
+    np.testing.assert_allclose(found.sd, np.sqrt(error.var(0).mean(-1)))
+    np.testing.assert_allclose(found.rmse, np.sqrt((error**2).mean((0, 2))))
 
 
 def test_errors_on_the_random_walk():

@@ -237,6 +237,9 @@ def test_a_step_of_fine_tuning(end, seen, plain_descent):
     assert abs(gradient[:, end]).max() > 1e-3  # the end is learned
     np.testing.assert_allclose(metrics["loss"], -sum(total for total, *_ in rows) / count, rtol=1e-5)
     np.testing.assert_allclose(after.params.policy, state.params.policy - 0.5 * gradient, rtol=1e-4, atol=1e-6)
+    p = np.asarray(jax.nn.softmax(state.params.policy), np.float64)
+    entropies = [-(p[s] * np.log(p[s])).sum() for b in range(BATCH) for s, _ in real_tokens(prompt, tokens, b, end)]
+    np.testing.assert_allclose(metrics["entropy"], np.mean(entropies), rtol=1e-4)
     np.testing.assert_allclose(metrics["gradient_norm"], np.sqrt((gradient**2).sum()), rtol=1e-4)
     assert metrics["steps"] == after.steps == count
     assert metrics["steps"].dtype == np.int32
@@ -280,35 +283,39 @@ SLOW_SLOPES = {
 }
 
 
-@pytest.mark.parametrize("loss", SLOW_SLOPES)
-def test_a_step_of_dpo(loss, seen, plain_descent):
+@pytest.mark.parametrize(("loss", "smoothing"), [*((loss, 0.0) for loss in SLOW_SLOPES), ("sigmoid", 0.2)])
+def test_a_step_of_dpo(loss, smoothing, seen, plain_descent):
     """The second one, when policy and reference differ: slope(h) (∇ log π(y_c) - ∇ log π(y_r)), averaged over pairs."""
     beta = 0.7
-    learner = dpo(word_pairs(), table(), batch_size=4, learning_rate=0.5, max_grad_norm=None, beta=beta, loss=loss)
+    settings = {"learning_rate": 0.5, "max_grad_norm": None, "label_smoothing": smoothing}
+    learner = dpo(word_pairs(), table(), batch_size=4, beta=beta, loss=loss, **settings)
     state = initial(learner)
     reference = np.asarray(state.params.policy)
     state, _ = step(learner, state)
     after, metrics = step(learner, state, 1)
     equal(after.reference, reference)
     prompt, tokens = seen[-1]
-    slopes, margins, gradient, count = [], [], np.zeros((V, V)), 0
+    slope_of, written, margins, gradient, count = SLOW_SLOPES[loss], [], [], np.zeros((V, V)), 0
     for i in range(4):
         side = []
         for b in (2 * i, 2 * i + 1):
             total, slope, n = slow_log_prob(state.params.policy, prompt, tokens, b, 1)
             by = n if loss == "ipo" else 1
             before, _, _ = slow_log_prob(reference, prompt, tokens, b, 1)
-            side.append(((total - before) / by, slope / by))
+            side.append(((total - before) / by, slope / by, total / by))
             count += n
         h = side[0][0] - side[1][0]
         margins.append(beta * h)
-        slopes.append(SLOW_SLOPES[loss](h, beta))
-        gradient += slopes[-1] * (side[0][1] - side[1][1]) / 4
+        written.append([log_prob for *_, log_prob in side])
+        of_h = (1 - smoothing) * slope_of(h, beta) - smoothing * slope_of(-h, beta)
+        gradient += of_h * (side[0][1] - side[1][1]) / 4
     assert abs(gradient).max() > 1e-2
     np.testing.assert_allclose(after.params.policy, state.params.policy - 0.5 * gradient, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(metrics["margin"], np.mean(margins), rtol=1e-3, atol=1e-5)
     assert metrics["reward_accuracy"] == np.mean(np.array(margins) > 0)
     np.testing.assert_allclose(metrics["reward_chosen"] - metrics["reward_rejected"], metrics["margin"], atol=1e-5)
+    log_probs = [metrics["log_prob_chosen"], metrics["log_prob_rejected"]]
+    np.testing.assert_allclose(log_probs, np.mean(written, 0), rtol=1e-4)
     assert metrics["steps"] - state.steps == count
 
 
@@ -320,7 +327,7 @@ def test_a_step_of_the_reward_model(seen, plain_descent):
     after, metrics = step(learner, state)
     prompt, tokens = seen[-1]
     worth = np.asarray(state.params.critic, np.float64)
-    loss, gradient, right = 0.0, np.zeros(V), 0
+    loss, gradient, right, scores = 0.0, np.zeros(V), 0, []
     for i in range(4):
         sides = []
         for b in (2 * i, 2 * i + 1):
@@ -328,6 +335,7 @@ def test_a_step_of_the_reward_model(seen, plain_descent):
             r = math.tanh(worth @ counts)
             sides.append((r, (1 - r**2) * counts))
         (c, dc), (r, dr) = sides
+        scores.append((c, r))
         p = 1 / (1 + math.exp(-(c - r - margin)))
         loss += (-math.log(p) + centring * (c + r) ** 2) / 4
         gradient += (-(1 - p) * (dc - dr) + 2 * centring * (c + r) * (dc + dr)) / 4
@@ -335,6 +343,8 @@ def test_a_step_of_the_reward_model(seen, plain_descent):
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
     np.testing.assert_allclose(after.params.critic, worth - 0.5 * gradient, rtol=1e-4, atol=1e-5)
     assert metrics["accuracy"] == right
+    found = [metrics["reward_chosen"], metrics["reward_rejected"]]
+    np.testing.assert_allclose(found, np.mean(scores, 0), rtol=1e-4, atol=1e-6)
     assert after.params.policy == ()
 
 
@@ -372,6 +382,16 @@ def test_a_step_of_the_process_reward_model(plain_descent):
     np.testing.assert_allclose(metrics["accuracy"], np.mean(agree), rtol=1e-6)
     np.testing.assert_allclose(after.params.critic, worth - 0.5 * np.mean(gradients, 0), rtol=1e-4, atol=1e-6)
     assert metrics["steps"] == sum(counts)
+
+
+def test_a_gradient_is_scaled_down_to_its_limit(plain_descent):
+    """The norm that is reported is that of before."""
+    learner = make("sft", max_grad_norm=0.01)
+    state = initial(learner)
+    after, metrics = step(learner, state)
+    assert metrics["gradient_norm"] > 0.05
+    moved = np.asarray(after.params.policy, np.float64) - np.asarray(state.params.policy, np.float64)
+    np.testing.assert_allclose(np.sqrt((moved**2).sum()), 0.1 * 0.01, rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -568,6 +588,13 @@ def test_slips_happen_before_the_end_at_their_rate():
     assert abs((tokens[:, :3] != 2).mean() - 0.5 * (1 - 1 / V)) < 0.03
 
 
+def test_a_slip_writes_any_token():
+    task = words()._replace(demonstration=lambda problem, key: jnp.array([2, 2, 2, 1, 0]))
+    write = corrupted_demonstrations(task, rate=1.0)
+    tokens = np.asarray(tiny.jit(jax.vmap(lambda key: write((), key)))(jax.random.split(KEY, 3000)))[:, :3]
+    np.testing.assert_allclose(np.bincount(tokens.ravel(), minlength=V) / tokens.size, 1 / V, atol=0.02)
+
+
 def test_recorded_pairs_are_drawn_whole_and_each_from_its_split():
     def numbered(numbers):
         number = jnp.array(numbers)[:, None]
@@ -612,6 +639,17 @@ def test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge(tmp_path):
         assert set(train.is_held_out(prompts)) == {held_out}
     np.testing.assert_array_equal(some.chosen[:, :3], some.rejected[:, 2::-1])
     np.testing.assert_array_equal(some.chosen[:, 3], train.vocabulary.end)
+
+
+def test_the_judge_of_a_task_is_as_sharp_and_has_as_many_pairs_as_is_set():
+    train, test = (reverse(length=3, letters=6, min_length=3, split=split) for split in ("train", "test"))
+    few = drawn(make_pairs(train, test, slip_rate=0.3, num_pairs=5).draw)
+    rows = zip(*(np.asarray(x) for x in (few.prompt.tokens, few.chosen, few.rejected)), strict=True)
+    assert len({tuple(x.tobytes() for x in row) for row in rows}) == 5
+    blind = drawn(make_pairs(train, test, slip_rate=0.3, sharpness=0.0).draw, 512)
+    backwards = np.asarray(blind.prompt.tokens)[:, 2::-1]
+    chosen, rejected = ((np.asarray(x)[:, :3] == backwards).all(1) for x in (blind.chosen, blind.rejected))
+    assert 0.35 < chosen[chosen != rejected].mean() < 0.65
 
 
 def test_held_out_accuracy_by_hand():

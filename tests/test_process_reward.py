@@ -15,8 +15,9 @@ from refusals import refused
 from test_text_steps import babbler, slow_steps, spelled
 
 from jaxpg.cli.main import main
-from jaxpg.envs.text import CHARACTERS, TASKS, best_of_n, json_lines, labelled_steps, majority_vote, text_env
+from jaxpg.envs.text import CHARACTERS, PAD, TASKS, best_of_n, json_lines, labelled_steps, majority_vote, text_env
 from jaxpg.envs.text import weighted_vote as weighted_vote_of
+from jaxpg.envs.text.labelled_steps import StepData
 from jaxpg.errors import UserError
 from jaxpg.experiments.build import build, reward_network
 from jaxpg.experiments.config import resolve_config, to_dict
@@ -24,15 +25,24 @@ from jaxpg.experiments.stages import check_plan, plan_stages, runs_named
 from jaxpg.experiments.warm_start import build_experiment
 from jaxpg.models.generation import completion_rollout
 from jaxpg.models.language_model import RewardModel, transformer_reward_model
-from jaxpg.preferences import checked_steps, held_out_step_accuracy, judged_by_model, make_step_labels, selecting_env
-from jaxpg.preferences.selection import by_process
-from jaxpg.preferences.step_labels import label_rollout
+from jaxpg.preferences import (
+    LabelledCompletion,
+    StepLabels,
+    checked_steps,
+    held_out_step_accuracy,
+    judged_by_model,
+    make_step_labels,
+    selecting_env,
+    step_labels,
+)
+from jaxpg.preferences.selection import by_outcome, by_process
+from jaxpg.preferences.step_labels import label_rollout, stored_steps
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.episodes import episodic
 from jaxpg.rollout.evaluation import evaluate
 from jaxpg.training import run_directory
 from jaxpg.training.loop import train
-from jaxpg.types import Outcome
+from jaxpg.types import Outcome, Prompt
 
 KEY = jax.random.key(0)
 PARITY = {"length": 6, "think": True, "max_tokens": 9}
@@ -95,6 +105,42 @@ def test_a_rollout_of_labels_keeps_what_is_behind_the_end_out():
     assert (np.asarray(part.steps.reward.T)[~real] == 0).all()
 
 
+def test_the_last_step_is_right_if_the_answer_is():
+    """Whatever the scratchpad says; the other steps keep their own labels."""
+    task = TASKS["parity"](length=6, think=True)
+    problem = task.draw(KEY)
+    tokens = task.demonstration(problem, KEY)
+    last = int((tokens != PAD).sum()) - 1
+    zero, one = map(CHARACTERS.id, "01")
+    wrong = tokens.at[last - 2].set(zero + one - tokens[last - 2])
+    judge = tiny.jit(partial(step_labels._judge, task, problem))
+    (ends, right), (same_ends, spoiled) = (jax.tree.map(np.asarray, judge(x)) for x in (tokens, wrong))
+    np.testing.assert_array_equal(ends, same_ends)
+    assert ends[last]
+    assert (right[last], spoiled[last]) == (1, 0)
+    np.testing.assert_array_equal(right[ends], 1)
+    np.testing.assert_array_equal(spoiled[ends][:-1], 1)
+
+
+def test_labels_that_a_task_gives_are_made_as_they_are_set(monkeypatch):
+    monkeypatch.setattr(step_labels, "checked_steps", lambda *given, **settings: (given, settings))
+    given, settings = (parity(), parity("test"), babbler()), {"num_completions": 7, "label_noise": 0.25}
+    assert make_step_labels(*given, **settings) == (given, settings)
+
+
+def test_stored_steps_are_drawn_whole_and_each_from_its_split():
+    def numbered(*numbers):
+        number = jnp.array(numbers)[:, None]
+        return StepData(Prompt(number, number > 0), number + 100, number + 200.0)
+
+    source = stored_steps(numbered(1, 2, 3), numbered(7, 8), end=1)
+    for draw, numbers in ((source.draw, {1, 2, 3}), (source.held_out, {7, 8})):
+        some = drawn(draw, 100, ())
+        assert set(some.prompt.tokens[:, 0].tolist()) == numbers
+        np.testing.assert_array_equal(some.prompt.tokens + 100, some.tokens)
+        np.testing.assert_array_equal(some.prompt.tokens + 200, some.label)
+
+
 def counting_model():
     """Scores that are read off the tokens: +4 at a 0, -4 at anything else."""
 
@@ -104,6 +150,27 @@ def counting_model():
     return RewardModel(
         lambda key: jnp.ones(()), lambda params, rollout: token_scores(params, rollout)[-1], token_scores
     )
+
+
+def test_agreement_is_told_apart_for_right_and_for_wrong_steps():
+    """The model takes every 0 for right: both of the right steps are such, and two of three wrong ones."""
+    zero, one, end = CHARACTERS.id("0"), CHARACTERS.id("1"), CHARACTERS.end
+    tokens, prompt = jnp.array([zero, zero, one, zero, zero, end]), Prompt(jnp.array([one]), jnp.array([True]))
+
+    def measured(*labels):
+        completion = LabelledCompletion(prompt, tokens, jnp.array([*labels, -1.0]))
+        source = StepLabels(lambda writer, key: 1 / 0, lambda writer, key: completion, end)
+        return held_out_step_accuracy(source, counting_model(), jnp.ones(()), (), KEY, num_completions=3)
+
+    np.testing.assert_allclose(measured(1.0, 1.0, 0.0, 0.0, 0.0), [3 / 5, 1, 1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(measured(0.0, 0.0, 0.0, 0.0, 0.0), [1 / 5, np.nan, 1 / 5], rtol=1e-6)
+
+
+def test_a_completion_weighs_what_its_score_says_that_it_is_right():
+    tokens = jnp.array([[CHARACTERS.id("0")], [CHARACTERS.id("1")]])
+    rollout = completion_rollout(Prompt(tokens, tokens > 0), tokens, end=CHARACTERS.end)
+    found = by_outcome(parity(), counting_model(), jnp.ones(()), rollout)
+    np.testing.assert_allclose(jnp.exp(found), [1 / (1 + np.exp(-4)), 1 / (1 + np.exp(4))], rtol=1e-5)
 
 
 @pytest.mark.full
@@ -178,7 +245,7 @@ def test_what_a_model_selects_is_measured_by_its_weights():
     """Of groups of four whose answers differ: the best one, and the vote weighted by e to the score."""
     rng = np.random.default_rng(0)
     answer, right, score = rng.integers(0, 3, 80), rng.integers(0, 2, 80), rng.normal(size=80) - 50
-    parts = {"accuracy": jnp.float32(right), "model_score": jnp.float32(score)}
+    parts = {"accuracy": jnp.float32(np.where(right, 1.0, 0.5)), "model_score": jnp.float32(score)}
     outcome = Outcome(jnp.zeros(80), parts, answer=jnp.asarray(answer))
     env = selecting_env(text_env(parity()), parity(), counting_model(), jnp.ones(()), by_process)
     found = env.measure(outcome, jnp.ones(80, jnp.int32), 4)
@@ -250,6 +317,14 @@ def test_labels_that_do_not_fit_the_steps_are_refused(change, sentence, tmp_path
     path = written(tmp_path, RECORDS[0], RECORDS[1] | change, *RECORDS[2:])
     with pytest.raises(UserError, match=sentence):
         labelled_steps(path, TASKS["parity"](length=6, think=True))
+
+
+def test_labelled_completions_have_at_most_the_tokens_of_the_task(tmp_path):
+    """Eight, its end included: that many are read, and with one less allowed none."""
+    path, settings = written(tmp_path, *RECORDS), {"length": 6, "think": True}
+    assert labelled_steps(path, TASKS["parity"](**settings, max_tokens=8)).tokens.shape[1] == 8
+    with pytest.raises(UserError, match="line 1: the completion has 8 tokens with its end, more than max_tokens = 7"):
+        labelled_steps(path, TASKS["parity"](**settings, max_tokens=7))
 
 
 def test_steps_of_ones_own_texts_end_with_their_separator(tmp_path):

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxpg import envs, parallel, preferences
 from jaxpg.envs import text
 from jaxpg.envs.text import CHARACTERS, END, PAD, TASKS, Vocabulary, json_lines, jsonl, preference_pairs, text_env
-from jaxpg.envs.text.jsonl_reader import encode_fields, pad_rows
+from jaxpg.envs.text.jsonl_reader import encode_fields, held_out_share, pad_rows
 from jaxpg.envs.text.matching import extract_answer
 from jaxpg.envs.text.rewards import grade, make_reward
 from jaxpg.errors import UserError
@@ -226,6 +226,19 @@ def test_more_held_out_holds_out_more(write):
     shares = [len(drawn(json_lines(path, split="test", held_out=h), 4000)) / 500 for h in (0.05, 0.4, 1.0)]
     np.testing.assert_allclose(shares, [0.05, 0.4, 1.0], atol=0.07)
     assert len(drawn(json_lines(path, held_out=0), 8000)) == 500
+
+
+def test_a_split_says_how_many_problems_it_has(write):
+    train, test = (json_lines(write(SUMS), split=split, held_out=0.3) for split in ("train", "test"))
+    assert [task.num_problems for task in (train, test)] == [len(drawn(task)) for task in (train, test)]
+    assert train.num_problems + test.num_problems == len(SUMS)
+
+
+def test_space_around_a_prompt_moves_it_into_no_other_split():
+    """What differs by that alone is the same question, whose answer would be known from the other split."""
+    prompts, split = [f"{i}+{i}" for i in range(200)], held_out_share(0.5)
+    assert split(prompts) == split([f" {prompt}\n" for prompt in prompts])
+    assert 0.3 < np.mean(split(prompts)) < 0.7
 
 
 @pytest.mark.parametrize("records", [SUMS, [SPOKEN]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -149,6 +150,32 @@ def test_prompts_and_demonstrations_are_what_a_person_would_write(name, think):
         text = f"<think>{thoughts}</think><answer>{answer}</answer>" if think else answer
         right = [*CHARACTERS.encode(text), END]
         assert tokens == right + [PAD] * (tasks[think].max_tokens - len(right))
+
+
+LENGTHS = {
+    "reverse": (range(3, 6), "[a-j]"),
+    "sort": (range(3, 6), "[a-j]"),
+    "modular_chain": (range(2, 5), "[0-9]"),
+    "parity": (range(6, 13), "[01]"),
+    "permutations": (range(3, 7), "[1-5][1-5]"),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_every_length_is_equally_likely(name):
+    lengths, item = LENGTHS[name]
+    prompts = sample(name).prompts
+    found = Counter(len(re.findall(item, prompt)) for prompt in prompts)
+    assert found.keys() == set(lengths)
+    share = 1 / len(lengths)
+    for number in found.values():
+        assert abs(number / len(prompts) - share) < 4 * (share * (1 - share) / len(prompts)) ** 0.5
+
+
+def test_every_number_of_digits_is_equally_likely():
+    terms = [term for prompt in drawn(TASKS["addition"](), 4000) for term in re.findall("[0-9]+", prompt)]
+    found = Counter(map(len, terms))
+    np.testing.assert_allclose([found[digits] / len(terms) for digits in (1, 2, 3)], 1 / 3, atol=0.02)
 
 
 @pytest.mark.parametrize(("name", "think"), BOTH)

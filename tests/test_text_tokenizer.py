@@ -121,6 +121,19 @@ def test_special_tokens_of_a_file_are_never_read_from_a_text(saved):
     assert not set(ids.values()) & set(ours.encode(attack))
     assert ours.decode(ours.encode(attack)) == attack
     assert ours.encode("<answer>") == [ids["<answer>"]]
+    written = [ids["<answer>"], *ours.encode("42"), ids["</answer>"]]
+    assert ours.decode(written) == "<answer>42</answer>"  # what a policy writes is read with its tags
+
+
+def test_what_a_file_puts_around_a_text_is_left_out(saved, tmp_path):
+    """Tokens of a beginning and an end, as BERT's has them."""
+    tokenizer, path = trained("words"), tmp_path / "template.json"
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[UNK] $A [UNK]", special_tokens=[("[UNK]", 0)]
+    )
+    tokenizer.save(str(path))
+    assert len(tokenizer.encode("add 14").ids) == 4
+    assert tokenizer_file(path).encode("add 14") == tokenizer_file(saved("words")).encode("add 14")
 
 
 def test_vocabularies_are_compared_by_their_tokens(saved, tmp_path):

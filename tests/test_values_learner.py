@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxpg import networks, values
+from jaxpg import networks, update, values
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import parts
@@ -20,7 +21,8 @@ from jaxpg.models.layers import LayerNorm, RMSNorm
 from jaxpg.types import Params
 from jaxpg.values import replay_learning, targets
 from jaxpg.values.deep_q import Parts
-from jaxpg.values.q_networks import q_network
+from jaxpg.values.q_networks import QNetwork, q_network
+from jaxpg.values.replay import Drawn, NStep
 from jaxpg.vectorize import where_in_batch
 
 mlp = partial(values.mlp, hidden=(4,), activation="tanh")
@@ -105,6 +107,116 @@ def test_a_batch_is_drawn_from_the_steps_that_are_stored_and_no_others():
         assert (int(window.cursor), int(window.filled)) == (steps % 9, min(steps, 9))
 
 
+def test_every_new_step_can_be_drawn():
+    """Three steps of each of four environments an iteration, all with the priority of steps not yet drawn."""
+    env = tiny.counter()
+    algorithm = values.prioritized_dqn(
+        num_envs=4, train_frequency=3, repeats=1, learning_starts=10**6, batch_size=8, buffer_size=36
+    )
+    learner = values.deep_q(env, mlp(env), algorithm)
+    step, state = tiny.jit(learner.step), tiny.jit(learner.init)(jax.random.key(0))
+    for steps in (3, 6):
+        state, _ = step(state, jax.random.key(steps))
+        (priorities,) = state.runner.replay.sampling.levels
+        there = np.arange(9) < steps
+        np.testing.assert_array_equal(priorities.reshape(4, -1)[:, :9], np.broadcast_to(there, (4, 9)))
+
+
+def test_the_steps_of_an_iteration_are_in_the_order_of_time():
+    """Of four rounds of three steps each: every successor that is known is one second on, also where time is out."""
+    env = tiny.counter()
+    algorithm = values.dqn(num_envs=4, train_frequency=3, repeats=4, learning_starts=10**6, buffer_size=96)
+    learner = values.deep_q(env, mlp(env), algorithm)
+    rollout, _ = tiny.jit(learner.experience.collect)(tiny.jit(learner.init)(jax.random.key(0)), jax.random.key(1))
+    steps = jax.tree.map(np.asarray, rollout.steps)
+    assert steps.obs.shape == (12, 4, 2)
+    assert set(steps.discount[steps.last].tolist()) == {0.0, 1.0}
+    known = steps.discount > 0
+    np.testing.assert_array_equal(tiny.next_obs(rollout)[known], (steps.obs + np.array([0.0, 1.0]))[known])
+    np.testing.assert_allclose(steps.reward, steps.obs @ [10.0, 1.0] + 0.1 * steps.action, rtol=1e-5)
+
+
+def test_learning_waits_for_as_many_steps_as_a_target_has():
+    """Of four rounds of a step and a batch, those of the third and the fourth step."""
+    env = tiny.counter()
+    algorithm = values.n_step_dqn(
+        num_envs=4, n_steps=3, repeats=4, learning_starts=1, batch_size=8, buffer_size=40, target_period=1
+    )
+    learner = values.deep_q(env, mlp(env), algorithm)
+    state, metrics = tiny.jit(learner.step)(tiny.jit(learner.init)(jax.random.key(0)), jax.random.key(1))
+    assert state.updates == metrics["updates"] == 2
+
+
+def test_exploration_falls_with_the_steps_of_the_environments():
+    """Before anything is learned: hardly anything else at first, and the best actions alone after epsilon_steps."""
+    env = tiny.counter()
+    algorithm = values.dqn(num_envs=32, epsilon_end=0.0, epsilon_steps=960, learning_starts=10**6, repeats=8)
+    learner, network = values.deep_q(env, mlp(env), algorithm), q_network(env, mlp(env), algorithm.head)
+    begun = tiny.jit(learner.init)(jax.random.key(0))
+    collect = tiny.jit(lambda steps: learner.experience.collect(begun._replace(steps=steps), jax.random.key(1))[0])
+    for after, low, high in ((0, 0.25, 0.55), (960, 1.0, 1.0)):
+        steps = collect(jnp.int32(after)).steps
+        best = network.values(begun.params.policy, steps.obs).argmax(-1)
+        assert low <= (steps.action == best).mean() <= high
+
+
+@pytest.mark.parametrize("name", ["dqn", "qr_dqn", "rainbow"])
+def test_a_gradient_step_is_that_of_a_slow_loop(name):
+    """Of weighted rows; the step size falls with the steps of the environments, of which a quarter are over."""
+    rng, rows, settings = np.random.default_rng(0), 8, {} if name == "dqn" else {"quantiles": 4}
+    online, target = rng.normal(size=(2, 6, 3, settings.get("quantiles", 1)))
+    state, successor, action = rng.integers(6, size=rows), rng.integers(6, size=rows), rng.integers(3, size=rows)
+    reward, factor, weight = rng.normal(size=rows), rng.choice([0.0, 0.9, 0.81], size=rows), rng.random(rows) + 0.1
+    table = QNetwork(init=lambda key: None, returns=lambda params, obs: params[obs])
+    algorithm = values.ALGORITHMS[name](learning_rate=0.5, anneal_steps=1000, **settings)
+    learned = replay_learning._Learned(
+        Params(jnp.asarray(online, jnp.float32), ()), jnp.asarray(target, jnp.float32), (), jnp.int32(0)
+    )
+    learned = learned._replace(opt_state=update.sgd().init(learned.params))
+    batch = NStep(*map(jnp.asarray, (state, action, np.float32(reward), np.float32(factor), successor)))
+    drawn = Drawn(jnp.zeros(rows, int), jnp.zeros(rows, int), jnp.asarray(weight, jnp.float32))
+    found = Parts(SimpleNamespace(), table, algorithm, update.sgd())
+    after, td_error, metrics = replay_learning._learn(found, rows, learned, batch, drawn, jnp.int32(250))
+
+    gradient, errors = np.zeros_like(online), []
+    for s, a, r, d, after_s, w in zip(state, action, reward, factor, successor, weight, strict=True):
+        rated_by = online if name == "rainbow" else target
+        samples = r + d * target[after_s, rated_by[after_s].mean(-1).argmax()]
+        errors.append(samples.mean() - online[s, a].mean())
+        for i, theta in enumerate(online[s, a]):
+            u = samples - theta
+            share = 1.0 if name == "dqn" else np.abs((i + 0.5) / 4 - (u < 0))
+            gradient[s, a, i] -= w / rows * (share * np.clip(u, -1, 1)).mean()
+    np.testing.assert_allclose(after.params.policy, online - 0.5 * 0.75 * gradient, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(td_error, errors, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["q_value"], online[state, action].mean(), rtol=1e-4)
+    np.testing.assert_array_equal(after.target, learned.target)  # not due yet
+    if name != "dqn":
+        assert (online.max(-1).argmax(-1) != online.mean(-1).argmax(-1)).any()
+        assert (target[..., 0].argmax(-1) != target.mean(-1).argmax(-1))[successor].any()
+
+
+def test_an_update_of_pqn_goes_towards_its_lambda_returns():
+    """The loss of the only minibatch, of a rollout with terminations and time-outs, beside a slow loop."""
+    env, key = tiny.counter(), jax.random.key(1)
+    algorithm = values.pqn(num_envs=8, num_steps=6, epochs=1, num_minibatches=1, gae_lambda=0.7, gamma=0.9)
+    learner, network = values.deep_q(env, mlp(env), algorithm), q_network(env, mlp(env), algorithm.head)
+    state = tiny.jit(learner.init)(jax.random.key(0))
+    rollout, _ = tiny.jit(learner.experience.collect)(state, key)
+    steps, following = jax.tree.map(np.asarray, rollout.steps), np.zeros(8)
+    assert set(steps.discount[steps.last].tolist()) == {0.0, 1.0}
+    q = np.asarray(network.values(state.params.policy, rollout.steps.obs), np.float64)
+    successors = jnp.asarray(np.nan_to_num(tiny.next_obs(rollout)), jnp.float32)
+    best, errors = np.asarray(network.values(state.params.policy, successors), np.float64).max(-1), []
+    for t in reversed(range(6)):
+        mixed = np.where(steps.last[t] | (t == 5), best[t], 0.3 * best[t] + 0.7 * following)
+        following = steps.reward[t] + 0.9 * steps.discount[t] * mixed
+        errors.append(following - q[t, np.arange(8), steps.action[t]])
+    _, metrics = tiny.jit(learner.step)(state, key)
+    np.testing.assert_allclose(metrics["td_loss"], (np.array(errors) ** 2).mean() / 2, rtol=1e-4)
+    assert metrics["updates"] == 1
+
+
 def test_of_a_batch_each_member_chooses_for_itself():
     """Where one of them has begun to learn, what the others had stays as it was."""
     new, old = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}, {"w": jnp.zeros((3, 2)), "n": jnp.zeros(())}
@@ -163,6 +275,16 @@ def test_the_root_mean_square_is_float32_in_every_arithmetic():
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-8)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(LayerNorm(), nn.LayerNorm()), (RMSNorm(jnp.float32), nn.RMSNorm())], ids=["layer", "rms"]
+)
+def test_what_is_added_to_a_variance_is_flax_s(ours, theirs):
+    """Of numbers whose squares are no larger than that, half of the result depends on it."""
+    x = 1e-3 * jax.random.normal(jax.random.key(0), (5, 16))
+    params = theirs.init(jax.random.key(1), x)
+    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("network", [networks.mlp, networks.recurrent, networks.cnn])
 def test_layer_normalisation_is_a_setting_of_every_network(network):
     env = tiny.pictures(tiny.counter())
@@ -196,3 +318,10 @@ def test_every_algorithm_resolves(task, algorithm):
 def test_what_cannot_be_is_refused_before_anything_is_written(task, settings, shards, sentence):
     with pytest.raises(UserError, match=sentence):
         build(configs.resolve_config(task, "dqn", settings), shards)
+
+
+def test_a_buffer_that_holds_no_whole_target_is_refused():
+    config = configs.resolve_config("cartpole", "n_step_dqn", {"buffer_size": 29, "n_steps": 3})
+    with pytest.raises(UserError, match=r"29 is too small for 10 environments: .* 3 steps of each, 30 in all"):
+        build(config)
+    build(configs.resolve_config("cartpole", "n_step_dqn", {"buffer_size": 30, "n_steps": 3}))
