@@ -448,6 +448,13 @@ FULL = {
         "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[False-minibatches*",
         "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[True-one gradient]",
     ),
+    "values_learner": (
+        "test_every_new_step_can_be_drawn",
+        "test_exploration_falls_with_the_steps_of_the_environments",
+        "test_the_steps_of_an_iteration_are_in_the_order_of_time",
+        "test_learning_waits_for_as_many_steps_as_a_target_has",
+        "test_an_update_of_pqn_goes_towards_its_lambda_returns",
+    ),
     "values_replay": (
         "test_prioritised_draws_and_weights_are_those_of_the_paper[1-1]",
         "test_prioritised_draws_and_weights_are_those_of_the_paper[64-1]",
