@@ -77,6 +77,7 @@ FULL = {
         "test_a_method_is_the_loop_of_the_textbook[q_learning]",
         "test_a_method_is_the_loop_of_the_textbook[sarsa]",
         "test_the_length_of_an_iteration_changes_no_schedule",
+        "test_metrics_of_a_step_are_means_over_the_entries_that_change",
     ),
     "cli": (
         "test_play_draws_the_seed_that_did_best[0]",
@@ -255,6 +256,7 @@ FULL = {
         "test_fine_tuning_learns_to_copy_backwards",
         "test_a_reward_model_tells_held_out_pairs_apart",
         "test_pairs_of_a_task_are_those_of_a_file_or_of_a_judge",
+        "test_the_judge_of_a_task_is_as_sharp_and_has_as_many_pairs_as_is_set",
         "test_it_is_the_sum_over_devices_that_makes_them_one[reward_model]",
         "test_micro_batches_change_nothing[dpo]",
         "test_micro_batches_change_nothing[reward_model]",

@@ -239,10 +239,10 @@ def test_the_scores_of_a_long_text_are_never_whole(machine_with):
 
 def test_the_decoder_begins_with_weights_of_its_widths():
     """What a block adds is smaller the more blocks there are; a SwiGLU layer has a multiple of 8 features."""
-    policy, _ = language.transformer(ENV, width=64, layers=3, heads=4, kv_heads=2)
+    policy, _ = language.transformer(ENV, width=64, layers=2, heads=4, kv_heads=2)
     params = tiny.jit(policy.init)(jax.random.key(0))["params"]
-    inward, outward = 64**-0.5, (2 * 3 * 64) ** -0.5
-    for i in range(3):
+    inward, outward = 64**-0.5, (2 * 2 * 64) ** -0.5
+    for i in range(2):
         block = {name: x["kernel"] for name, x in params[f"blocks_{i}"].items() if "kernel" in x}
         assert block["gate_up"].shape == (64, 2 * 176)  # 2.67 x 64 is nearly 171
         for name, std in {"qkv": inward, "gate_up": inward, "out": outward, "down": outward}.items():

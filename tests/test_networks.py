@@ -348,7 +348,7 @@ def test_a_convolution_slides_three_by_three_over_the_board():
     np.testing.assert_allclose(policy.act(params, (), jnp.asarray(obs))[0].logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("size", "stride"), [(2, 1), (3, 2), (4, 3), (8, 4)])
+@pytest.mark.parametrize(("size", "stride"), [(2, 1), (3, 2), (5, 3)])
 def test_a_convolution_strides_over_the_picture(size, stride):
     rng = np.random.default_rng(0)
     x, kernel = rng.normal(size=(2, 11, 9, 3)), rng.normal(size=(size, size, 3, 5))
@@ -356,7 +356,9 @@ def test_a_convolution_strides_over_the_picture(size, stride):
     for row, column in np.ndindex(expected.shape[1:3]):
         i, j = stride * row, stride * column
         expected[:, row, column] = np.einsum("bijc,ijck->bk", x[:, i : i + size, j : j + size], kernel)
-    found = np.asarray(layers.patches(jnp.asarray(x), size, stride), np.float64) @ kernel.reshape(-1, 5)
+    found = np.asarray(tiny.jit(partial(layers.patches, size=size, stride=stride))(x), np.float64) @ kernel.reshape(
+        -1, 5
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -456,7 +458,7 @@ def test_action_values_explore_and_choose_what_is_allowed(epsilon):
     real = np.asarray(steps.mask) > 0
     allowed, action = np.asarray(env.action_mask(steps.obs)), np.asarray(steps.action)
     assert np.take_along_axis(allowed, action[..., None], -1)[real].all()
-    again = policy.evaluate(params, rollout).log_prob(steps.action)
+    again = tiny.jit(lambda rollout: policy.evaluate(params, rollout).log_prob(rollout.steps.action))(rollout)
     np.testing.assert_allclose(again[real], steps.log_prob[real], rtol=1e-4, atol=1e-6)
     if epsilon == 1:
         assert all((action[real] == a).sum() > 20 for a in range(3))

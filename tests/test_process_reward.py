@@ -242,7 +242,7 @@ def test_votes_weighted_by_scores_against_a_slow_count():
 
 
 def test_what_a_model_selects_is_measured_by_its_weights():
-    """Of groups of four whose answers differ: the best one, and the vote weighted by e to the score."""
+    """Of groups of four whose answers differ: the best one, and the vote weighted by e to the score. Half is wrong."""
     rng = np.random.default_rng(0)
     answer, right, score = rng.integers(0, 3, 80), rng.integers(0, 2, 80), rng.normal(size=80) - 50
     parts = {"accuracy": jnp.float32(np.where(right, 1.0, 0.5)), "model_score": jnp.float32(score)}

@@ -195,12 +195,13 @@ def test_metrics_of_a_step_are_means_over_the_entries_that_change():
     """And a return is the sum of the rewards of one episode, of the first of an environment as of the next ones."""
     algorithm = values.q_learning(**BUSY, num_envs=5, num_steps=1, initial_value=0.3)
     learner, env = values.tabular_control(ENV, algorithm), numbered(ENV)
-    step, state, total, ended = tiny.jit(learner.step), learner.init(jax.random.key(0)), np.zeros(5), 0
+    step, inputs, move = map(tiny.jit, (learner.step, partial(_inputs, algorithm), jax.vmap(env.step)))
+    state, total, ended = tiny.jit(learner.init)(jax.random.key(0)), np.zeros(5), 0
     for i in range(12):
         before, key = state, jax.random.key(100 + i)
         state, metrics = step(before, key)
-        Q, runner, x = np.asarray(before.params.policy[0], np.float64), before.runner, _inputs(algorithm, before, key)
-        _, moved = jax.vmap(env.step)(x.keys.env[0], runner.env_state, runner.action)
+        Q, runner = np.asarray(before.params.policy[0], np.float64), before.runner
+        _, moved = move(inputs(before, key).keys.env[0], runner.env_state, runner.action)
         reward, last, held = np.asarray(moved.reward), np.asarray(moved.last), Q[runner.state, runner.action]
         error = reward + 0.9 * np.asarray(moved.discount) * Q[moved.obs].max(-1) - held
         np.testing.assert_allclose(metrics["td_loss"], (error**2).mean() / 2, rtol=1e-4)

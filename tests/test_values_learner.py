@@ -176,7 +176,8 @@ def test_a_gradient_step_is_that_of_a_slow_loop(name):
     batch = NStep(*map(jnp.asarray, (state, action, np.float32(reward), np.float32(factor), successor)))
     drawn = Drawn(jnp.zeros(rows, int), jnp.zeros(rows, int), jnp.asarray(weight, jnp.float32))
     found = Parts(SimpleNamespace(), table, algorithm, update.sgd())
-    after, td_error, metrics = replay_learning._learn(found, rows, learned, batch, drawn, jnp.int32(250))
+    learn = tiny.jit(partial(replay_learning._learn, found, rows))
+    after, td_error, metrics = learn(learned, batch, drawn, jnp.int32(250))
 
     gradient, errors = np.zeros_like(online), []
     for s, a, r, d, after_s, w in zip(state, action, reward, factor, successor, weight, strict=True):
@@ -324,4 +325,3 @@ def test_a_buffer_that_holds_no_whole_target_is_refused():
     config = configs.resolve_config("cartpole", "n_step_dqn", {"buffer_size": 29, "n_steps": 3})
     with pytest.raises(UserError, match=r"29 is too small for 10 environments: .* 3 steps of each, 30 in all"):
         build(config)
-    build(configs.resolve_config("cartpole", "n_step_dqn", {"buffer_size": 30, "n_steps": 3}))

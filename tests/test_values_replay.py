@@ -159,9 +159,14 @@ def test_beta_rises_to_one_and_no_further(steps, beta):
     """Four steps with the priorities 1 to 4."""
     sampling, window = prioritized(alpha=1.0, beta=0.4, over=100), replay.Window(jnp.int32(0), jnp.int32(4), 1, 4)
     everything = replay.Drawn(jnp.zeros(4, jnp.int32), jnp.arange(4), jnp.ones(4))
-    state = sampling.add(sampling.init(1, 4), window, 4, 1)
-    state = sampling.update(state, everything, jnp.arange(4.0) + 1, jnp.bool_(True))
-    drawn = drawn_by(sampling, state, window, 1, 200, jnp.int32(steps), jax.random.key(0))
+
+    @tiny.jit
+    def draw(steps):
+        state = sampling.add(sampling.init(1, 4), window, 4, 1)
+        state = sampling.update(state, everything, jnp.arange(4.0) + 1, jnp.bool_(True))
+        return drawn_by(sampling, state, window, 1, 200, steps, jax.random.key(0))
+
+    drawn = draw(jnp.int32(steps))
     assert set(np.asarray(drawn.slot).tolist()) == {0, 1, 2, 3}
     np.testing.assert_allclose(drawn.weight, (1.0 + np.asarray(drawn.slot)) ** -beta, rtol=1e-4)
 
