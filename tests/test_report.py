@@ -112,7 +112,7 @@ def test_the_leads_of_the_best_are_in_the_page_and_in_the_record(tmp_path):
     curve, rng = next(iter(toy_curves().values())), np.random.default_rng(0)
     finals = {"a2c": 50.0 + rng.random(6), "ppo": 99.0 + rng.random(6), "trpo": 98.9 + rng.random(6)}
     runs = {name: report.RunResult(*curve, final, 1.0, 1.0) for name, final in finals.items()}
-    ahead = report.leads(report.summarize(runs))
+    ahead = {name: summary.lead for name, summary in report.summarize(runs).items() if summary.lead}
     (near,) = ahead.keys() - {"a2c"}
     assert (ahead["a2c"].is_clear(), ahead[near].is_clear()) == (True, False)
     assert ahead["a2c"].probability == (1, 1, 1)
@@ -121,8 +121,9 @@ def test_the_leads_of_the_best_are_in_the_page_and_in_the_record(tmp_path):
     assert re.fullmatch(rf"{best} is ahead of a2c by 4\d\.\d\d \[4.*\] \(IQM\), not told apart from {near}\.", said)
     assert report.lead_sentence(report.summarize({"ppo": runs["ppo"]})) == ""
     report.write_comparison(runs, tmp_path, title="task", details={})
-    stored = json.loads((tmp_path / "comparison.json").read_text())["leads_of_the_best"]
-    assert stored["a2c"]["difference"]["value"] == pytest.approx(float(ahead["a2c"].difference.value))
+    stored = json.loads((tmp_path / "comparison.json").read_text())["algorithms"]
+    assert stored[best]["lead"] is None
+    assert stored["a2c"]["lead"]["difference"]["value"] == pytest.approx(float(ahead["a2c"].difference.value))
     page = (tmp_path / "comparison.html").read_text()
     assert page.count("behind the best [95%]") == 1
     assert "1.000 [1.000, 1.000]" in page

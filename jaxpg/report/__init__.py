@@ -15,7 +15,7 @@ from jaxpg.report.statistics import (
     probability_of_improvement,
     steps_to_threshold,
 )
-from jaxpg.report.summaries import Lead, RunResult, Summary, leads, summarize
+from jaxpg.report.summaries import Lead, RunResult, Summary, summarize
 from jaxpg.report.value_map import ValueMap, value_figure, value_table
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "difference",
     "interquartile_mean",
     "lead_sentence",
-    "leads",
     "learning_curve",
     "mean",
     "probability_of_improvement",

@@ -22,7 +22,7 @@ from jaxpg.report.figures import learning_curve
 from jaxpg.report.page import Completions, Findings, html_page
 from jaxpg.report.palette import color_of
 from jaxpg.report.statistics import Estimate
-from jaxpg.report.summaries import Lead, RunResult, Summary, best_of, leads, summarize
+from jaxpg.report.summaries import Lead, RunResult, Summary, best_of, summarize
 
 COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 
@@ -84,9 +84,9 @@ def lead_sentence(summaries: Mapping[str, Summary]) -> str:
 
     ppo is ahead of a2c by 120.3 [80.1, 160.0] (IQM), not told apart from trpo.
     """
-    ahead = leads(summaries)
-    clear = [f"{name} by {format_estimate(lead.difference)}" for name, lead in ahead.items() if lead.is_clear()]
-    others = [name for name, lead in ahead.items() if not lead.is_clear()]
+    leads = {name: summary.lead for name, summary in summaries.items() if summary.lead}
+    clear = [f"{name} by {format_estimate(lead.difference)}" for name, lead in leads.items() if lead.is_clear()]
+    others = [name for name, lead in leads.items() if not lead.is_clear()]
     said = [f"ahead of {', '.join(clear)} (IQM)"] if clear else []
     said += [f"not told apart from {', '.join(others)}"] if others else []
     return f"{best_of(summaries)} is {', '.join(said)}." if said else ""
@@ -143,7 +143,6 @@ def write_comparison(
         "title": title,
         "threshold": threshold,
         "algorithms": summaries,
-        "leads_of_the_best": leads(summaries),
         "seeds": {name: _numbers(run) for name, run in runs.items()},
         "warnings": _warnings(runs, differences),
         "details": details,
@@ -175,7 +174,7 @@ def comparison_page(
 ) -> str:
     """The comparison as one self-contained HTML page; arguments as for `write_comparison`."""
     summaries = summarize(runs, threshold)
-    ahead = leads(summaries)
+    compared = any(summary.lead for summary in summaries.values())
     return html_page(
         title=title,
         threshold=threshold,
@@ -183,9 +182,9 @@ def comparison_page(
         curves={name: (run.steps, run.returns) for name, run in runs.items()},
         finals={name: (summary.final, summary.iqm) for name, summary in summaries.items()},
         rows=[
-            (*COLUMNS, "before training", *(LEAD_COLUMNS if ahead else ())),
+            (*COLUMNS, "before training", *(LEAD_COLUMNS if compared else ())),
             *(
-                (*cells(name, s), format_number(s.initial), *(_lead_cells(ahead.get(name)) if ahead else ()))
+                (*cells(name, s), format_number(s.initial), *(_lead_cells(s.lead) if compared else ()))
                 for name, s in summaries.items()
             ),
         ],
@@ -216,7 +215,7 @@ def _best_and_fastest(summaries: Mapping[str, Summary]) -> dict[str, str]:
 
     Those that it is not told apart from (`Lead.is_clear`) are named with the best.
     """
-    best, others = best_of(summaries), [name for name, lead in leads(summaries).items() if not lead.is_clear()]
+    best, others = best_of(summaries), [name for name, s in summaries.items() if s.lead and not s.lead.is_clear()]
     medians = {name: _median(summary.steps_to_threshold) for name, summary in summaries.items()}
     fastest = min(medians, key=lambda name: medians[name])
     words = {}

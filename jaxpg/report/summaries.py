@@ -48,6 +48,21 @@ class RunResult(NamedTuple):
     seeds: Sequence[int] = ()
 
 
+class Lead(NamedTuple):
+    """How far the best algorithm is ahead of another one in final performance, with intervals over the seeds of both.
+
+    difference: of their interquartile means.
+    probability: that a run of the best scores higher, ties counted half.
+    """
+
+    difference: Estimate
+    probability: Estimate
+
+    def is_clear(self) -> bool:
+        """Whether the two are told apart; without an interval, as of few seeds, they are not."""
+        return bool(self.difference.low > 0)
+
+
 class Summary(NamedTuple):
     """The row of one algorithm in a comparison.
 
@@ -55,6 +70,7 @@ class Summary(NamedTuple):
     steps_to_threshold: [S], infinite for a seed that never reached it; None without a threshold.
     final, seconds, steps_per_second: as in RunResult.
     initial: interquartile mean of the performance before training, NaN if it was not measured.
+    lead: of the best algorithm over this one; None for the best itself, and where nothing was measured.
     """
 
     iqm: Estimate
@@ -64,6 +80,7 @@ class Summary(NamedTuple):
     seconds: float
     steps_per_second: float
     initial: float
+    lead: Lead | None = None
 
 
 def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> dict[str, Summary]:
@@ -78,7 +95,23 @@ def summarize(runs: Mapping[str, RunResult], threshold: float | None = None) -> 
         threshold: the return that counts as solved.
     """
     edges = step_grid({name: (run.steps, run.returns) for name, run in runs.items()})
-    return {name: _summary(run, edges, threshold) for name, run in runs.items()}
+    summaries = {name: _summary(run, edges, threshold) for name, run in runs.items()}
+    best = best_of(summaries)
+    return {name: s._replace(lead=_lead(best, name, summaries)) for name, s in summaries.items()}
+
+
+def best_of(summaries: Mapping[str, Summary]) -> str | None:
+    """The algorithm of the largest interquartile mean, of equal ones the largest mean; None where none was measured."""
+    ranks = {name: (summary.iqm.value, summary.mean.value) for name, summary in summaries.items()}
+    known = [name for name, rank in ranks.items() if math.isfinite(rank[0])]
+    return max(known, key=lambda name: ranks[name], default=None)
+
+
+def _lead(best: str | None, name: str, summaries: Mapping[str, Summary]) -> Lead | None:
+    if best is None or name == best or not math.isfinite(summaries[name].iqm.value):
+        return None
+    finals = summaries[best].final, summaries[name].final
+    return Lead(difference(*finals), probability_of_improvement(*finals))
 
 
 def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summary:
@@ -95,36 +128,3 @@ def _summary(run: RunResult, edges: np.ndarray, threshold: float | None) -> Summ
         steps_per_second=run.steps_per_second,
         initial=math.nan if run.initial is None else float(interquartile_mean(run.initial)),
     )
-
-
-class Lead(NamedTuple):
-    """How far the best algorithm is ahead of another one in final performance, with intervals over the seeds of both.
-
-    difference: of their interquartile means.
-    probability: that a run of the best scores higher, ties counted half.
-    """
-
-    difference: Estimate
-    probability: Estimate
-
-    def is_clear(self) -> bool:
-        """Whether the two are told apart; without an interval, as of few seeds, they are not."""
-        return bool(self.difference.low > 0)
-
-
-def best_of(summaries: Mapping[str, Summary]) -> str | None:
-    """The algorithm of the largest interquartile mean, of equal ones the largest mean; None where none was measured."""
-    ranks = {name: (summary.iqm.value, summary.mean.value) for name, summary in summaries.items()}
-    known = [name for name, rank in ranks.items() if math.isfinite(rank[0])]
-    return max(known, key=lambda name: ranks[name], default=None)
-
-
-def leads(summaries: Mapping[str, Summary]) -> dict[str, Lead]:
-    """How far the best algorithm is ahead of each of the others that were measured."""
-    best = best_of(summaries)
-    finals = {name: s.final for name, s in summaries.items() if name != best and math.isfinite(s.iqm.value)}
-    return {
-        name: Lead(difference(summaries[best].final, final), probability_of_improvement(summaries[best].final, final))
-        for name, final in finals.items()
-        if best is not None
-    }
