@@ -104,7 +104,8 @@ def difference(x: ArrayLike, y: ArrayLike, *, statistic: Callable[..., Floats] =
     long tail, the interval holds 0 in 93% of cases, with 10 in 95% (benchmarks/coverage.py).
 
     Args:
-        x, y: `[..., S]` each, seeds last. Fewer than MIN_SCORES of either have no interval.
+        x: Scores `[..., S]` of one algorithm, seeds last.
+        y: Scores `[..., S]` of the other. Fewer than MIN_SCORES of either have no interval.
         statistic: maps scores to numbers along `axis`.
     """
     return _of_two(x, y, lambda x, y: statistic(x, axis=-1) - statistic(y, axis=-1))
