@@ -271,6 +271,22 @@ def test_a_wrapper_that_truncates_is_reckoned_with() -> None:
     assert envs.make("gymnasium:Pendulum-v1").min_truncation_step == 200
 
 
+@pytest.mark.parametrize("name", ["gymnasium:Taxi-v4", "gymnasium:WrappedTaxi-v0", WALK])
+def test_integers_of_numpy_are_for_what_may_ask_for_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gymnasium's own environments get integers of Python's; all others may want `action.item()`."""
+    own = name == "gymnasium:Taxi-v4"
+    limited = WrapperSpec("TimeLimit", "gymnasium.wrappers:TimeLimit", {"max_episode_steps": 20})
+    spec = replace(gymnasium.spec("Taxi-v4"), id="WrappedTaxi-v0", additional_wrappers=(limited,))
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    env, seen = envs.make(name), []
+    one = type(gymnasium.make(name.partition(":")[2]).unwrapped)
+    step = one.step
+    monkeypatch.setattr(one, "step", lambda self, action: seen.append(action) or step(self, action))
+    run(env, [1, 0], env.reset(jax.random.key(0))[0])
+    assert [type(action) for action in seen] == [int if own else np.int64] * 2
+    assert [int(action) for action in seen] == [x + one().action_space.start for x in (1, 0)]
+
+
 @pytest.mark.full
 def test_a_worker_imports_neither_jax_nor_other_environments() -> None:
     """That takes ten times as long as what it needs, and there is one for each environment."""

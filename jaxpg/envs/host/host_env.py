@@ -168,7 +168,10 @@ class _Group:
         """One step: observations `[n, ...]`, and reward, discount and last, `[n, 3]`; both are used again."""
         if not self._all_run:
             self._rest(self._over)
-        obs, reward, terminated, truncated = self._vector.step(self._source.to_action(actions), self._age)
+        actions = self._source.to_action(actions)
+        if self._source.python_integers:
+            actions = actions.tolist()
+        obs, reward, terminated, truncated = self._vector.step(actions, self._age)
         self.move_on()
         obs = self._source.convert(obs)
         if self._all_run and not np.count_nonzero(terminated) and not np.count_nonzero(truncated):

@@ -20,7 +20,7 @@ import numpy as np
 from jaxpg.envs.host import vectors
 from jaxpg.envs.host.host_env import host_env
 from jaxpg.errors import UserError, excerpt, refuse_unknown
-from jaxpg.types import Env
+from jaxpg.types import Discrete, Env
 from jaxpg.user_code import argument_defaults, explain_failure, import_user_module
 
 VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
@@ -175,9 +175,10 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         to_action, action_space = vectors.action_converter(_plain(env.action_space, "actions", name))
         env.reset(seed=0)
     make_one_of_vector = partial(make_one_of_vector, spaces=(env.observation_space, env.action_space))
-    # Gymnasium's own environments are truncated by its time limit alone, unless a wrapper does it too.
+    # Gymnasium's own environments are truncated by its time limit alone and ask of an action what a number of Python's
+    # has, unless a wrapper does otherwise. Another's may want `action.item()`.
     own = isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs.")
-    ends_by_limit_alone = own and not spec.additional_wrappers
+    own = own and not spec.additional_wrappers
     drawable = "rgb_array" in (env.metadata.get("render_modes") or ())
     return vectors.Source(
         name=name,
@@ -185,10 +186,11 @@ def _gymnasium_source(env_id: str, settings: dict[str, Any]) -> vectors.Source:
         observation_space=observation_space,
         action_space=action_space,
         time_limit=limit,
-        min_truncation_step=limit if ends_by_limit_alone else 1,
+        min_truncation_step=limit if own else 1,
         convert=convert,
         to_action=to_action,
         repeatable=not spec.nondeterministic,
+        python_integers=own and isinstance(action_space, Discrete),
         frames=partial(_frames, make_one, to_action) if drawable else None,
     )
 

@@ -57,6 +57,8 @@ class Source(NamedTuple):
     convert(obs): observations `[n, ...]` of the environment as the float32 arrays that agents see.
     to_action(actions): actions `[n, ...]` of agents as the environment takes them.
     repeatable: whether an episode is determined by its seed and its actions.
+    python_integers: whether its steps take integers of Python's in place of NumPy's, with which a step of CartPole is a
+        seventh faster (benchmarks/LOG.md, "the host door, integers of Python's").
     frames(seed, actions) -> the pictures of an episode with its rewards; None if it cannot be drawn.
     """
 
@@ -69,6 +71,7 @@ class Source(NamedTuple):
     convert: Callable[[np.ndarray], np.ndarray]
     to_action: Callable[[Any], Any]
     repeatable: bool
+    python_integers: bool = False
     frames: Callable[[int, np.ndarray], tuple[list[np.ndarray], list[float]]] | None = None
 
 
