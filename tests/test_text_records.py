@@ -447,6 +447,10 @@ def test_a_reward_function_may_ask_for_its_record(write):
     values = jax.vmap(lambda i: reward.function(grade(task, i, tokens, length)))(jnp.array([3, 1]))
     np.testing.assert_allclose(values, [1.5, 0.5])
     assert seen == [(f"{i}=", "2", {"prompt": f"{i}=", "answer": str(i), "costs": [i, 10]}) for i in (3, 1)]
+    own = make_reward(
+        "price", {"function": price, "scale": 2.0, "record": {"costs": [7]}}, task
+    )  # a setting of that name
+    np.testing.assert_allclose(own.function(grade(task, 3, tokens, length)), 14)
     with pytest.raises(UserError, match="price takes the record of a file, and the problems of sort are generated"):
         make_reward("price", {"function": price, "scale": 0.5}, TASKS["sort"]())
 
