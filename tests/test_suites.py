@@ -518,7 +518,7 @@ def test_a_suites_name_is_no_code_of_a_run() -> None:
 
 
 REAL = {
-    "brax:inverted_pendulum": {"backend": "spring", "episode_length": 3},
+    "brax:ant": {"backend": "spring", "episode_length": 3},
     "craftax:Craftax-Classic-Symbolic-v1": {"max_timesteps": 3},
     "jaxtari:pong": {"max_steps": 3},
     "jumanji:Snake-v1": {"time_limit": 3},
