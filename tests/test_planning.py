@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text import CliffWalkingEnv, FrozenLakeEnv, TaxiEnv
 from scipy.optimize import linprog
 
 from jaxpg import envs, values
+from jaxpg.envs import tabular
 from jaxpg.envs.mdps import grid_of
 from jaxpg.envs.reachability import check_mdp
 from jaxpg.errors import UserError
@@ -445,6 +446,28 @@ def test_what_has_values_is_not_refused():
     assert values.policy_iteration(paid_once(), 1.0).values.tolist() == [1, 0, 0]
     for make in envs.MDPS.values():
         check_mdp(make(), 1.0)
+
+
+def test_a_fair_game_pays_nothing_however_it_is_rounded():
+    """To stay is a lottery with the expected reward 0, which is above 0 by rounding; to end costs 1."""
+    chance, win = 0.3, 1.5
+    lottery, end = [win, -chance * win / (1 - chance)], [-1.0, -1.0]
+    mdp = envs.SparseMDP(
+        successors=jnp.array([[[0, 0], [1, 1]], [[1, 1], [1, 1]]], jnp.int32),
+        probabilities=jnp.array([[[chance, 1 - chance], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]]),
+        rewards=jnp.array([[lottery, end], [[0.0, 0.0], [0.0, 0.0]]]),
+        start=jnp.array([1.0, 0.0]),
+        terminal=jnp.array([False, True]),
+    )
+    assert tabular.expected_rewards(mdp)[0, 0] > 0
+    check_mdp(mdp, 1.0)
+
+
+def test_what_would_follow_the_end_of_an_episode_pays_nothing():
+    """A terminal state is entered and not left, wherever its row of P leads."""
+    P = jnp.zeros((2, 1, 2)).at[0, 0, 1].set(1).at[1, 0, 0].set(1)
+    R = jnp.zeros((2, 1, 2)).at[0, 0, 1].set(1.0)
+    check_mdp(envs.MDP(P, R, jnp.array([1.0, 0.0]), jnp.array([False, True])), 1.0)
 
 
 @pytest.mark.parametrize(

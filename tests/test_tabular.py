@@ -299,7 +299,7 @@ def test_arrays_of_other_shapes_are_refused_where_they_would_be_broadcast(field)
 
 
 @pytest.mark.parametrize("to", [lambda mdp: mdp, to_sparse])
-@pytest.mark.parametrize("total", [0.5, 2.0])
+@pytest.mark.parametrize("total", [0.5, 0.999, 1.001, 2.0])
 def test_an_environment_of_rows_that_are_no_distributions_is_refused(to, total):
     mdp = envs.random_mdp(jax.random.key(0), states=3, actions=3)
     wrong = to(mdp._replace(P=mdp.P.at[1, 2].multiply(total)))
