@@ -449,6 +449,7 @@ FULL = {
     "gradients_through_steps": (
         "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[False-minibatches*",
         "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[True-one gradient]",
+        "test_a_weight_of_the_rewards_has_the_gradient_of_finite_differences[True-minibatches]",
     ),
     "values_learner": (
         "test_every_new_step_can_be_drawn",
