@@ -21,6 +21,7 @@ from jaxpg.update import packing, shared_prompts
 
 P, T, END, VOCABULARY, GROUP = 6, 5, 0, 9, 4
 LENGTHS = [5, 1, 3, 5, 2, 2, 5, 1, 4, 1, 3, 3]
+PROMPT_LENGTHS = [1, 3, P]  # of the last one, which is trained on, completions read a memory that is not the first
 B, N = len(LENGTHS), len(LENGTHS) // GROUP
 ENV = cases.text._replace(action_space=cases.text.action_space._replace(n=VOCABULARY), time_limit=T)
 
@@ -31,7 +32,7 @@ def completions(padding: str) -> Any:
     written = rng.integers(1, VOCABULARY, (B, T))
     for b, length in enumerate(LENGTHS):
         written[b, length - 1 :] = END
-    mask = np.arange(P) < np.asarray([3, P, 1])[:, None]
+    mask = np.arange(P) < np.asarray(PROMPT_LENGTHS)[:, None]
     mask = mask if padding == "right" else mask[:, ::-1]
     tokens = rng.integers(1, VOCABULARY, (N, P))
     prompt = Prompt(*(jnp.repeat(jnp.asarray(x), GROUP, 0) for x in (tokens, mask)))
@@ -109,7 +110,7 @@ def test_rows_have_completions_of_one_prompt_and_no_prompts(machine_with):
             for text in set(context.text[row]) - {packing.NOTHING}:
                 (slots,) = np.nonzero(context.text[row] == text)
                 np.testing.assert_array_equal(slots, slots[0] + np.arange(LENGTHS[text]))
-                prompt = [3, P, 1][text // GROUP] - 1
+                prompt = PROMPT_LENGTHS[text // GROUP] - 1
                 assert context.prompts.number[row] == text // GROUP
                 assert context.prompts.real[row].sum() == prompt
                 np.testing.assert_array_equal(context.position[row][slots], prompt + np.arange(LENGTHS[text]))
