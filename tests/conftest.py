@@ -382,6 +382,7 @@ FULL = {
         "test_integers_to_begin_with_become_floats",
     ),
     "parts": (
+        "test_fit_takes_a_deep_q",
         "test_a_deep_q_of_the_user_is_trained_as_those_of_the_family[0.0-dqn]",
         "test_a_deep_q_of_the_user_is_trained_as_those_of_the_family[1.0-double_dqn]",
         "test_a_run_that_a_callback_ends_is_evaluated_and_over",
@@ -416,6 +417,7 @@ FULL = {
         "test_the_mean_over_episodes_is_a_metric[q_learning-cpu]",
     ),
     "wrong_parts": (
+        "test_an_axis_of_the_users_own_joins_no_runs",
         "test_an_optimizer_with_a_traced_setting_is_not_tried",
         "test_labels_of_the_parameters_themselves_hide_no_sign",
     ),
@@ -478,7 +480,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _part(text: str) -> tuple[int, int]:
     number, _, parts = text.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: 1/3, 2/3 and 3/3 are the three thirds")
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 1/4 to 4/4 are the four quarters")
     return int(number), int(parts)
 
 
