@@ -480,7 +480,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _part(text: str) -> tuple[int, int]:
     number, _, parts = text.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: 1/4 to 4/4 are the four quarters")
+        raise argparse.ArgumentTypeError(f"{text!r} is no part: 1/3, 2/3 and 3/3 are the three thirds")
     return int(number), int(parts)
 
 
