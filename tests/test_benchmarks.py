@@ -94,6 +94,7 @@ def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("throughput", "--to-return --only CartPole", "--to-return does not read --only: leave it out"),
         ("throughput", "--quick --to-return", "not allowed with argument --quick"),
         ("aot", "--purejaxrl .", "--purejaxrl needs --peer-python, the Python that runs it"),
+        ("padding", "/nope", "/nope is no checkout of jaxpg"),
         ("clipping", "--only NOTHING", "No case fits --only 'NOTHING'. There are: CartPole-v1; "),
         ("clipping", "--only [", "argument --only: '[' is not a regular expression: "),
         ("lunar_lander", "--only [", "argument --only: '[' is not a regular expression: "),
