@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax.errors import ScopeParamShapeError
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import check_scalars
 from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt
 from jaxpg.models.distributions import Categorical
 from jaxpg.objectives import advantages, loss_weights
@@ -23,6 +22,7 @@ from jaxpg.objectives.kl import ReferenceKL
 from jaxpg.objectives.surrogates import PerEpisode
 from jaxpg.rollout.collector import Collector, CollectorState, acting_params, reset_env
 from jaxpg.types import Critic, Discrete, Env, Metrics, Policy, Tree, space_leaves
+from jaxpg.user_input.domains import check_scalars
 
 FUNCTIONS = ("credit", "normalize", "loss_weights", "update", "optimizer", "learning_rate")
 """Fields of an algorithm that are called."""

@@ -20,9 +20,9 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 import numpy as np
 
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import check_scalars, check_whole, domain_of
 from jaxpg.errors import UserError, excerpt, hint
 from jaxpg.types import Array, Scalar
+from jaxpg.user_input.domains import check_scalars, check_whole, domain_of
 
 Algorithm = Callable[..., PolicyGradient]
 AlgorithmT = TypeVar("AlgorithmT", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 
 from jaxpg.errors import UserError
-from jaxpg.user_code import describe_failure, explain_failure
+from jaxpg.user_input.user_code import describe_failure, explain_failure
 
 REST, WAKE = {"jaxpg": "rest"}, {"jaxpg": "wake"}
 

@@ -11,10 +11,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "jaxpg"
 ROOMS = """
-types errors printable
+types errors
 parallel.collectives parallel.machine
 objectives
-domains files user_code vectorize parallel
+user_input
+files vectorize parallel
 rollout update sub_env
 models
 algorithm

@@ -34,12 +34,12 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.build import build, networks
 from jaxpg.experiments.stages import Stage
-from jaxpg.printable import counted
 from jaxpg.report.episodes.gif import trimmed
 from jaxpg.rollout.evaluation import evaluate, record_episode
 from jaxpg.training import checkpoint, loop, run_directory
 from jaxpg.training.health import Diverged
 from jaxpg.types import Actor
+from jaxpg.user_input.printable import counted
 
 SHORT = ["--steps", "3000", "--set", "num_envs=4", "--set", "evaluation_episodes=8", "--set", "evaluations=2"]
 

@@ -23,7 +23,7 @@ import tiny_gym
 from gymnasium.envs.registration import WrapperSpec
 
 import jaxpg
-from jaxpg import envs, ladder, networks, parallel, report, user_code
+from jaxpg import envs, ladder, networks, parallel, report
 from jaxpg.cli.main import main
 from jaxpg.envs.host import is_of_this_script, packages
 from jaxpg.envs.host.host_env import host_env
@@ -40,6 +40,7 @@ from jaxpg.runs import load_policy
 from jaxpg.runs.export import export_policy, policy_program
 from jaxpg.training import array_files, checkpoint
 from jaxpg.types import Actor, Box, Discrete, Env
+from jaxpg.user_input import user_code
 from jaxpg.vectorize import tree_where
 
 pytestmark = pytest.mark.usefixtures("no_failures")

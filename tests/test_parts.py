@@ -16,7 +16,7 @@ import pytest
 from refusals import refused
 
 import jaxpg
-from jaxpg import files, ladder, networks, user_code, values
+from jaxpg import files, ladder, networks, values
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.cli.main import main
 from jaxpg.errors import UserError
@@ -29,6 +29,7 @@ from jaxpg.runs.callbacks import named_callbacks
 from jaxpg.training import run_directory
 from jaxpg.training.advance import seed_keys
 from jaxpg.types import Critic, Env, Policy
+from jaxpg.user_input import user_code
 from jaxpg.values.dqn import DQNSettings
 
 
@@ -362,7 +363,7 @@ def test_the_commands_train_with_parts_by_name(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_file_beside_the_package_is_named_where_it_fails() -> None:
     """Its name may begin as the folder of the package does."""
-    neighbour = f"{Path(user_code.__file__).parent}_mine.py"
+    neighbour = f"{Path(user_code.__file__).parent.parent}_mine.py"
     with pytest.raises(ZeroDivisionError) as raised:
         exec(compile("\n1 / 0", neighbour, "exec"))
     assert user_code.describe_failure(raised.value).endswith("(jaxpg_mine.py, line 2)")

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from test_text_steps import spelled
 
-from jaxpg import envs, user_code
+from jaxpg import envs
 from jaxpg.envs.text import CHARACTERS, PAD, TASKS, GradedCompletion, Reward, Verdict, json_lines, text_env
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
@@ -27,6 +27,7 @@ from jaxpg.rollout.dynamic_sampling import with_dynamic_sampling
 from jaxpg.rollout.episodes import episodic
 from jaxpg.types import Episodes, Policy, RewardTerm, Rollout, Transition
 from jaxpg.update.normalization import initial_term_moments, standardize_rewards
+from jaxpg.user_input import user_code
 
 LENGTHS = np.array([3, 1, 4, 2, 4, 1])
 TERMS = {"rule": RewardTerm(2.0, None), "model": RewardTerm(0.5, "batch"), "style": RewardTerm(-1.5, "running")}

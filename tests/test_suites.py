@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from jaxpg import envs, user_code
+from jaxpg import envs
 from jaxpg.cli.main import main
 from jaxpg.envs import adapting, suites
 from jaxpg.envs.wrappers import unwrap
 from jaxpg.errors import UserError
 from jaxpg.types import Discrete
+from jaxpg.user_input import user_code
 
 OVER = 5
 """The task of every fake is over after so many steps; its observation is the time."""

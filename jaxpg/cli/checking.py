@@ -8,8 +8,8 @@ from jaxpg import envs
 from jaxpg.cli import signals
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.signatures import check_free_settings
-from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
+from jaxpg.user_input.printable import printable
 
 
 def run_check(arguments: argparse.Namespace) -> int:

@@ -33,12 +33,12 @@ from jaxpg.experiments.sections import MAX_NAME
 from jaxpg.experiments.stages import Stage, is_finished
 from jaxpg.experiments.sweep import train_sweep
 from jaxpg.parallel import processes
-from jaxpg.printable import counted, printable
 from jaxpg.runs.results import common_units, curve_units, run_result
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.runs.training import PAGE, end_by_callback, write_page
 from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.memory import memory_limit
+from jaxpg.user_input.printable import counted, printable
 
 UNEQUAL = 1.1
 """How many times the steps of another algorithm one may have taken before a comparison says so."""

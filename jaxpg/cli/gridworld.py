@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxpg import files
 from jaxpg.errors import UserError
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 HOST = "127.0.0.1"
 

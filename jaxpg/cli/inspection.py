@@ -30,7 +30,6 @@ from jaxpg.experiments.warm_start import load_reward_model
 from jaxpg.models.generation import check_sampling
 from jaxpg.parallel import host_callback
 from jaxpg.preferences import selecting_env
-from jaxpg.printable import counted, printable
 from jaxpg.rollout.evaluation import Evaluation, RecordedEpisode, evaluate, record_episode
 from jaxpg.runs.export import LOADER, export_metrics, export_policy
 from jaxpg.runs.results import MetricsTable, common_units, curve_units, training_returns
@@ -38,6 +37,7 @@ from jaxpg.runs.terminal import make_console
 from jaxpg.runs.trained import Run, open_run
 from jaxpg.training import checkpoint, run_directory
 from jaxpg.types import Actor, Env
+from jaxpg.user_input.printable import counted, printable
 
 PROMPTS = 256
 """Prompts that `jaxpg sample --out` completes if their number is not given."""

@@ -22,8 +22,8 @@ from jaxpg.experiments import config as configs
 from jaxpg.experiments import config_file, parts, signatures
 from jaxpg.files import setting_text
 from jaxpg.ladder_settings import PARENTS
-from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
+from jaxpg.user_input.printable import printable
 
 _HOST = {
     "gymnasium": ("Gymnasium", "any of its IDs, and my_module:MyEnv-v0"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jaxpg.cli import signals
 from jaxpg.cli.parser import make_parser
 from jaxpg.errors import UserError, describe_os_error
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 if TYPE_CHECKING:  # importing jax takes a second, which `--help` does not need
     from jaxpg.cli.devices import DeviceOptions
@@ -74,8 +74,8 @@ def _run(arguments: argparse.Namespace, options: DeviceOptions) -> int:
     with signals.held_back():
         import jax
 
-        from jaxpg import user_code
         from jaxpg.cli import commands, trust
+        from jaxpg.user_input import user_code
 
     with user_code.trust(trust.trusted_by(arguments)), jax.enable_x64(False):
         return commands.COMMANDS[arguments.command](arguments)

@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxpg.domains import (
+from jaxpg.errors import UserError, excerpt, nearest
+from jaxpg.user_input.domains import (
     COUNT,
     COUNT_OR_0,
     FRACTION,
@@ -20,8 +21,7 @@ from jaxpg.domains import (
     Domain,
     check_number,
 )
-from jaxpg.errors import UserError, excerpt, nearest
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 LISTS = ("tasks", "algorithms", "options", "environments", "wrappers", "pairs", "step_labels", "demonstrations")
 SETTINGS = ("--set", "--seeds", "--seed", "--from", "--reward", "--grid")

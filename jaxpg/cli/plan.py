@@ -21,8 +21,8 @@ from jaxpg.envs.reachability import check_mdp
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.experiments.config import Config, resolve_config
 from jaxpg.experiments.config_file import parse_overrides
-from jaxpg.printable import printable
 from jaxpg.runs.terminal import make_console
+from jaxpg.user_input.printable import printable
 from jaxpg.values.planning import MAX_SWEEPS
 
 METHODS: dict[str, Callable[..., values.Plan]] = {

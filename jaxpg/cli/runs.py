@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.text import Text
 
-from jaxpg import envs, files, user_code
+from jaxpg import envs, files
 from jaxpg.cli import devices, record
 from jaxpg.cli.options import RunOptions
 from jaxpg.cli.planning import plan_command, stages_of
@@ -27,7 +27,6 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.stages import Stage, is_finished, runs_named
 from jaxpg.parallel import process_exit, processes
-from jaxpg.printable import printable
 from jaxpg.runs import training
 from jaxpg.runs.terminal import make_console
 from jaxpg.training import checkpoint, run_directory
@@ -35,6 +34,8 @@ from jaxpg.training.health import Diverged
 from jaxpg.training.lock import locked
 from jaxpg.training.loop import TrainingHooks
 from jaxpg.training.metrics_writer import METRICS, Row
+from jaxpg.user_input import user_code
+from jaxpg.user_input.printable import printable
 
 
 class Session(NamedTuple):

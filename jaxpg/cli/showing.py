@@ -25,12 +25,12 @@ from jaxpg.experiments.stages import build_planned, check_plan, plan_stages
 from jaxpg.experiments.warm_start import initial_policies
 from jaxpg.files import setting_text
 from jaxpg.parallel import host_callback
-from jaxpg.printable import counted, printable
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
 from jaxpg.training.memory import bytes_of, least_memory, memory_limit
 from jaxpg.types import Discrete, Space, space_leaves
+from jaxpg.user_input.printable import counted, printable
 
 
 def run_show(arguments: argparse.Namespace) -> int:

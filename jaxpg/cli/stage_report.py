@@ -18,8 +18,8 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.stages import Stage
-from jaxpg.printable import printable
 from jaxpg.training import run_directory
+from jaxpg.user_input.printable import printable
 
 MEASURED = ("accuracy", "format", "length", "return")
 """What of an evaluation is shown, in this order, where there is it."""

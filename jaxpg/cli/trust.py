@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jaxpg.experiments import config_file
 from jaxpg.experiments.grid import parse_grid
-from jaxpg.user_code import strings_in
+from jaxpg.user_input.user_code import strings_in
 
 
 def trusted_by(arguments: argparse.Namespace) -> Callable[[str], bool]:

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import INT32_MAX
 from jaxpg.envs.wrappers import time_limit
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
+from jaxpg.user_input.domains import INT32_MAX
 
 Reset = Callable[[Array], tuple[Tree, Tree]]
 """A raw key -> state, obs."""

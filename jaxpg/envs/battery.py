@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.domains import LARGEST_REWARD
 from jaxpg.envs.contract import CONTRACT, TRIAL_STEPS, random_action
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Box, Env, Key, TimeStep, Tree, space_leaves
-from jaxpg.user_code import explain_failure
+from jaxpg.user_input.domains import LARGEST_REWARD
+from jaxpg.user_input.user_code import explain_failure
 
 COLUMNS = 64
 """Episodes side by side."""

@@ -17,14 +17,14 @@ import numpy as np
 from jax import lax
 from jax.tree_util import keystr
 
-from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.task import Task
 from jaxpg.errors import UserError, excerpt
 from jaxpg.models.distributions import MASKED
 from jaxpg.parallel import host_callback
 from jaxpg.parallel.machine import compiler_options
 from jaxpg.types import Array, Box, Discrete, Env, Key, Outcome, Space, TimeStep, Tree, space_leaves, space_struct
-from jaxpg.user_code import explain_failure
+from jaxpg.user_input.domains import INT32_MAX
+from jaxpg.user_input.user_code import explain_failure
 
 TRIAL_STEPS = 1_000
 """The trial ends with its first episode, or after this many steps."""

@@ -35,7 +35,7 @@ import numpy as np
 from jaxpg.envs.adapting import state_cast
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Discrete, Env, Key, Space, TimeStep, Tree
-from jaxpg.user_code import argument_defaults
+from jaxpg.user_input.user_code import argument_defaults
 
 # Environments whose episodes terminate after a known number of steps, mostly far below max_steps_in_episode. It becomes
 # their time limit, by which storage is sized.

@@ -16,7 +16,7 @@ from jaxpg.envs.contract import check_env
 from jaxpg.envs.lunar_lander import lunar_lander
 from jaxpg.errors import UserError, excerpt, hint, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults, explain_failure, import_user_code
+from jaxpg.user_input.user_code import argument_defaults, explain_failure, import_user_code
 
 Factory = Callable[..., Env]
 

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import Domain, check_whole
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Box, Env, Key, Outcome, TimeStep, Tree
+from jaxpg.user_input.domains import Domain, check_whole
 
 MOST_FRAMES = 1000
 """Of a stack: a larger number is taken for a typing mistake."""

@@ -11,7 +11,6 @@ import jax
 
 from jaxpg import envs, ladder, preferences, values
 from jaxpg.algorithm import PolicyGradient, needs_trajectories
-from jaxpg.domains import INT32_MAX
 from jaxpg.envs.text.rewards import make_reward
 from jaxpg.errors import UserError
 from jaxpg.experiments.config import Config, make_env, wrapped
@@ -23,7 +22,8 @@ from jaxpg.preferences import selection
 from jaxpg.rollout.episodes import check_groups
 from jaxpg.rollout.evaluation import RecordedEpisode, evaluation_metrics, record_episodes
 from jaxpg.types import Array, Critic, Env, Key, Learner, Metrics, Policy, Tree
-from jaxpg.user_code import explain_failure, is_code_name
+from jaxpg.user_input.domains import INT32_MAX
+from jaxpg.user_input.user_code import explain_failure, is_code_name
 
 Evaluate = Callable[[Any, Key], Metrics]
 """The learner's state, key -> scalars by name."""

@@ -23,11 +23,11 @@ from jaxpg.files import replace_file
 from jaxpg.models.generation import generate
 from jaxpg.parallel import host_callback
 from jaxpg.preferences.pairs import completion_length
-from jaxpg.printable import printable
 from jaxpg.training import run_files
 from jaxpg.training.program import Program
 from jaxpg.training.run_files import read_file
 from jaxpg.types import Array, Env, Key, Outcome, Policy, Prompt, Tree
+from jaxpg.user_input.printable import printable
 
 SAMPLES = "samples"
 SAMPLES_PER_EVALUATION = 4

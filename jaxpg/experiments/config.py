@@ -37,8 +37,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from jaxpg import envs, preferences, user_code
-from jaxpg.domains import INT32_MAX
+from jaxpg import envs, preferences
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, networks_of
@@ -61,6 +60,8 @@ from jaxpg.experiments.signatures import REQUIRED, Option, check, check_free_set
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.training import run_directory
 from jaxpg.types import Env, space_leaves
+from jaxpg.user_input import user_code
+from jaxpg.user_input.domains import INT32_MAX
 
 MOST_SEEDS = 2**16
 """A larger number of seeds is taken for a typing mistake."""

@@ -24,7 +24,6 @@ import optax
 
 from jaxpg import ladder, preferences, values
 from jaxpg.algorithm import PolicyGradient
-from jaxpg.domains import ANY, DOMAINS
 from jaxpg.envs.registry import check_settings
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments.signatures import Option, check_free_settings, options
@@ -32,7 +31,8 @@ from jaxpg.ladder_settings import PARENTS
 from jaxpg.models import language_model, networks
 from jaxpg.types import Array, Critic, Env, Policy
 from jaxpg.update.optimizers import check_uphill, sgd
-from jaxpg.user_code import argument_defaults, explain_failure, import_user_code, is_code_name
+from jaxpg.user_input.domains import ANY, DOMAINS
+from jaxpg.user_input.user_code import argument_defaults, explain_failure, import_user_code, is_code_name
 from jaxpg.values.deep_q import DeepQ
 
 AlgorithmT = TypeVar("AlgorithmT", PolicyGradient, DeepQ)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpg import user_code
-from jaxpg.domains import Domain, domain_of
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, network_options, networks_of
 from jaxpg.experiments.signatures import REQUIRED, Option, check
-from jaxpg.printable import printable
 from jaxpg.training.lock import LOCK
 from jaxpg.training.run_directory import CONFIG, SWEEP, WRITTEN
+from jaxpg.user_input import user_code
+from jaxpg.user_input.domains import Domain, domain_of
+from jaxpg.user_input.printable import printable
 
 MAX_NAME = 100
 """Characters in the name of a task."""

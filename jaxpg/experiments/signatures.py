@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpg.domains import Domain, check_number, domain_of
 from jaxpg.errors import UserError, excerpt
-from jaxpg.printable import printable
 from jaxpg.types import Array
+from jaxpg.user_input.domains import Domain, check_number, domain_of
+from jaxpg.user_input.printable import printable
 
 REQUIRED: Any = inspect.Parameter.empty
 """The default of a setting that has none."""

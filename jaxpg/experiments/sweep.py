@@ -24,12 +24,12 @@ from jaxpg.experiments.build import Experiment, build
 from jaxpg.experiments.config import Config, to_dict
 from jaxpg.experiments.grid import CompiledGroup
 from jaxpg.experiments.warm_start import initial_policies, reward_params
-from jaxpg.printable import counted
 from jaxpg.training import run_directory
 from jaxpg.training.advance import seed_keys, strongly_typed
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.memory import memory_per_device
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Tree
+from jaxpg.user_input.printable import counted
 
 
 class SweptState(NamedTuple):

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_number, check_whole, domain_of
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.models.layers import RMSNorm, apply, dot_rows
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, PackedTexts, SharedPrompts, Tree
+from jaxpg.user_input.domains import check_number, check_whole, domain_of
 from jaxpg.vectorize import set_slot, stacked
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

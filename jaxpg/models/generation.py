@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT_OR_0, INT32_MAX, SAMPLING_TEMPERATURE, SHARE, check_number, check_whole
 from jaxpg.errors import UserError
 from jaxpg.models.decoder import KVCache
 from jaxpg.models.distributions import Categorical
 from jaxpg.types import Array, Episodes, Key, Policy, Prompt, Rollout, Transition, Tree
+from jaxpg.user_input.domains import COUNT_OR_0, INT32_MAX, SAMPLING_TEMPERATURE, SHARE, check_number, check_whole
 from jaxpg.vectorize import any_in_batch
 
 

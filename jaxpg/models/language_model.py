@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_number, check_whole, domain_of
 from jaxpg.errors import UserError, check_record
 from jaxpg.models.decoder import DTYPES, Decoder, DecoderConfig, KeysValues, KVCache
 from jaxpg.models.distributions import Categorical
@@ -35,6 +34,7 @@ from jaxpg.types import (
     Rollout,
     Tree,
 )
+from jaxpg.user_input.domains import check_number, check_whole, domain_of
 
 
 class RewardModel(NamedTuple):

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import check_whole
 from jaxpg.errors import UserError, check_record, excerpt, refuse_unknown
 from jaxpg.models.cells import GRU, MinGRU
 from jaxpg.models.layers import (
@@ -47,6 +46,7 @@ from jaxpg.types import (
     space_leaves,
     space_struct,
 )
+from jaxpg.user_input.domains import check_whole
 from jaxpg.vectorize import stacked
 
 

@@ -27,7 +27,7 @@ import jax
 from rich.console import Console
 
 from jaxpg.errors import UserError, describe_os_error
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 HEARTBEAT_SECONDS = 10
 """Seconds without a heartbeat until jax considers a process dead; closed connections usually reveal it earlier."""

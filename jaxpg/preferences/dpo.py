@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 
-from jaxpg.domains import check_scalars
 from jaxpg.errors import check_record, refuse_unknown
 from jaxpg.models.generation import evaluate_completions
 from jaxpg.preferences.losses import PAIR_LOSSES, log_ratio_margin, preferred, sequence_log_prob
@@ -15,6 +14,7 @@ from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.rollout import make_actor
 from jaxpg.types import Array, Key, Learner, Metrics, Params, Policy, Rollout, Scalar, Tree
+from jaxpg.user_input.domains import check_scalars
 from jaxpg.vectorize import copy_tree
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxpg.domains import check_scalars
 from jaxpg.errors import UserError, check_record
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.losses import bradley_terry, preferred
 from jaxpg.preferences.pairs import Pairs, interleave_pairs, split_pairs
 from jaxpg.preferences.supervised import SupervisedBatch, SupervisedSettings, supervised
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
+from jaxpg.user_input.domains import check_scalars
 
 
 def reward_model(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpg.domains import FRACTION, check_number
 from jaxpg.envs.text import StepData, Task
 from jaxpg.envs.text.labelled_steps import NO_STEP, labelled_steps
 from jaxpg.errors import UserError
@@ -16,6 +15,7 @@ from jaxpg.models.generation import completion_rollout, generate
 from jaxpg.preferences.pairs import completion_length
 from jaxpg.preferences.sources import refuse_unread
 from jaxpg.types import Array, Key, Policy, Prompt, Rollout, Tree
+from jaxpg.user_input.domains import FRACTION, check_number
 
 
 class LabelledCompletion(NamedTuple):

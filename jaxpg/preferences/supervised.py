@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg import update
-from jaxpg.domains import check_scalars, check_whole
 from jaxpg.errors import UserError
 from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
@@ -19,6 +18,7 @@ from jaxpg.rollout.collector import env_keys
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
 from jaxpg.update import optimizers
 from jaxpg.update.batching import slice_columns
+from jaxpg.user_input.domains import check_scalars, check_whole
 from jaxpg.vectorize import copy_tree
 
 

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from jaxpg.files import replace_file
 from jaxpg.ladder_settings import PARENTS
-from jaxpg.printable import printable
 from jaxpg.report.drawing import DEFAULT_UNITS, Units
 from jaxpg.report.figures import learning_curve
 from jaxpg.report.page import Completions, Findings, html_page
 from jaxpg.report.palette import color_of
 from jaxpg.report.statistics import Estimate
 from jaxpg.report.summaries import Lead, RunResult, Summary, best_of, summarize
+from jaxpg.user_input.printable import printable
 
 COLUMNS = ("algorithm", "IQM [95%]", "mean [95%]", "steps to threshold", "steps/s in all", "wall time")
 

@@ -23,10 +23,10 @@ from scipy.optimize import isotonic_regression
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file
-from jaxpg.printable import printable
 from jaxpg.report.hover import add_hover, number_dots, with_titles
 from jaxpg.report.palette import LineStyle
 from jaxpg.report.statistics import Estimate, Floats, middles
+from jaxpg.user_input.printable import printable
 
 NAME_WIDTH = 24  # letters after which the name of a line is broken
 FORMATS = (".png", ".svg", ".pdf")

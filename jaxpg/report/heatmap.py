@@ -21,11 +21,11 @@ from rich.text import Text
 
 from jaxpg.errors import UserError
 from jaxpg.files import replace_file, setting_text
-from jaxpg.printable import printable
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
 from jaxpg.report.drawing import STYLE, literal, save, scale_scores
 from jaxpg.report.palette import BLUE, VERMILION
 from jaxpg.report.statistics import Estimate, bootstrap
+from jaxpg.user_input.printable import printable
 
 MAX_ROWS = 20  # of a table
 Grid = Mapping[str, Sequence[Any]]

@@ -12,7 +12,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 _LABEL = "_hover\n"  # matplotlib writes no label that begins with an underscore
 

@@ -13,12 +13,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jaxpg.files import setting_text
-from jaxpg.printable import printable
 from jaxpg.report.diagnostics import Metrics, diagnostics_figure
 from jaxpg.report.drawing import DEFAULT_UNITS, Units, inline_svg
 from jaxpg.report.figures import Curves, curves_figure, finals_figure, ladder_figure
 from jaxpg.report.palette import color_of
 from jaxpg.report.statistics import MIN_SCORES, Estimate
+from jaxpg.user_input.printable import printable
 
 Completions = Mapping[str, Sequence[Any]]
 """heading -> completions, records with prompt, completion, reward and accuracy (`experiments.completions.Sample`)."""

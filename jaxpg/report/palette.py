@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 # The palette of Okabe and Ito for colour-blind readers, without the colours that are invisible on white or on black.
 BLUE, VERMILION, GREEN, PINK, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_whole
 from jaxpg.errors import UserError
 from jaxpg.objectives import returns
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import Collector, RolloutStats
 from jaxpg.types import Array, Env, Key, Policy, Rollout, Tree
+from jaxpg.user_input.domains import check_whole
 
 
 class _ResamplingState(NamedTuple):

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_whole
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -29,6 +28,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Outcome, Policy, Rollout, Transition, Tree
+from jaxpg.user_input.domains import check_whole
 from jaxpg.vectorize import any_in_batch, row_storage, tree_where
 
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import check_whole
 from jaxpg.errors import UserError, check_record
 from jaxpg.rollout.collector import episode_numbers
 from jaxpg.rollout.metrics import OF_ENV, outcome_metrics
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
+from jaxpg.user_input.domains import check_whole
 from jaxpg.vectorize import any_in_batch, tree_where
 
 

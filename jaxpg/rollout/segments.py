@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpg.domains import COUNT_OR_0, check_whole
 from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -30,6 +29,7 @@ from jaxpg.rollout.collector import (
 )
 from jaxpg.rollout.successors import timed_out
 from jaxpg.types import Array, Env, Episodes, Key, Policy, Rollout, Transition, Tree
+from jaxpg.user_input.domains import COUNT_OR_0, check_whole
 from jaxpg.vectorize import any_in_batch, as_row, copy_tree, scan_packed, tree_where
 
 NextStarts = Callable[[Tree, Array, Array, CollectorState], CollectorState]

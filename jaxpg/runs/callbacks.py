@@ -10,7 +10,7 @@ from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.parts import make_part
 from jaxpg.training.metrics_writer import Row
-from jaxpg.user_code import explain_failure
+from jaxpg.user_input.user_code import explain_failure
 
 
 class Callback(NamedTuple):

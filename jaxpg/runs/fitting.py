@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 from rich.console import Console
 
-from jaxpg import parallel, user_code
+from jaxpg import parallel
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.envs.contract import of_gymnasium
 from jaxpg.envs.host import is_of_this_script
@@ -36,6 +36,7 @@ from jaxpg.training import run_directory
 from jaxpg.training.health import UNKEPT
 from jaxpg.training.loop import NO_HOOKS, TrainingHooks
 from jaxpg.types import Critic, Env, Policy
+from jaxpg.user_input import user_code
 from jaxpg.values.deep_q import DeepQ
 
 Made = tuple[Policy, Critic | None] | nn.Module

@@ -20,7 +20,7 @@ from jaxpg.experiments.config import Config, to_dict
 from jaxpg.files import explain_os_error, flatten
 from jaxpg.training.health import is_kept
 from jaxpg.training.metrics_writer import TENSORBOARD, Row, open_events, tag_of
-from jaxpg.user_code import describe_failure
+from jaxpg.user_input.user_code import describe_failure
 
 
 class Logger(NamedTuple):

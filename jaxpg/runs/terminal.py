@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from jaxpg.printable import printable
+from jaxpg.user_input.printable import printable
 
 NARROWEST = 60
 """Columns that tables need; a terminal of fewer wraps their lines, where otherwise numbers would be cut."""

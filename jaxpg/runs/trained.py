@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpg.domains import ANY, COUNT, COUNT_OR_0, check_whole
 from jaxpg.errors import UserError, excerpt
 from jaxpg.experiments import completions
 from jaxpg.experiments.build import Experiment, kind_of, writes_text
@@ -26,6 +25,7 @@ from jaxpg.runs.results import MetricsTable, best_seed, curve_units, training_re
 from jaxpg.training import run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import restore
+from jaxpg.user_input.domains import ANY, COUNT, COUNT_OR_0, check_whole
 
 
 @dataclass(frozen=True, eq=False)

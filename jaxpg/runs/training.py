@@ -26,7 +26,6 @@ from jaxpg.experiments.sampling import sample_data
 from jaxpg.experiments.stages import Stage
 from jaxpg.experiments.warm_start import build_experiment, initial_policies, save_vocabulary
 from jaxpg.parallel import processes
-from jaxpg.printable import counted
 from jaxpg.runs.callbacks import Callback, Watched, named_callbacks
 from jaxpg.runs.loggers import Loggers, check_loggers
 from jaxpg.runs.progress import Reporter, StallWarnings
@@ -37,6 +36,7 @@ from jaxpg.training import checkpoint, provenance, run_directory
 from jaxpg.training.advance import RunState
 from jaxpg.training.loop import TrainingHooks, train
 from jaxpg.training.metrics_writer import Row
+from jaxpg.user_input.printable import counted
 
 PAGE = "report.html"
 

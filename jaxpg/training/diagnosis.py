@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpg import parallel
-from jaxpg.domains import LARGEST_REWARD
 from jaxpg.errors import UserError
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.rollout.successors import successor_values
 from jaxpg.training.advance import RunState, seed_keys
 from jaxpg.training.health import EVALUATED, Diverged, last_checkpoint, non_finite_parameters
 from jaxpg.types import Array, Experience, Key, Rollout, Tree
+from jaxpg.user_input.domains import LARGEST_REWARD
 
 _OBSERVATION = "an observation that is not finite"
 

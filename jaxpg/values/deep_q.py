@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpg.domains import check_scalars
 from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt
 from jaxpg.models.networks import zero_obs
 from jaxpg.rollout import make_actor
@@ -32,6 +31,7 @@ from jaxpg.types import (
     Tree,
 )
 from jaxpg.update.optimizers import checked_optimizer
+from jaxpg.user_input.domains import check_scalars
 from jaxpg.values.q_networks import QNetwork, epsilon_greedy_policy, q_network
 from jaxpg.values.replay import Sampling
 from jaxpg.vectorize import copy_tree

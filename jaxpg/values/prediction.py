@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.domains import check_whole
 from jaxpg.envs.mdp_records import AnyMDP, check_arguments, is_traced
 from jaxpg.envs.tabular import TabularState, as_env
 from jaxpg.errors import UserError, check_record, checked_by
 from jaxpg.objectives.returns import discounted_returns, n_step_targets
 from jaxpg.types import Array, Key, Scalar
+from jaxpg.user_input.domains import check_whole
 
 
 class TabularEpisodes(NamedTuple):

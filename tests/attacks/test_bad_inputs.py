@@ -14,13 +14,13 @@ import pytest
 from boundary import attempt
 
 from jaxpg import envs, ladder, values
-from jaxpg.domains import ANY, COUNT, DOMAINS, FLOAT32_MAX, INT32_MAX, check_number
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import parts
 from jaxpg.experiments.config import resolve_config
 from jaxpg.experiments.config_file import parse_overrides
 from jaxpg.experiments.signatures import Option, check, options
+from jaxpg.user_input.domains import ANY, COUNT, DOMAINS, FLOAT32_MAX, INT32_MAX, check_number
 
 
 def in_two_lanes(cases: Sequence[Any], every: int) -> list[Any]:

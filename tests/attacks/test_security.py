@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from test_processes import SHORT, TASK, ends, free_port, process, processes
 
-from jaxpg import envs, report, user_code
+from jaxpg import envs, report
 from jaxpg.cli import devices, trust
 from jaxpg.cli.main import main
 from jaxpg.cli.parser import make_parser
@@ -36,11 +36,12 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.sections import check_name
-from jaxpg.printable import printable
 from jaxpg.report import heatmap
 from jaxpg.report.summaries import RunResult
 from jaxpg.runs.terminal import heading, make_console
 from jaxpg.training import checkpoint
+from jaxpg.user_input import user_code
+from jaxpg.user_input.printable import printable
 
 ROOT = Path(__file__).parent.parent.parent
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"

@@ -25,7 +25,7 @@ from jaxpg.envs.host.vectors import Source, Vector, close_or_warn
 from jaxpg.errors import UserError
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Box, Env, HostParts, Key, TimeStep
-from jaxpg.user_code import describe_failure
+from jaxpg.user_input.user_code import describe_failure
 
 LONGEST_HISTORY = 4000
 """Steps of an episode up to which its actions are kept; longer ones begin again where they would be replayed."""

@@ -21,7 +21,7 @@ from jaxpg.envs.host import vectors
 from jaxpg.envs.host.host_env import host_env
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.types import Discrete, Env
-from jaxpg.user_code import argument_defaults, explain_failure, import_user_module
+from jaxpg.user_input.user_code import argument_defaults, explain_failure, import_user_module
 
 VECTORIZATIONS = {"sync": vectors.sync_vector, "async": vectors.async_vector}
 _NOT_SETTINGS = ("self", "render_mode")

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxpg.errors import UserError
 from jaxpg.types import Box, Discrete, Space
-from jaxpg.user_code import describe_failure
+from jaxpg.user_input.user_code import describe_failure
 
 
 class Results(NamedTuple):

@@ -14,7 +14,7 @@ from brax import envs
 from jaxpg.envs.adapting import as_physics_env
 from jaxpg.envs.suites import mujoco_pictures
 from jaxpg.types import Env
-from jaxpg.user_code import argument_defaults
+from jaxpg.user_input.user_code import argument_defaults
 
 
 def ids() -> list[str]:

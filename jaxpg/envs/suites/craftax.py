@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from craftax.craftax_env import make_craftax_env_from_name
 
-from jaxpg.domains import INT32_MAX
 from jaxpg.envs.adapting import as_env
 from jaxpg.types import Array, Discrete, Env, Tree
+from jaxpg.user_input.domains import INT32_MAX
 
 
 def ids() -> list[str]:

@@ -19,11 +19,11 @@ import numpy as np
 from jumanji import registration, specs
 from jumanji.viewer import MatplotlibViewer
 
-from jaxpg.domains import INT32_MAX
 from jaxpg.envs.adapting import as_env
 from jaxpg.errors import UserError
 from jaxpg.types import Array, Discrete, Env, Tree
-from jaxpg.user_code import argument_defaults
+from jaxpg.user_input.domains import INT32_MAX
+from jaxpg.user_input.user_code import argument_defaults
 
 MOST_ACTIONS = 10_000
 

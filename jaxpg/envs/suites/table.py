@@ -19,7 +19,7 @@ import jax
 
 from jaxpg.errors import UserError, refuse_unknown
 from jaxpg.types import Env
-from jaxpg.user_code import SUITE_PREFIXES, explain_failure
+from jaxpg.user_input.user_code import SUITE_PREFIXES, explain_failure
 
 
 class Suite(NamedTuple):

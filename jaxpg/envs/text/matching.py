@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import LARGEST_REWARD, as_reward
 from jaxpg.envs.text.jsonl_reader import Record, encode_fields, pad_rows, too_long
 from jaxpg.envs.text.numeric import last_number
 from jaxpg.envs.text.task import Verdict
@@ -40,7 +39,8 @@ from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary, completion_te
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array
-from jaxpg.user_code import describe_failure, import_user_code
+from jaxpg.user_input.domains import LARGEST_REWARD, as_reward
+from jaxpg.user_input.user_code import describe_failure, import_user_code
 
 MatchFunction = Callable[[str, str, str], float]
 """A function of the user: prompt, completion, answer -> accuracy, for `match`."""

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpg.domains import LARGEST_REWARD, as_reward
 from jaxpg.envs.text.jsonl_reader import without_tags
 from jaxpg.envs.text.task import Task, Verdict
 from jaxpg.envs.text.tokenizer import TAGS
@@ -32,7 +31,8 @@ from jaxpg.envs.text.vocabulary import PAD, Tokenizer, Vocabulary, completion_te
 from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.parallel import host_callback
 from jaxpg.types import Array, Prompt, RewardTerm, Tree
-from jaxpg.user_code import describe_failure, import_user_code
+from jaxpg.user_input.domains import LARGEST_REWARD, as_reward
+from jaxpg.user_input.user_code import describe_failure, import_user_code
 
 STANDARDIZE = ("batch", "running")
 """What the values of an entry are standardised over: the episodes of one rollout, or all episodes so far."""

@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpg.domains import COUNT, check_number
 from jaxpg.envs.text.jsonl_reader import as_text, counted_from, parse_records, read_content, without_tags
 from jaxpg.envs.text.vocabulary import CHARACTERS, END, PAD, Tokenizer, Vocabulary
 from jaxpg.errors import UserError, excerpt
+from jaxpg.user_input.domains import COUNT, check_number
 
 SPECIAL = CHARACTERS.symbols[:2]
 """Padding and the end token."""

@@ -20,7 +20,7 @@ from jaxpg.report.episodes import boards, control, lander
 from jaxpg.report.episodes.canvas import INK, PAPER, QUIET, Canvas, Scene, font, pictures_scene
 from jaxpg.rollout.evaluation import RecordedEpisode
 from jaxpg.types import Discrete, Env
-from jaxpg.user_code import describe_failure, explain_failure
+from jaxpg.user_input.user_code import describe_failure, explain_failure
 
 _log = logging.getLogger(__name__)
 SCENES: dict[str, Callable[[Env, RecordedEpisode], Scene]] = {

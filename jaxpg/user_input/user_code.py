@@ -35,7 +35,7 @@ _is_trusted: ContextVar[Callable[[str], bool] | None] = ContextVar("is_trusted",
 """Which names may be imported; None in a Python program that has not entered `trust`."""
 _given: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("given", default=MappingProxyType({}))
 """What a Python program has handed over under a name, see `give`."""
-_FOLDERS = (str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_FOLDERS = (str(Path(__file__).parent.parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 _NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<")
 """How the names of source files begin that are jaxpg's own, or of Python and installed packages."""
 
@@ -65,7 +65,7 @@ def refuse_code_of_run(run_dir: Path, settings: Mapping[str, Any]) -> None:
     if _is_trusted.get() is None and (names := code_names(settings)):
         raise UserError(
             f"The run in {run_dir} names code that is not part of jaxpg: {_would_run(*names)}. If you trust the code "
-            "and the run, pass trust_code=True, or work inside of jaxpg.user_code.trust."
+            "and the run, pass trust_code=True, or work inside of jaxpg.user_input.user_code.trust."
         )
 
 
