@@ -21,7 +21,6 @@ STEPS, SEEDS = 50_000, 5
 
 def main() -> None:
     """Compile, say so, and print what every run cost: CPU seconds and iterations of a seed."""
-    jax.config.update("jax_num_cpu_devices", 1)
     env = envs.make("CartPole-v1")
     algorithm = ladder.grpo(**json.loads(sys.argv[1]))
     learner = policy_gradient(env, *networks.mlp(env, hidden=(64, 64)), algorithm)

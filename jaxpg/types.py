@@ -354,6 +354,9 @@ class Policy(NamedTuple):
     acts_rounded: `act` computes in half precision, in another order than `evaluate`, so that the log-probabilities of
         both differ, by some hundredths, and by tenths where logits are in the tens; what needs them closer reads those
         of `evaluate`.
+    with_room(memory, steps) -> memory, of one environment or of many, which has room for as many steps more, or less
+        where the number, which is static, is negative; `start` gives it room for the time limit. A rollout of long
+        episodes lets it grow, so that `act` need not read what is still empty. None: it does not grow with the steps.
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
         loss is random, as in RPO or with dropout. New ones are drawn for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
@@ -369,6 +372,7 @@ class Policy(NamedTuple):
     read_prompts: Callable[[Tree, Prompt], Tree] | None = None
     acting_params: Callable[[Tree], Tree] | None = None
     acts_rounded: bool = False
+    with_room: Callable[[Tree, int], Tree] | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
 
     def for_acting(self, params: Tree) -> Tree:

@@ -509,6 +509,31 @@ def test_collecting_ends_with_the_last_episode(model):
     assert float(stats.return_sum) == lengths.sum() == float(stats.steps)
 
 
+@pytest.mark.device
+@pytest.mark.parametrize(("columns", "steps_per_question", "rooms"), [(24, 2, [4, 6, 7]), (2, 1, [3, 5, 7])])
+def test_a_cache_that_grows_says_the_same(model, columns, steps_per_question, rooms, machine_with):
+    """Also where the completions, two of this seed, end before it has grown."""
+    seen = []
+
+    def act(params, cache, token):
+        seen.append(cache.real.shape[-1] - P)
+        assert {x.shape[-1] for x in cache.keys} == {x.shape[-2] for x in cache.values} == {cache.real.shape[-1]}
+        return model.policy.act(params, cache, token)
+
+    machine_with(steps_of_room=T, steps_per_question=1)
+    _, expected, _ = collected(model.policy, model.params, columns=columns)
+    machine_with(steps_of_room=2, steps_per_question=steps_per_question)
+    _, found, _ = collected(model.policy._replace(act=act), model.params, columns=columns)
+    assert sorted(set(seen)) == rooms
+    longest = int(expected.steps.mask.sum(0).max())
+    assert longest == T if columns == 24 else longest <= rooms[1]
+    real = np.asarray(expected.steps.mask) > 0
+    np.testing.assert_array_equal(found.steps.mask, expected.steps.mask)
+    for name in ("action", "reward", "last", "log_prob"):
+        ours, usual = (np.asarray(getattr(part.steps, name))[real] for part in (found, expected))
+        np.testing.assert_allclose(ours, usual, rtol=1e-5, atol=1e-6)
+
+
 def test_seeds_side_by_side_wait_for_the_longest_and_change_nothing(model):
     collector = rollout.episodic(num_envs=3)
     keys = jax.random.split(jax.random.key(5), 4)

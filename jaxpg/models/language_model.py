@@ -173,6 +173,7 @@ def transformer(
         read_prompts=partial(_read_prompts, model),
         acting_params=partial(_in_arithmetic, config),
         acts_rounded=dtype != "float32",
+        with_room=_with_room,
     )
     if not shared:
         return policy, _separate_critic(_decoder(env, config, outputs=1))
@@ -298,11 +299,20 @@ def _prefill(model: Decoder, max_tokens: int, params: Tree, prompt: Prompt) -> K
     """The cache of all tokens of a prompt but the last, with room for a completion."""
     real = prompt.mask_before_last()
     _, keys_values = apply(model, params, prompt.tokens, real)
-    room = (0, max_tokens)
-    keys = tuple(jnp.pad(key, [(0, 0), (0, 0), room]) for key, _ in keys_values)
-    values = tuple(jnp.pad(value, [(0, 0), room, (0, 0)]) for _, value in keys_values)
-    slot = jnp.asarray(prompt.tokens.shape[-1], jnp.int32)
-    return KVCache(keys, values, jnp.pad(real, room), slot)
+    keys, values = zip(*keys_values, strict=True)
+    return _with_room(KVCache(keys, values, real, jnp.asarray(prompt.tokens.shape[-1], jnp.int32)), max_tokens)
+
+
+def _with_room(cache: KVCache, tokens: int) -> KVCache:
+    """The cache of one sequence or of several with this many slots more, or less, at its end."""
+
+    def pad(x: Array, axis: int) -> Array:
+        ends = [(0, 0, 0)] * x.ndim
+        ends[axis] = (0, tokens, 0)
+        return lax.pad(x, jnp.zeros((), x.dtype), ends)
+
+    keys, values = tuple(pad(x, -1) for x in cache.keys), tuple(pad(x, -2) for x in cache.values)
+    return KVCache(keys, values, pad(cache.real, -1), cache.slot)
 
 
 def _decoder(env: Env, config: DecoderConfig, *, outputs: int | None = None, tied: bool = False) -> Decoder:

@@ -31,6 +31,9 @@ from jaxpg.types import Array, Env, Episodes, Key, Outcome, Policy, Rollout, Tra
 from jaxpg.user_input.domains import check_whole
 from jaxpg.vectorize import any_in_batch, row_storage, tree_where
 
+MOST_ROOMS = 4
+"""A growing memory is made longer at most this often in a rollout: each time the loop over steps is compiled anew."""
+
 
 class _EpisodesState(NamedTuple):
     """What the loop over steps carries.
@@ -156,15 +159,13 @@ def _run_episodes(
 ) -> _EpisodesState:
     """Step all environments until the last episode is over; `noise` and `keys` are `[T, B, ...]`.
 
-    Whether it is over is asked every `Machine.steps_per_question` steps; those after the end are padding.
+    Whether it is over is asked every `Machine.steps_per_question` steps; those after the end are padding. A memory that
+    grows with the steps has room for all of them only towards the end of long episodes (`Machine.steps_of_room`).
     """
     one_step = jax.vmap(partial(_step_or_stay, env, policy, params))
     questions = -(-env.time_limit // machine().steps_per_question)
     steps_per_question = -(-env.time_limit // questions)  # as even as can be: at most questions - 1 steps too many
     num_rows = questions * steps_per_question
-
-    def unfinished(state: _EpisodesState) -> Array:
-        return (state.t < env.time_limit) & any_in_batch(~state.over)
 
     def step(state: _EpisodesState) -> _EpisodesState:
         inputs = jax.tree.map(lambda x: x[state.t], (noise, keys))
@@ -190,8 +191,26 @@ def _run_episodes(
     if questions == 1:
         end = several_steps(first)
     else:
-        end = lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, first)
+        end, room = first, env.time_limit
+        for limit in _growing_limits(policy, env.time_limit, steps_per_question):
+            if policy.with_room:
+                memory = policy.with_room(end.runner.memory, limit - room)
+                end, room = end._replace(runner=end.runner._replace(memory=memory)), limit
+            unfinished = partial(_unfinished, limit)
+            end = lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, end)
     return end._replace(steps=jax.tree.map(lambda x: x[: env.time_limit], storage.unpack(end.steps)))
+
+
+def _growing_limits(policy: Policy, time_limit: int, steps_per_question: int) -> list[int]:
+    """How far each of the loops of a rollout goes, in steps: to `time_limit`, unless the policy's memory grows."""
+    parts = max(1, min(MOST_ROOMS, time_limit // machine().steps_of_room)) if policy.with_room else 1
+    questions = -(-time_limit // steps_per_question)
+    ends = [-(-questions * (i + 1) // parts) for i in range(parts)]
+    return [min(questions * steps_per_question, time_limit) for questions in ends]
+
+
+def _unfinished(limit: int, state: _EpisodesState) -> Array:
+    return (state.t < limit) & any_in_batch(~state.over)
 
 
 def _step_or_stay(
