@@ -32,7 +32,7 @@ from jaxpg.user_input.domains import check_whole
 from jaxpg.vectorize import any_in_batch, row_storage, tree_where
 
 MOST_ROOMS = 4
-"""A growing memory is made longer at most this often in a rollout: each time the loop over steps is compiled anew."""
+"""Parts of a rollout, at most, between which a memory grows: the loop over steps is compiled once for each."""
 
 
 class _EpisodesState(NamedTuple):
