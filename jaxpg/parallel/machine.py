@@ -51,8 +51,8 @@ class Machine(NamedTuple):
         every step. Elsewhere the host must have the answer before it can launch the next step.
     steps_of_room: a memory that grows with the steps, a KV cache, has room for all of an episode's from the first on
         where they are fewer than two times this many; otherwise it grows in up to four equal parts, of at least this
-        many. A token attends to what there is room for. Writing takes 0.66 of the time on a CPU with 512 tokens and
-        1 M weights, 0.94 with 48 and 10 M, and compiles a second longer per part ("a cache that grows"). On
+        many. A token attends to what there is room for. Writing takes 0.69 of the time on a CPU with 512 tokens and
+        1 M weights, 0.93 with 48 and 10 M, and compiles one or two seconds longer per part ("a cache that grows"). On
         accelerators 512 is an estimate by bytes: with 1.5 B weights and 16 texts, 28 kB a slot, 256 tokens would gain
         1.5 %, and the compiler for TPUs takes a sixth longer for two parts.
     gathers_words: one gather for all arrays of a minibatch that have a word per step, stacked before. XLA on a CPU
@@ -174,7 +174,7 @@ CPU = Machine(
     many_columns=64,
     round_equations=0,
     steps_per_question=1,
-    steps_of_room=16,
+    steps_of_room=24,
     gathers_words=True,
     prepares_minibatches=False,
     chunk_rows=512,
