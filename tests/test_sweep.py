@@ -435,6 +435,19 @@ def test_a_curve_of_equal_scores_is_drawn_and_goes_from_left_to_right(monkeypatc
     assert line.get_ydata().tolist() == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("values", "line"), [([0.9, 0.99, 1.0], "-"), (["tanh", "relu", "swish"], "None"), ([False, True, 1], "None")]
+)
+def test_between_settings_that_are_no_numbers_is_no_line(
+    values: list[object], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(heatmap, "save", lambda figure, *rest: drawn.append(figure))
+    heatmap.sweep_figure({"setting": values}, np.arange(6.0).reshape(3, 2), "curve.png", title="")
+    points = drawn[0].axes[0].lines[0]
+    assert (points.get_marker(), points.get_linestyle()) == ("o", line)
+
+
 @pytest.mark.parametrize("greatest", [1e-2, 1e38])
 def test_no_point_of_a_logarithmic_curve_is_cut_off(greatest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []

@@ -125,8 +125,8 @@ def ranked(scores: np.ndarray) -> list[int]:
 def sweep_figure(grid: Grid, scores: np.ndarray, path: str | Path, *, title: str) -> None:
     """Draw the interquartile mean over seeds at every point, with its 95% interval, into a file (PNG, SVG or PDF).
 
-    One setting gives a curve. Two give a heat map, with the one that has more values from left to right; each
-    combination of further settings has its own map.
+    One setting gives a curve, or points where its values are no numbers. Two give a heat map, with the one that has
+    more values from left to right; each combination of further settings has its own map.
 
     Args:
         grid: the settings.
@@ -176,7 +176,7 @@ def _curve(grid: Grid, estimate: Estimate, title: str) -> Figure:
         x[order],
         estimate.value[order],
         yerr=spread[:, order] if some else None,
-        fmt="o-",
+        fmt="o-" if numeric else "o",  # between names there is nothing
         color=BLUE,
         capsize=3,
         linewidth=1.4,

@@ -175,6 +175,8 @@ def _train(
 def _overrides(named: _Named, network: Network | None, seeds: Seeds, total_steps: int | None) -> dict[str, Any]:
     """The arguments of `fit` that are settings of a config."""
     seeds = seeds.tolist() if isinstance(seeds, np.ndarray | np.integer | jax.Array) else seeds
+    if type(seeds) is int and seeds < 1:
+        raise UserError(f"seeds must be at least 1, not {seeds}.")
     numbers: Any = range(seeds) if type(seeds) is int else seeds  # True is no number
     if not isinstance(numbers, range) and not _are_integers(numbers):
         raise UserError(f"seeds must be the number of seeds or a list of ints, not {excerpt(seeds)}.")
