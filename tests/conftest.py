@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,20 +33,43 @@ gc.set_threshold(
     200_000, 50, 50
 )  # traced programs are many objects that live on: looking through them takes 5% of a run
 
-LONGEST = (
-    "processes",
-    "readme",
-    "learning",
-    "contracts",
-    "parallel",
-    "cli",
-    "preferences_learners",
-    "update",
-    "oracle",
-    "language",
-    "training",
-)
-"""Files to begin with, so that no worker is left alone with one of them at the end."""
+SECONDS = {
+    "contracts": 490,
+    "parallel": 370,
+    "readme": 320,
+    "cli": 270,
+    "environments": 170,
+    "processes": 170,
+    "moved_runs": 150,
+    "language": 150,
+    "cli_text": 130,
+    "preferences_learners": 130,
+    "sweep": 110,
+    "damaged_runs": 90,
+    "packing": 90,
+    "cli_records": 80,
+    "importing": 80,
+    "lunar_lander": 70,
+    "shared_prompts": 70,
+    "host": 60,
+    "parts": 60,
+    "update": 60,
+    "machine": 60,
+    "learning": 60,
+    "reductions": 50,
+    "host_faults": 50,
+    "training": 50,
+    "runs": 50,
+    "values_control": 50,
+}
+"""Seconds of one worker for a file of the full lane, where they are many, so that its parts take equally long; on two
+cores of an Intel Xeon (family 6, model 207).
+
+In both lanes these files come first, the longest before the others, so that no worker is left alone with one of them at
+the end.
+"""
+OTHER_SECONDS = 20
+"""Those of any other file, on average."""
 
 FULL = {
     "prediction": ("test_errors_on_the_random_walk",),
@@ -509,7 +533,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the full lane and begin with the longest files.
 
     Raises:
-        pytest.UsageError: FULL has a name that no test of its file has.
+        pytest.UsageError: FULL has a name that no test of its file has, or SECONDS that of no file.
     """
     unused = {(file, pattern) for file in {_file(item) for item in items} for pattern in FULL.get(file, ())}
     for item in items:
@@ -521,22 +545,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lost = [f"{file}: {pattern}" for file, pattern in sorted(unused)]
     if lost and not any("::" in argument for argument in config.args):
         raise pytest.UsageError("conftest.FULL names tests that do not exist: " + ", ".join(lost))
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(_file(item), len(places)))
+    if gone := SECONDS.keys() - {path.stem.removeprefix("test_") for path in Path(__file__).parent.rglob("test_*.py")}:
+        raise pytest.UsageError("conftest.SECONDS names files that do not exist: " + ", ".join(sorted(gone)))
+    items.sort(key=lambda item: -SECONDS.get(_file(item), 0))
     if part := config.getoption("part"):
         _keep_part(config, items, *part)
 
 
 def _keep_part(config: pytest.Config, items: list[pytest.Item], number: int, parts: int) -> None:
-    """Every file of the full lane is in one of its parts, and the longest files are in different ones."""
-    files = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("full")))
-    kept = set(files[number - 1 :: parts])
+    """Every file of the full lane is in one of its parts: each, the longest first, in what is the shortest so far."""
+    files = {item.path: SECONDS.get(_file(item), OTHER_SECONDS) for item in items if item.get_closest_marker("full")}
+    seconds, kept = [0] * parts, set()
+    for path in sorted(files, key=lambda path: (-files[path], path)):
+        part = seconds.index(min(seconds))
+        seconds[part] += files[path]
+        kept |= {path} if part == number - 1 else set()
     config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
     items[:] = [item for item in items if item.path in kept]
 
 
 def _file(item: pytest.Item) -> str:
-    """The file of a test as FULL and LONGEST call it."""
+    """The file of a test as FULL and SECONDS call it."""
     return item.path.stem.removeprefix("test_")
 
 

@@ -447,6 +447,20 @@ def test_what_is_not_allowed_is_never_done_and_updates_see_the_same_probabilitie
     assert (again.entropy() > 0).all()
 
 
+@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent], ids=["mlp", "recurrent"])
+def test_what_is_not_allowed_is_not_done_where_policy_and_critic_are_evaluated_together(network):
+    env = masked_counter()
+    policy, critic, params = make(network, env, hidden=(8,))
+    rollout = tiny.jit(lambda key: episodic(num_envs=8).collect(env, policy, params.policy, (), key)[1])(
+        jax.random.key(1)
+    )
+    together, apart = critic.joint.both(params, rollout)[0].logits, policy.evaluate(params.policy, rollout).logits
+    allowed = env.action_mask(rollout.steps.obs)
+    real = rollout.steps.mask > 0
+    np.testing.assert_allclose(jnp.where(allowed, jax.nn.softmax(together), 0.0).sum(-1)[real], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(together[real], apart[real], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_action_values_explore_and_choose_what_is_allowed(epsilon):
     env = masked_counter()

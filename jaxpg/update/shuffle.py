@@ -105,7 +105,9 @@ def _feistel(round_keys: Array, x: Array, bits: int) -> Array:
 
 
 def _mix(x: Array, key: Array) -> Array:
-    """A 32-bit hash whose high bits depend on all bits of `x` and `key` (multipliers of MurmurHash3's finaliser)."""
+    """A 32-bit hash whose high bits depend on all bits of `x` and `key`; no other is used.
+
+    Up to its last shift it is the finaliser of MurmurHash3, which would carry high bits into low ones.
+    """
     x = (x ^ key) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+    return (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
