@@ -319,6 +319,7 @@ FULL = {
     ),
     "shuffle": (
         "*[1100]",
+        "*[1100 of 1200]",
         "*[300]",
     ),
     "summarise": ("test_an_algorithm_of_the_ladder_learns_from_a_reward_model",),
@@ -487,6 +488,7 @@ FULL = {
     "values_replay": (
         "test_prioritised_draws_and_weights_are_those_of_the_paper[1-1]",
         "test_prioritised_draws_and_weights_are_those_of_the_paper[64-1]",
+        "test_prioritised_draws_and_weights_are_those_of_the_paper[4169-3]",
     ),
 }
 """Tests of the full lane beside those marked `full` where they stand: by file, by name or by name and parameters, with
