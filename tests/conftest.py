@@ -557,11 +557,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _keep_part(config: pytest.Config, items: list[pytest.Item], number: int, parts: int) -> None:
     """Every file of the full lane is in one of its parts: each, the longest first, in what is the shortest so far."""
     files = {item.path: SECONDS.get(_file(item), OTHER_SECONDS) for item in items if item.get_closest_marker("full")}
-    seconds, kept = [0] * parts, set()
+    seconds: list[int] = [0] * parts
+    part_of = {}
     for path in sorted(files, key=lambda path: (-files[path], path)):
-        part = seconds.index(min(seconds))
-        seconds[part] += files[path]
-        kept |= {path} if part == number - 1 else set()
+        part_of[path] = seconds.index(min(seconds))
+        seconds[part_of[path]] += files[path]
+    kept = {path for path, part in part_of.items() if part == number - 1}
     config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
     items[:] = [item for item in items if item.path in kept]
 
