@@ -522,7 +522,7 @@ def test_a_cache_that_grows_says_the_same(model, columns, steps_per_question, ro
 
     machine_with(steps_of_room=T, steps_per_question=1)
     _, expected, _ = collected(model.policy, model.params, columns=columns)
-    machine_with(steps_of_room=2, steps_per_question=steps_per_question)
+    machine_with(steps_of_room=2, steps_per_question=steps_per_question, steps_drawn=2)
     _, found, _ = collected(model.policy._replace(act=act), model.params, columns=columns)
     assert sorted(set(seen)) == rooms
     longest = int(expected.steps.mask.sum(0).max())

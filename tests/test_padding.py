@@ -168,6 +168,37 @@ def test_every_minibatch_has_its_own_random_share(machine_with):
     assert (epochs[0] != trains).any()
 
 
+@pytest.mark.parametrize("slots", [1, 7, 20, 59])
+def test_slots_are_numbered_and_shuffled_in_pieces(machine_with, slots):
+    """As all at once, also where pieces go beyond the last slot, steps within an episode do not train, or none does."""
+
+    def shares(batch: update.Batch) -> Any:
+        steps = padding.as_single_steps(batch)
+        return padding.training_steps_first(steps), padding.shuffled_shares(jax.random.key(3), steps, 2, 3)
+
+    whole = batch_of([3, 10, 1, 1, 2, 7])
+    holes = whole.rollout._replace(loss_mask=whole.rollout.loss_mask.at[1:5, 1].set(0))
+    for batch in (whole, whole._replace(rollout=holes), batch_of([0] * 6), batch_of([10] * 6)):
+        machine_with(slots_at_once=T * B)
+        expected = shares(batch)
+        machine_with(slots_at_once=slots)
+        jax.tree.map(np.testing.assert_array_equal, tiny.jit(lambda batch: shares(batch))(batch), expected)
+        (order, count), _ = expected
+        trains = np.flatnonzero(batch.rollout.loss_mask)
+        np.testing.assert_array_equal(order, np.r_[trains, [padding.NOTHING] * (T * B - len(trains))])
+        assert count == len(trains)
+
+
+def test_pieces_without_steps_that_train_are_left_out(machine_with):
+    """Three steps are in the first of ten pieces of six slots: it is worked through, and no other."""
+    machine_with(slots_at_once=6)
+    pieces, visited = padding._pieces(T * B), jnp.zeros(T * B, jnp.int32)
+    assert pieces == (10, 6)
+    for end, expected in ((0, 0), (3, 6), (6, 6), (7, 12), (60, 60)):
+        found = padding._work_through(pieces, jnp.int32(end), lambda slots, x: x.at[slots].add(1), visited)
+        np.testing.assert_array_equal(found, np.arange(T * B) < expected)
+
+
 def test_what_needs_whole_columns_keeps_its_padding(machine_with):
     machine_with(chunk_padded=1)
     goal = objective(visits)

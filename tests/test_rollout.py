@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import NamedTuple
 
@@ -227,6 +228,51 @@ def test_rows_that_no_episode_reaches_are_padding(platform):
     assert steps.last[reached:].all()
     assert not any(x[reached:].any() for x in (steps.mask, steps.reward, steps.discount))
     assert steps.reward[:reached].any()
+
+
+def noisy_counter(time_limit: int) -> Env:
+    """A counter whose reward is drawn at every step."""
+    env = tiny.counter(shortest=1, longest=time_limit, time_limit=time_limit)
+
+    def step(key, state, action):
+        state, timestep = env.step(key, state, action)
+        return state, timestep._replace(reward=jax.random.uniform(key))
+
+    return env._replace(step=step)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("question", "drawn"), [(1, 5), (1, 12), (4, 3), (4, 6), (5, 5), (50, 3)])
+def test_random_numbers_drawn_for_a_few_steps_are_those_drawn_for_all(machine_with, question, drawn):
+    env = noisy_counter(time_limit=12)
+    policy, _ = networks.mlp(env, hidden=(4,))
+    collector = rollout.episodic(num_envs=6, group_size=2)
+    machine_with(steps_drawn=1_000, steps_per_question=1)
+    ((_, expected, _),) = collected(collector, env, policy)
+    machine_with(steps_drawn=drawn, steps_per_question=question)
+    ((_, found, _),) = collected(collector, env, policy)
+    real = np.asarray(expected.steps.mask) > 0
+    assert real.sum(0).max() > 5 > real.sum(0).min()
+    np.testing.assert_array_equal(found.steps.mask, expected.steps.mask)
+    for name in ("action", "reward", "log_prob"):
+        ours, usual = (np.asarray(getattr(part.steps, name))[real] for part in (found, expected))
+        np.testing.assert_allclose(ours, usual, rtol=1e-6, err_msg=name)
+    rewards = np.asarray(expected.steps.reward)[real]
+    assert len(np.unique(rewards)) == len(rewards)
+
+
+def test_a_long_time_limit_draws_no_more_than_a_short_one(machine_with):
+    """On a CPU; the number of its random numbers, of actions and of environments, is in the program."""
+    machine_with(steps_drawn=64)
+    programs = []
+    for time_limit in (100, 10_000):
+        env = noisy_counter(time_limit)
+        policy, _ = networks.mlp(env, hidden=(4,))
+        collect = partial(rollout.episodic(num_envs=6).collect, env, policy, policy.init(jax.random.key(0)), ())
+        programs.append(str(jax.make_jaxpr(collect)(jax.random.key(1))))
+    drawn = [sorted({int(n) for n in re.findall(r"key<fry>\[(\d+)\]", program)}) for program in programs]
+    assert drawn[0] == drawn[1]
+    assert max(drawn[0]) == 64 * 6 * 2
 
 
 @pytest.mark.parametrize("unfinished", [0.0, -1e8])

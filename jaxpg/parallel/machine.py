@@ -49,6 +49,9 @@ class Machine(NamedTuple):
         165 launches, and compiling takes 20 instead of 7 seconds of two cores.
     steps_per_question: an episodic rollout asks after this many steps whether all its episodes are over. A CPU asks at
         every step. Elsewhere the host must have the answer before it can launch the next step.
+    steps_drawn: steps of an episodic rollout whose random numbers are drawn at a time. A CPU draws none for steps that
+        no episode reaches: see `slots_at_once`. An accelerator draws those of all steps up to the time limit by a few
+        kernels.
     steps_of_room: a memory that grows with the steps, a KV cache, has room for all of an episode's from the first on
         where they are fewer than two times this many; otherwise it grows in up to four equal parts, of at least this
         many. A token attends to what there is room for. Writing takes 0.69 of the time on a CPU with 512 tokens and
@@ -67,6 +70,10 @@ class Machine(NamedTuple):
         observations and the minibatch"). An accelerator wants as much work per call as there is.
     chunk_padded: the same of steps that train, where episodes are padded: as many chunks as hold any are worked
         through (update/padding.py).
+    slots_at_once: slots of a padded batch that are numbered, and put into random orders, at a time: only pieces that
+        hold steps are worked through. On a CPU an iteration of GRPO on CartPole with 700 steps in 16,000 slots takes
+        3.6 instead of 5.6 ms, `steps_drawn` included, and with a time limit of 10,000 in place of 500 12 instead of
+        66 ("slots in pieces"). On an accelerator all slots are one piece: the host need not know how many there are.
     chunk_texts: the same of whole completions. 32 are as fast as any on a CPU and need the least memory ("the first
         language loops"); on an H100 they made 1,471 kernels of an update of GRPO on `sort` that is 547 without.
     chunk_tokens: the same of rows of texts that are packed side by side, in tokens, prompts included unless completions
@@ -142,11 +149,13 @@ class Machine(NamedTuple):
     many_columns: float
     round_equations: int
     steps_per_question: int
+    steps_drawn: int | float
     steps_of_room: int
     gathers_words: bool
     prepares_minibatches: bool
     chunk_rows: int | None
     chunk_padded: int
+    slots_at_once: int | float
     chunk_texts: int | None
     chunk_tokens: int
     rows_evaluated: int
@@ -174,11 +183,13 @@ CPU = Machine(
     many_columns=64,
     round_equations=0,
     steps_per_question=1,
+    steps_drawn=64,
     steps_of_room=24,
     gathers_words=True,
     prepares_minibatches=False,
     chunk_rows=512,
     chunk_padded=256,
+    slots_at_once=1_024,
     chunk_texts=32,
     chunk_tokens=1_024,
     rows_evaluated=8_192,
@@ -205,11 +216,13 @@ GPU = Machine(
     many_columns=math.inf,
     round_equations=1_000,
     steps_per_question=16,
+    steps_drawn=math.inf,
     steps_of_room=512,
     gathers_words=False,
     prepares_minibatches=True,
     chunk_rows=None,
     chunk_padded=16_384,
+    slots_at_once=math.inf,
     chunk_texts=None,
     chunk_tokens=16_384,
     rows_evaluated=524_288,

@@ -85,24 +85,30 @@ class StepKeys(NamedTuple):
     reset: Tree = ()
 
 
-def env_keys(key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[int, ...] = ()) -> Array:
+def env_keys(
+    key: Key, num_columns: int, group_size: int = 1, *, shape: tuple[int, ...] = (), numbers: Array | None = None
+) -> Array:
     """Keys `[B, *shape]` for the columns of this device; the columns of a group get the same keys.
 
-    Key number i of column b is `fold_in(key, b // group_size * prod(shape) + i)`, with b counted over all devices. All
-    keys come from one call, because random-number code is a third of the compile time. A key of the old form, of
-    `jax.random.PRNGKey`, becomes one of the new.
+    Key number i of column b is `fold_in(key, b // group_size * prod(shape) + i)`, with b counted over all devices;
+    with `numbers`, those alone, `[B, *numbers.shape]`. All keys come from one call, because random-number code is a
+    third of the compile time. A key of the old form, of `jax.random.PRNGKey`, becomes one of the new.
     """
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     columns = collectives.shard_index() * num_columns + jnp.arange(num_columns)
     per_column = math.prod(shape)
-    numbers = (columns // group_size * per_column)[:, None] + jnp.arange(per_column)[None]
-    return jax.vmap(partial(jax.random.fold_in, key))(numbers.ravel()).reshape(num_columns, *shape)
+    if numbers is None:
+        numbers = jnp.arange(per_column).reshape(shape)
+    of_columns = (columns // group_size * per_column)[:, None] + numbers.ravel()[None]
+    return jax.vmap(partial(jax.random.fold_in, key))(of_columns.ravel()).reshape(num_columns, *numbers.shape)
 
 
-def step_keys(key: Key, num_columns: int, num_steps: int, *, with_reset: bool) -> StepKeys:
-    """The keys of all steps of the columns of this device."""
-    keys = env_keys(key, num_columns, shape=(num_steps, 3 if with_reset else 2)).swapaxes(0, 1)
+def step_keys(key: Key, num_columns: int, num_steps: int, *, with_reset: bool, steps: Array | None = None) -> StepKeys:
+    """The keys of all steps of the columns of this device, or of these `steps` alone, `[n]`."""
+    shape = (num_steps, 3 if with_reset else 2)
+    numbers = None if steps is None else steps[:, None] * shape[1] + jnp.arange(shape[1])[None]
+    keys = env_keys(key, num_columns, shape=shape, numbers=numbers).swapaxes(0, 1)
     keys = jax.random.clone(keys)  # `jax_debug_key_reuse` takes a column of keys with moved axes for all of them
     return StepKeys(*(keys[..., purpose] for purpose in range(keys.shape[-1])))
 

@@ -17,6 +17,7 @@ from jaxpg.rollout.collector import (
     Collector,
     CollectorState,
     RolloutStats,
+    StepKeys,
     acting_params,
     action_noise,
     env_keys,
@@ -48,6 +49,19 @@ class _EpisodesState(NamedTuple):
     runner: CollectorState
     over: Array
     steps: Any
+
+
+class _Drawn(NamedTuple):
+    """Random numbers of some steps.
+
+    first: [] int32, the number of the first of them.
+    noise: [n, B, ...], of the actions.
+    keys: [n, B], of the environments.
+    """
+
+    first: Array
+    noise: Tree
+    keys: Array
 
 
 def episodic(*, num_envs: int, group_size: int = 1) -> Collector:
@@ -104,9 +118,8 @@ def _collect_episodes(
     params, num_columns = acting_params(policy, params), _columns_per_device(num_envs, group_size)
     start_key, step_key = jax.random.split(key)
     start = _start_groups(env, policy, params, env_keys(start_key, num_columns, group_size), group_size)
-    keys = step_keys(step_key, num_columns, env.time_limit, with_reset=False)
-    noise = action_noise(policy, params, start, keys.action)
-    end = _run_episodes(env, policy, params, start, noise, keys.env)
+    keys = partial(step_keys, step_key, num_columns, env.time_limit, with_reset=False)
+    end = _run_episodes(env, policy, params, start, keys)
 
     steps, length = end.steps, end.steps.mask.sum(0)
     context = jax.vmap(env.context)(start.env_state) if env.context else ()
@@ -155,50 +168,68 @@ def check_groups(num_envs: int, group_size: int, shards: int = 1) -> None:
 
 
 def _run_episodes(
-    env: Env, policy: Policy, params: Tree, start: CollectorState, noise: Tree, keys: Array
+    env: Env, policy: Policy, params: Tree, start: CollectorState, keys: Callable[..., StepKeys]
 ) -> _EpisodesState:
-    """Step all environments until the last episode is over; `noise` and `keys` are `[T, B, ...]`.
+    """Step all environments until the last episode is over; `keys(steps=...)` are the keys of these steps.
 
     Whether it is over is asked every `Machine.steps_per_question` steps; those after the end are padding. A memory that
     grows with the steps has room for all of them only towards the end of long episodes (`Machine.steps_of_room`).
+    Random numbers are drawn for `Machine.steps_drawn` steps at a time, or for as many more as there are in a question.
     """
     one_step = jax.vmap(partial(_step_or_stay, env, policy, params))
     questions = -(-env.time_limit // machine().steps_per_question)
     steps_per_question = -(-env.time_limit // questions)  # as even as can be: at most questions - 1 steps too many
     num_rows = questions * steps_per_question
+    num_drawn = min(num_rows, -(-min(num_rows, machine().steps_drawn) // steps_per_question) * steps_per_question)
 
-    def step(state: _EpisodesState) -> _EpisodesState:
-        inputs = jax.tree.map(lambda x: x[state.t], (noise, keys))
-        runner, over, transition = one_step(state.runner, state.over, *inputs)
+    def draw(first: Array) -> _Drawn:
+        of_steps = keys(steps=first + jnp.arange(num_drawn))
+        return _Drawn(first, action_noise(policy, params, start, of_steps.action), of_steps.env)
+
+    def step(drawn: _Drawn, state: _EpisodesState) -> _EpisodesState:
+        runner, over, transition = one_step(state.runner, state.over, *_of_step(drawn, state.t))
         stored = partial(lax.dynamic_update_index_in_dim, index=state.t, axis=0)
         steps = jax.tree.map(stored, state.steps, storage.pack(transition))
         return _EpisodesState(state.t + 1, runner, over, steps)
 
-    def step_within_limit(_: Array, state: _EpisodesState) -> _EpisodesState:
+    def step_within_limit(drawn: _Drawn, state: _EpisodesState) -> _EpisodesState:
         if num_rows == env.time_limit:
-            return step(state)
-        after = step(state._replace(over=state.over | (state.t >= env.time_limit)))
+            return step(drawn, state)
+        after = step(drawn, state._replace(over=state.over | (state.t >= env.time_limit)))
         return after._replace(over=jnp.where(state.t < env.time_limit, after.over, state.over))
 
-    def several_steps(state: _EpisodesState) -> _EpisodesState:
-        return lax.fori_loop(0, steps_per_question, step_within_limit, state)
+    def until_question(drawn: _Drawn, state: _EpisodesState) -> _EpisodesState:
+        if steps_per_question == 1:
+            return step(drawn, state)
+        return lax.fori_loop(0, steps_per_question, lambda _, state: step_within_limit(drawn, state), state)
 
-    over = jnp.zeros(keys.shape[1], bool)
-    *_, row = jax.eval_shape(one_step, start, over, *jax.tree.map(lambda x: x[0], (noise, keys)))
+    def draw_and_step(limit: int, state: _EpisodesState) -> _EpisodesState:
+        unfinished = partial(_unfinished, jnp.minimum(limit, state.t + num_drawn))
+        return lax.while_loop(unfinished, partial(until_question, draw(state.t)), state)
+
+    over = jnp.zeros(len(jax.tree.leaves(start.obs)[0]), bool)
+    zero, at_once = jnp.zeros((), jnp.int32), num_drawn == num_rows
+    drawn = draw(zero) if at_once else jax.eval_shape(draw, zero)
+    *_, row = jax.eval_shape(lambda x: one_step(start, over, *_of_step(x, x.first)), drawn)
     storage = row_storage(row)
     blank = _padding(jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), row))
-    first = _EpisodesState(jnp.zeros((), jnp.int32), start, over, jax.vmap(storage.pack)(blank))
+    end = _EpisodesState(zero, start, over, jax.vmap(storage.pack)(blank))
     if questions == 1:
-        end = several_steps(first)
+        end = until_question(drawn, end)
     else:
-        end, room = first, env.time_limit
+        room = env.time_limit
         for limit in _growing_limits(policy, env.time_limit, steps_per_question):
             if policy.with_room:
                 memory = policy.with_room(end.runner.memory, limit - room)
                 end, room = end._replace(runner=end.runner._replace(memory=memory)), limit
-            unfinished = partial(_unfinished, limit)
-            end = lax.while_loop(unfinished, step if steps_per_question == 1 else several_steps, end)
+            body = partial(until_question, drawn) if at_once else partial(draw_and_step, limit)
+            end = lax.while_loop(partial(_unfinished, limit), body, end)
     return end._replace(steps=jax.tree.map(lambda x: x[: env.time_limit], storage.unpack(end.steps)))
+
+
+def _of_step(drawn: _Drawn, t: Array) -> tuple[Tree, Array]:
+    """The random numbers of one step: of the actions, and the keys of the environments."""
+    return jax.tree.map(lambda x: x[t - drawn.first], (drawn.noise, drawn.keys))
 
 
 def _growing_limits(policy: Policy, time_limit: int, steps_per_question: int) -> list[int]:
@@ -209,7 +240,7 @@ def _growing_limits(policy: Policy, time_limit: int, steps_per_question: int) ->
     return [min(questions * steps_per_question, time_limit) for questions in ends]
 
 
-def _unfinished(limit: int, state: _EpisodesState) -> Array:
+def _unfinished(limit: Array | int, state: _EpisodesState) -> Array:
     return (state.t < limit) & any_in_batch(~state.over)
 
 

@@ -13,7 +13,7 @@ from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Params, Rollout, Tree
 from jaxpg.update.objective import Batch, TextReader
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of, step_numbers
-from jaxpg.update.padding import NOTHING, all_at_once, as_single_steps, cut_padded, steps_of_chunk
+from jaxpg.update.padding import NOTHING, as_single_steps, cut_padded, steps_of_chunk, training_steps_first
 from jaxpg.update.shared_prompts import read_all, with_memories
 
 
@@ -69,7 +69,7 @@ def forward_pass(
 def _of_real_steps(output: Callable[[Params, Rollout], Tree], params: Params, batch: Batch) -> Tree:
     """`output` of the steps that are no padding, in chunks, as many as hold any; leaves `[T, B]`, 0 on padding."""
     steps = as_single_steps(batch)
-    columns, size = all_at_once(steps), steps_of_chunk(batch.weight.size)
+    columns, size = training_steps_first(steps)[0], steps_of_chunk(batch.weight.size)
     cut = cut_padded(steps, size)
     taken, places = cut.take(columns), jnp.where(columns == NOTHING, len(columns), columns)
 

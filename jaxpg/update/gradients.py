@@ -24,7 +24,7 @@ from jaxpg.update.batching import Minibatches, nth_chunk
 from jaxpg.update.objective import COUNTED, Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
-from jaxpg.update.padding import all_at_once, as_single_steps, cut_padded, skips_padding, steps_of_chunk
+from jaxpg.update.padding import as_single_steps, cut_padded, skips_padding, steps_of_chunk, training_steps_first
 from jaxpg.update.shared_prompts import (
     chunks_of_prompts,
     loss_with_memories,
@@ -56,7 +56,7 @@ def _gradient_of_all(objective: Objective, params: Params, batch: Batch) -> tupl
     packing = packing_of(objective.text_reader, batch)
     if skips_padding(objective, batch.weight.size):
         steps = as_single_steps(batch)
-        columns, cut = all_at_once(steps), cut_padded(steps, steps_of_chunk(batch.weight.size))
+        columns, cut = training_steps_first(steps)[0], cut_padded(steps, steps_of_chunk(batch.weight.size))
     elif packing:
         columns = pack_texts(packing, batch, jnp.arange(batch.weight.shape[1]))
         cut = cut_packed(packing, batch)

@@ -8,11 +8,14 @@ nothing, the gradient is the same.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Episodes, Key, Tree
@@ -42,22 +45,51 @@ def as_single_steps(batch: Batch) -> Batch:
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch._replace(rollout=rollout))
 
 
-def training_steps_first(batch: Batch) -> tuple[Array, Array]:
-    """`[n]` int32, the numbers of the columns of a batch of single steps, those that train before the others; [] count.
+class _Pieces(NamedTuple):
+    """Equal pieces of the slots of a batch, `num` of them, which may go beyond its end."""
 
-    Both are in their order. A step trains where the loss mask is not 0.
+    num: int
+    size: int
+
+
+def _pieces(num_slots: int) -> _Pieces:
+    """Pieces of at most `Machine.slots_at_once` slots."""
+    num = math.ceil(num_slots / machine().slots_at_once)
+    return _Pieces(num, math.ceil(num_slots / num))
+
+
+def _work_through(pieces: _Pieces, end: Array, work: Callable[[Array, Tree], Tree], carried: Tree) -> Any:
+    """`carried <- work(slots, carried)` for the numbers of a piece's slots, `[size]` int32, one piece after the other.
+
+    Pieces are left out from the slot `end` on, where nothing is to be done.
+    """
+
+    def piece(i: Array | int, carried: Tree) -> Tree:
+        return work(i * pieces.size + jnp.arange(pieces.size, dtype=jnp.int32), carried)
+
+    if pieces.num == 1:
+        return piece(0, carried)
+    return lax.fori_loop(jnp.zeros((), jnp.int32), largest_in_batch(-(-end // pieces.size)), piece, carried)
+
+
+def training_steps_first(batch: Batch) -> tuple[Array, Array]:
+    """`[n]` int32, the numbers of the columns of a batch of single steps that train, in order, then NOTHING; [] count.
+
+    A step trains where the loss mask is not 0.
     """
     trains = batch.rollout.loss_mask[0] > 0
-    count = trains.sum(dtype=jnp.int32)
-    place = jnp.where(trains, jnp.cumsum(trains), count + jnp.cumsum(~trains)) - 1
-    numbers = jnp.arange(len(trains), dtype=jnp.int32)
-    return jnp.zeros_like(numbers).at[place].set(numbers, unique_indices=True), count
+    pieces, n = _pieces(len(trains)), len(trains)
+    end = jnp.where(trains, jnp.arange(1, n + 1, dtype=jnp.int32), 0).max()
+    trains = jnp.pad(trains, (0, pieces.num * pieces.size - n))
 
+    def number(slots: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        order, count = found
+        train = lax.dynamic_slice_in_dim(trains, slots[0], pieces.size)
+        place = jnp.where(train, count + jnp.cumsum(train) - 1, n + slots)  # from n on nothing is stored
+        order = order.at[place].set(slots, mode="drop", unique_indices=True)
+        return order, count + train.sum(dtype=jnp.int32)
 
-def all_at_once(batch: Batch) -> Array:
-    """`[n]` int32: the columns of the batch that train, in order, and NOTHING from there on."""
-    order, count = training_steps_first(batch)
-    return jnp.where(jnp.arange(len(order)) < count, order, NOTHING)
+    return _work_through(pieces, end, number, (jnp.full(n, NOTHING, jnp.int32), jnp.zeros((), jnp.int32)))
 
 
 def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -> Array:
@@ -67,19 +99,24 @@ def shuffled_shares(key: Key, batch: Batch, epochs: int, num_minibatches: int) -
     included, must be a multiple of `num_minibatches`.
     """
     order, count = training_steps_first(batch)
+    pieces, places = _pieces(len(order)), random_permutations_below(key, epochs, count)
+
+    def shuffle(slots: Array, shuffled: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(shuffled, order[places(slots)], slots[0], axis=1)
+
+    shuffled = _work_through(pieces, count, shuffle, jnp.zeros((epochs, pieces.num * pieces.size), jnp.int32))
     size = len(order) // num_minibatches
     edges = jnp.arange(num_minibatches + 1)
     edges = edges * (count // num_minibatches) + jnp.minimum(edges, count % num_minibatches)
 
-    def share(permutation: Array, begin: Array, end: Array) -> Array:
-        places = jax.lax.dynamic_slice_in_dim(permutation, begin, size)
-        return jnp.where(jnp.arange(size) < end - begin, order[places], NOTHING)
+    def share(of_epoch: Array, begin: Array, end: Array) -> Array:
+        columns = lax.dynamic_slice_in_dim(of_epoch, begin, size)
+        return jnp.where(jnp.arange(size) < end - begin, columns, NOTHING)
 
-    def shares(permutation: Array) -> Array:
-        return jax.vmap(partial(share, permutation))(edges[:-1], edges[1:])
+    def shares(of_epoch: Array) -> Array:
+        return jax.vmap(partial(share, of_epoch))(edges[:-1], edges[1:])
 
-    permutations = random_permutations_below(key, epochs, len(order), count)
-    return jax.vmap(shares)(permutations).reshape(epochs * num_minibatches, size)
+    return jax.vmap(shares)(shuffled).reshape(epochs * num_minibatches, size)
 
 
 def cut_padded(batch: Batch, size: int) -> Minibatches:
@@ -101,7 +138,7 @@ def cut_padded(batch: Batch, size: int) -> Minibatches:
 
     def chunk(columns: Array, minibatch: Batch, i: Array | int, num_chunks: Array | int) -> Batch:
         def rows(axis: int, x: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis)
+            return lax.dynamic_slice_in_dim(x, i * size, size, axis)
 
         rest: Any = columns_of(rows(0, columns), late)
         return merge(rest._replace(**dict.fromkeys(MINIBATCH_FIELDS)), minibatch.map_columns(rows))

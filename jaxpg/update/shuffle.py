@@ -9,6 +9,8 @@ sorted, each as a single word with random bits above its number: one sort of wor
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -26,24 +28,24 @@ def random_permutations(key: Key, num: int, n: int) -> Array:
     return jax.vmap(lambda keys: _feistel_permutation(keys, n))(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
 
 
-def random_permutations_below(key: Key, num: int, size: int, n: Array) -> Array:
-    """`[num, size]` int32: every row begins with an independent random permutation of `0 .. n-1`, n <= size traced.
+def random_permutations_below(key: Key, num: int, n: Array) -> Callable[[Array], Array]:
+    """`num` independent random permutations of `0 .. n-1`, n traced: numbers `[m]` -> their places `[num, m]` int32.
 
-    Of fewer than a dozen numbers some permutations are rarer than others (of seven, from 0.1 to 2.8 times as frequent).
-    What follows is any of these numbers. The same network and walk on the cells of a rectangle that holds n and hardly
-    more: bits, of which n may fill just over half, would walk again and again until the last number is inside. Source:
-    Black and Rogaway 2002, section 5 ("generalized Feistel").
+    So those of a few numbers can be had without all the others. What is not below n is taken for n - 1. Of fewer than a
+    dozen numbers some permutations are rarer than others (of seven, from 0.1 to 2.8 times as frequent). The same
+    network and walk on the cells of a rectangle that holds n and hardly more: bits, of which n may fill just over half,
+    would walk again and again until the last number is inside. Source: Black and Rogaway 2002, section 5 ("generalized
+    Feistel").
     """
-    n = jnp.maximum(n, 1)
+    n = jnp.maximum(n, 1).astype(jnp.uint32)
     rows = jnp.ceil(jnp.sqrt(n.astype(jnp.float32))).astype(jnp.uint32)
-    columns = ((n.astype(jnp.uint32) + rows - 1) // rows).astype(jnp.uint32)
-    numbers = jnp.minimum(jnp.arange(size, dtype=jnp.uint32), n.astype(jnp.uint32) - 1)
-    start = (numbers // columns, numbers % columns)
+    columns = (n + rows - 1) // rows
+    all_keys = jax.random.bits(key, (num, ROUNDS), jnp.uint32)
 
-    def permuted(keys: Array) -> Array:
-        def number(cell: tuple[Array, Array]) -> Array:
-            return cell[0] * columns + cell[1]
+    def number(cell: tuple[Array, Array]) -> Array:
+        return cell[0] * columns + cell[1]
 
+    def permuted(keys: Array, start: tuple[Array, Array]) -> Array:
         def again(cell: tuple[Array, Array]) -> tuple[Array, Array]:
             outside, moved = number(cell) >= n, _move_in_rectangle(keys, cell, rows, columns)
             return jnp.where(outside, moved[0], cell[0]), jnp.where(outside, moved[1], cell[1])
@@ -51,7 +53,11 @@ def random_permutations_below(key: Key, num: int, size: int, n: Array) -> Array:
         first = _move_in_rectangle(keys, start, rows, columns)
         return number(lax.while_loop(lambda cell: (number(cell) >= n).any(), again, first)).astype(jnp.int32)
 
-    return jax.vmap(permuted)(jax.random.bits(key, (num, ROUNDS), jnp.uint32))
+    def places(numbers: Array) -> Array:
+        numbers = jnp.minimum(numbers.astype(jnp.uint32), n - 1)
+        return jax.vmap(permuted, (0, None))(all_keys, (numbers // columns, numbers % columns))
+
+    return places
 
 
 def _move_in_rectangle(
