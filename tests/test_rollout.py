@@ -19,6 +19,7 @@ from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import program_for
 from jaxpg.rollout import CollectorState, RolloutStats
 from jaxpg.rollout import metrics as rollout_metrics
+from jaxpg.rollout.collector import step_keys
 from jaxpg.rollout.segments import episode_stats
 from jaxpg.types import Array, Box, Discrete, Env, Episodes, Outcome, Policy, Rollout, StepRewards, TimeStep, Transition
 
@@ -412,6 +413,14 @@ def test_every_key_of_a_column_is_its_own_and_the_same_on_any_device():
     shards = jax.vmap(lambda _: each(2), axis_name=collectives.DATA)(jnp.arange(4))
     np.testing.assert_array_equal(jax.random.key_data(shards).reshape(keys.shape), keys)
     assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 8 // 2 * 5 * 3
+
+
+@pytest.mark.parametrize("with_reset", [False, True])
+def test_keys_of_some_steps_are_those_of_all_at_their_places(with_reset):
+    keys = partial(step_keys, jax.random.key(0), num_columns=4, num_steps=9, with_reset=with_reset)
+    steps = jnp.array([5, 6, 8])
+    of_some, of_all = (jax.tree.map(jax.random.key_data, each) for each in (keys(steps=steps), keys()))
+    jax.tree.map(lambda some, every: np.testing.assert_array_equal(some, every[steps]), of_some, of_all)
 
 
 def test_columns_that_do_not_divide_into_groups_are_refused():
