@@ -29,10 +29,10 @@ def main() -> None:
     def run() -> float:
         iterations = 0
         for seed in range(SEEDS):
-            state, steps, run_key = init(jax.random.key(seed)), 0.0, jax.random.key(100 + seed)
-            while steps < STEPS:
+            state, run_key = init(jax.random.key(seed)), jax.random.key(100 + seed)
+            metrics = {"steps": 0}
+            while metrics["steps"] < STEPS:  # those of all iterations so far
                 state, metrics = step(state, jax.random.fold_in(run_key, iterations))
-                steps += float(metrics["steps"])
                 iterations += 1
         return iterations / SEEDS
 
