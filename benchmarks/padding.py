@@ -66,7 +66,8 @@ def main() -> None:
         case = compare(arguments.before.resolve(), settings, arguments.rounds)
         put(HERE / "results" / "padding.json", "cases", name, case, about)
         seconds = [median(row["cpu"] for row in case[which]) for which in ("before", "after")]
-        print(f"{name}: {case['ratio']:.2f} times as fast ({seconds[0]:.3f} and {seconds[1]:.3f} s a seed)", flush=True)
+        took = f"{seconds[0]:.3f} and {seconds[1]:.3f} s a seed for {case['after'][0]['steps']:.0f} steps"
+        print(f"{name}: {case['ratio']:.2f} times as fast ({took})", flush=True)
 
 
 if __name__ == "__main__":

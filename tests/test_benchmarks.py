@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 import before_after  # noqa: E402
 import mutations  # noqa: E402
+import padding_worker  # noqa: E402
 import result_files  # noqa: E402
 import throughput  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
@@ -37,6 +38,22 @@ def test_every_row_of_a_table_is_a_program_that_there_is() -> None:
 def test_every_deliberate_fault_still_finds_its_text() -> None:
     found = {mutation.name: mutations.applies(mutation, mutations.ROOT) for mutation in mutations.MUTATIONS}
     assert [name for name, applies in found.items() if not applies] == []
+
+
+@pytest.mark.full
+def test_a_run_of_the_padding_benchmark_goes_on_until_its_steps_and_no_further(monkeypatch, capsys):
+    """`steps` of an iteration count all so far: their sum would end it after a few iterations."""
+    monkeypatch.setattr(padding_worker, "STEPS", 600)
+    monkeypatch.setattr(padding_worker, "SEEDS", 2)
+    settings = {"num_envs": 8, "group_size": 4, "epochs": 1, "num_minibatches": 1, "kl": None}
+    monkeypatch.setattr(sys, "argv", ["padding_worker.py", json.dumps(settings)])
+    monkeypatch.setattr(sys, "stdin", ["run"])
+    padding_worker.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    of_iteration = found["steps"] / found["iterations"]
+    assert 600 <= found["steps"] < 600 + 2 * of_iteration
+    assert found["iterations"] == pytest.approx(600 / of_iteration, abs=1)
+    assert found["cpu"] > 0
 
 
 def test_the_steps_to_a_return_are_those_at_which_each_agent_first_reaches_it(monkeypatch):
