@@ -209,8 +209,8 @@ def test_what_needs_whole_columns_keeps_its_padding(machine_with):
 
 
 def test_seeds_by_vmap_may_differ_in_what_they_skip(machine_with):
-    """Under vmap the loop runs as often as the longest needs it, and what is too much for the others weighs nothing."""
-    machine_with(chunk_padded=4)
+    """Under vmap the loops run as often as the longest needs it, and what is too much for the others weighs nothing."""
+    machine_with(chunk_padded=4, slots_at_once=7)
     start = Params(jnp.zeros(T * B), ())
     batches = [batch_of(lengths) for lengths in ([1] * 6, [10] * 6)]
 
@@ -221,10 +221,17 @@ def test_seeds_by_vmap_may_differ_in_what_they_skip(machine_with):
     together = jax.vmap(after)(jax.tree.map(lambda *x: jnp.stack(x), *batches), keys)
     for i, batch in enumerate(batches):
         np.testing.assert_allclose(together[i], -batch.weight.reshape(-1), rtol=1e-6)
-    program = jax.make_jaxpr(jax.vmap(after))(jax.tree.map(lambda *x: jnp.stack(x), *batches), keys)
-    conditions = [loop.params["cond_jaxpr"].out_avals[0] for loop in whiles(program.jaxpr)]
-    assert conditions
-    assert all(condition.shape == () for condition in conditions)  # else all that is carried is selected
+
+    def shares(batch: update.Batch, key: jax.Array) -> jax.Array:
+        return padding.shuffled_shares(key, padding.as_single_steps(batch), 2, 3)
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    for i, of_seed in enumerate(jax.vmap(shares)(stacked, keys)):
+        np.testing.assert_array_equal(of_seed, shares(batches[i], keys[i]))
+    for program in (jax.make_jaxpr(jax.vmap(work))(stacked, keys) for work in (after, shares)):
+        conditions = [loop.params["cond_jaxpr"].out_avals[0] for loop in whiles(program.jaxpr)]
+        assert len(conditions) >= 2
+        assert all(condition.shape == () for condition in conditions)  # else all that is carried is selected
 
 
 def whiles(jaxpr: Any) -> Iterator[Any]:

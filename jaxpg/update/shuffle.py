@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.types import Array, Key
+from jaxpg.vectorize import any_in_batch
 
 ROUNDS = 8  # even, so that the two halves end where they began
 SORT_BELOW = 256  # at 32 and 64 elements the network's orders are measurably uneven in pairs (benchmarks/LOG.md)
@@ -51,7 +52,7 @@ def random_permutations_below(key: Key, num: int, n: Array) -> Callable[[Array],
             return jnp.where(outside, moved[0], cell[0]), jnp.where(outside, moved[1], cell[1])
 
         first = _move_in_rectangle(keys, start, rows, columns)
-        return number(lax.while_loop(lambda cell: (number(cell) >= n).any(), again, first)).astype(jnp.int32)
+        return number(lax.while_loop(lambda cell: any_in_batch(number(cell) >= n), again, first)).astype(jnp.int32)
 
     def places(numbers: Array) -> Array:
         numbers = jnp.minimum(numbers.astype(jnp.uint32), n - 1)
@@ -94,7 +95,7 @@ def _feistel_permutation(round_keys: Array, n: int) -> Array:
     x = _feistel(round_keys, jnp.arange(n, dtype=jnp.uint32), bits)
     if n < 1 << bits:
         x = lax.while_loop(
-            lambda x: outside(x).any(), lambda x: jnp.where(outside(x), _feistel(round_keys, x, bits), x), x
+            lambda x: any_in_batch(outside(x)), lambda x: jnp.where(outside(x), _feistel(round_keys, x, bits), x), x
         )
     return x.astype(jnp.int32)
 
