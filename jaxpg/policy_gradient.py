@@ -27,7 +27,7 @@ from jaxpg.objectives.kl import k1
 from jaxpg.objectives.metrics import credit_metrics, explained_variance
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import CollectorState, RolloutStats, make_actor
-from jaxpg.rollout.metrics import episode_metrics, outcome_metrics
+from jaxpg.rollout.metrics import episode_metrics, logged, outcome_metrics
 from jaxpg.types import (
     Actor,
     Array,
@@ -189,8 +189,8 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
     """One iteration: collect a rollout, credit its actions, update the parameters."""
     parts = _adapted(parts, state)
     algorithm, params = parts.algorithm, state.params
-    # The third key is not used: random-number code is compiled for every number of keys, and `_init` makes three. The
-    # first two are those of `split(key)` (benchmarks/LOG.md, "keys by threes").
+    # The third key is not used: random-number code is compiled for every number of keys, and `_init` makes three
+    # (benchmarks/LOG.md, "keys by threes").
     collect_key, update_key, _ = jax.random.split(key, 3)
     collector, rollout, stats = _collect(parts, state, collect_key)
     rollout, term_moments, weighted = standardize_rewards(
@@ -224,8 +224,7 @@ def _step(parts: Parts, state: TrainState, key: Key) -> tuple[TrainState, Metric
         steps=steps,
         algorithm=_after_iteration(algorithm.adaptation, state.algorithm, metrics | {"steps": steps}),
     )
-    # `steps` stays an integer: float32 counts no further than 2^24.
-    return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+    return state, logged(metrics, state.steps)
 
 
 def _as_state(given: Metrics) -> Metrics:
@@ -270,7 +269,7 @@ def _collect(parts: Parts, state: TrainState, key: Key) -> tuple[Tree, Rollout, 
 
 def _experience(parts: Parts, state: TrainState, key: Key) -> tuple[Rollout, Array]:
     """What `_step` learns from; see `Experience.collect`."""
-    _, rollout, _ = _collect(parts, state, jax.random.split(key)[0])
+    _, rollout, _ = _collect(parts, state, jax.random.split(key, 3)[0])
     before = state.runner.collector
     carried = isinstance(before, CollectorState)
     return rollout, before.episode_length if carried else jnp.zeros(rollout.loss_mask.shape[1], jnp.int32)

@@ -55,6 +55,7 @@ LEARNERS = {
     "ppo": lambda: learner(ladder.ppo(num_envs=4, num_steps=8)),
     "grpo": lambda: learner(ladder.grpo(num_envs=8, num_minibatches=1)),
     "q_learning": lambda: values.tabular_control(envs.make("frozen_lake"), values.q_learning(num_steps=8)),
+    "sft": lambda: build(resolve_config("sort", "sft", {"batch_size": 8})).learner,
     "dqn": lambda: build(resolve_config("cartpole", "dqn", {"buffer_size": 64, "learning_starts": 20})).learner,
 }
 
@@ -75,6 +76,16 @@ def test_a_state_may_be_donated(name: str) -> None:
     for i in range(2):
         state, metrics = step(state, jax.random.key(i))
     assert np.isfinite(metrics["steps"])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_parameters_that_are_given_belong_to_who_gave_them(name: str) -> None:
+    """Those of `with_policy`, although the state that has them is donated."""
+    made = LEARNERS[name]()
+    state = made.init(jax.random.key(0))
+    given = jax.tree.map(lambda x: x + 1, state.params.policy)
+    jax.jit(made.step, donate_argnums=0)(made.with_policy(state, given), jax.random.key(1))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(given))
 
 
 @pytest.mark.parametrize("network", [networks.mlp, networks.recurrent])

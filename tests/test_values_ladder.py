@@ -13,6 +13,7 @@ from tiny import target
 from jaxpg import values
 from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.values.replay_learning import ReplaySettings
 
 PRIORITIES = {"priority_alpha": 0.6, "priority_beta": 0.4, "beta_steps": 500_000}
@@ -53,7 +54,7 @@ def defaults(name):
 
 
 def test_every_algorithm_and_its_parent_are_pinned():
-    assert {"dqn": None} | dict.fromkeys(EDGES, "dqn") == values.PARENT
+    assert {name: PARENTS.get(name) for name in values.ALGORITHMS} == {"dqn": None} | dict.fromkeys(EDGES, "dqn")
 
 
 @pytest.mark.parametrize("child", EDGES)

@@ -197,10 +197,10 @@ def test_a_sampler_compares_episodes_by_the_discount_of_the_algorithm() -> None:
     algorithm = ladder.dapo(num_envs=8, group_size=4, gamma=0.9)
     policy = tiny.softmax_policy(jnp.zeros((2, 3)))
     policy_gradient(tiny.counter(), policy, None, algorithm)
-    with pytest.raises(
-        UserError, match=r"gamma of this algorithm is 0\.5, .* a gamma of 0\.9: .* ladder\.dapo\(gamma=0\.5\)"
-    ):
-        policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=0.5))
+    for gamma in (0.5, 0.95):  # less than the sampler's, and more
+        sentence = rf"gamma of this algorithm is {gamma}, .* a gamma of 0\.9: .* ladder\.dapo\(gamma={gamma}\)"
+        with pytest.raises(UserError, match=sentence):
+            policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=gamma))
     jax.jit(lambda gamma: policy_gradient(tiny.counter(), policy, None, algorithm._replace(gamma=gamma)) and gamma)(0.5)
 
 
@@ -221,11 +221,21 @@ def test_a_sampler_compares_episodes_by_the_discount_of_the_algorithm() -> None:
         (lambda: values.deep_q(ENV, networks.mlp(ENV), values.dqn()), r"takes a torso, a module of flax: values\.mlp"),
         (lambda: values.tabular_control("frozen_lake", values.sarsa()), "tabular_control takes a record Env"),
         (lambda: values.tabular_control(ENV, "sarsa"), "tabular_control takes a record TabularControl"),
+        (lambda: tabular(epsilon=0.1), r"The epsilon of an algorithm is a function, not 0\.1"),
+        (lambda: tabular(learning_rate=0.1), r"The learning_rate of an algorithm is a function, not 0\.1"),
+        (lambda: tabular(gamma="0.9"), r"The gamma of an algorithm is one number, not '0\.9'"),
+        (lambda: tabular(gamma=2.0), r"gamma must be .* not 2\.0"),
+        (lambda: tabular(num_steps="8"), "num_steps must be a whole number, not '8'"),
+        (lambda: tabular(num_tables=3), "num_tables must be 1 or 2, not 3"),
     ],
 )
 def test_what_builds_a_learner_takes_records(build: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         build()
+
+
+def tabular(**changes: Any) -> Any:
+    return values.tabular_control(envs.make("frozen_lake"), values.q_learning()._replace(**changes))
 
 
 @pytest.mark.parametrize("num_steps", [4, None])

@@ -240,7 +240,7 @@ def _add_other_commands(commands: Any) -> None:
         "--port", type=int, default=8750, metavar="N", help="of 127.0.0.1 (default 8750; 0: any free one)"
     )
     world.add_argument("--no-browser", dest="browser", action="store_false", help="print the address and open nothing")
-    world.add_argument("--out", type=Path, metavar="FILE", help="write the page to a file (default: serve it)")
+    world.add_argument("--out", type=path, metavar="FILE", help="write the page to a file (default: serve it)")
 
     check = commands.add_parser("check", help="look for mistakes in an environment")
     check.add_argument("environment", type=name, metavar="ENV", help="module:function of your own, brax:ant, ...")

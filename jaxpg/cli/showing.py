@@ -114,11 +114,9 @@ def _array_table(state: Any) -> Table:
 
 
 def _learned(state: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays that a learner learns, with their names: `params`, or of a table all that is no environment's."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    named = [(jax.tree_util.keystr(path, simple=True, separator="."), array) for path, array in leaves]
-    params = [(name, array) for name, array in named if name.startswith("params.")]
-    yield from params or [(name, array) for name, array in named if not name.startswith("runner.")]
+    """The arrays that a learner learns, with their names."""
+    for path, array in jax.tree_util.tree_leaves_with_path({"params": state.params}):
+        yield jax.tree_util.keystr(path, simple=True, separator="."), array
 
 
 def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""The learner that fine-tuning, the reward model and DPO share: draw a batch, sum its loss, take a step of Adam."""
+"""The learner that fine-tuning, both reward models and DPO share: draw a batch, sum its loss, take a step of Adam."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from jaxpg.errors import UserError
 from jaxpg.objectives import loss_weights
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import env_keys
+from jaxpg.rollout.metrics import logged
 from jaxpg.types import Actor, Array, Key, Learner, Metrics, Params, Rollout, Scalar, Tree
 from jaxpg.update import optimizers
-from jaxpg.update.batching import slice_columns
 from jaxpg.user_input.domains import check_scalars, check_whole
 from jaxpg.vectorize import copy_tree
 
@@ -50,6 +50,11 @@ class SupervisedBatch(NamedTuple):
     rollout: Rollout
     weight: Array
     noise: Tree = ()
+
+    def map_columns(self, function: Callable[[int, Array], Any]) -> SupervisedBatch:
+        """`function(axis, x)` of every array, whose columns are on that axis."""
+        weight, noise = jax.tree.map(partial(function, 1), (self.weight, self.noise))
+        return SupervisedBatch(self.rollout.map_columns(function), weight, noise)
 
 
 class SupervisedState(NamedTuple):
@@ -125,27 +130,19 @@ def supervised(
             state.params,
             batch,
             settings.micro_batches,
-            _micro_batch,
         )
         rate = schedule(state.steps)
         params, opt_state, norms = update.apply_gradient(optimizer, rate, gradient, state.params, state.opt_state)
         steps = state.steps + collectives.psum(rollout.steps.mask.sum()).astype(jnp.int32)
         metrics = lax.stop_gradient(metrics) | norms | {"learning_rate": rate}
         state = state._replace(params=params, opt_state=opt_state, steps=steps)
-        return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
+        return state, logged(metrics, steps)
 
     def with_policy(state: SupervisedState, policy: Tree) -> SupervisedState:
         reference = copy_tree(policy) if init_reference else ()
-        return state._replace(params=from_policy(state.params, policy), reference=reference)
+        return state._replace(params=from_policy(state.params, copy_tree(policy)), reference=reference)
 
     return Learner(init, step, lambda state: actor(state.params), with_policy)
-
-
-def _micro_batch(batch: SupervisedBatch, i: Array | int, parts: int) -> SupervisedBatch:
-    """The i-th of `parts` equal runs of neighbouring columns."""
-    columns = partial(slice_columns, i, parts)
-    noise = jax.tree.map(partial(columns, 1), batch.noise)
-    return SupervisedBatch(batch.rollout.map_columns(columns), columns(1, batch.weight), noise)
 
 
 def _check_division(settings: SupervisedSettings, shards: int) -> None:

@@ -6,10 +6,15 @@ import jax.numpy as jnp
 
 from jaxpg.parallel import collectives
 from jaxpg.rollout.collector import RolloutStats
-from jaxpg.types import Metrics, Outcome
+from jaxpg.types import Array, Metrics, Outcome
 
 OF_ENV = "env_"
 """How the names of `Env.episode_metrics` begin among the metrics of a run."""
+
+
+def logged(metrics: Metrics, steps: Array) -> Metrics:
+    """The metrics in float32, and `steps`, which stays an integer: float32 counts no further than 2^24."""
+    return {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
 
 
 def outcome_metrics(outcome: Outcome | tuple[()]) -> Metrics:

@@ -124,11 +124,12 @@ class Objective(NamedTuple):
         To be called before a minibatch is cut into chunks.
         """
         total = jnp.maximum(collectives.psum(batch.weight.sum()), jnp.finfo(batch.weight.dtype).tiny)
-        advantage = self.normalize(batch.advantage, batch.rollout.loss_mask)
+        advantage = batch.advantage
+        if jax.tree.leaves(advantage):
+            normalized = self.normalize(advantage, batch.rollout.loss_mask)
+            advantage = per_step("algorithm's normalize", normalized, batch.weight)
         return batch._replace(
-            advantage=per_step("algorithm's normalize", advantage, batch.weight)
-            if jax.tree.leaves(batch.advantage)
-            else (),
+            advantage=advantage,
             minibatch_weight=collectives.kept_apart(batch.weight) / total,
         )
 

@@ -163,7 +163,8 @@ def _norm(gradient: Tree, opt_state: Tree) -> Array:
 
 
 def _is_flat(opt_state: Tree) -> bool:
-    return all(x.ndim <= 1 for x in jax.tree.leaves(opt_state))
+    arrays = jax.tree.leaves(opt_state)  # plain gradient descent has none
+    return bool(arrays) and all(x.ndim <= 1 for x in arrays)
 
 
 def sgd(*, max_grad_norm: Array | float | None = None) -> optax.GradientTransformation:

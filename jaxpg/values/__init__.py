@@ -11,7 +11,6 @@ from jaxpg.values.control import (
 from jaxpg.values.deep_q import DeepQ, deep_q
 from jaxpg.values.dqn import (
     ALGORITHMS,
-    PARENT,
     double_dqn,
     dqn,
     dueling_dqn,
@@ -47,7 +46,6 @@ from jaxpg.values.tabular_control import TabularControl, mean_table, tabular_con
 
 __all__ = [
     "ALGORITHMS",
-    "PARENT",
     "TABULAR_ALGORITHMS",
     "DeepQ",
     "FiniteHorizonPlan",

@@ -15,7 +15,7 @@ from jaxpg.errors import UserError, check_functions, check_numbers, check_record
 from jaxpg.models.networks import zero_obs
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import Collector, RolloutStats
-from jaxpg.rollout.metrics import episode_metrics
+from jaxpg.rollout.metrics import episode_metrics, logged
 from jaxpg.types import (
     Actor,
     Array,
@@ -160,12 +160,13 @@ def deep_q(env: Env, torso: nn.Module, algorithm: DeepQ) -> Learner:
 
     def with_policy(state: DeepQState, params: Tree) -> DeepQState:
         target = copy_tree(params) if algorithm.move_target else ()
-        return state._replace(params=Params(params, ()), target=target)
+        return state._replace(params=Params(copy_tree(params), ()), target=target)
 
     def collect(state: DeepQState, key: Key) -> tuple[Rollout, Array]:
         return algorithm.learn.experience(parts, state, key), state.runner.collector.episode_length
 
-    return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy, Experience(env, collect))
+    experience = None if env.host else Experience(env, collect)  # the host checks its numbers
+    return Learner(partial(_init, parts), partial(_step, parts), actor, with_policy, experience)
 
 
 def _check_fields(algorithm: DeepQ) -> None:
@@ -227,8 +228,7 @@ def _step(parts: Parts, state: DeepQState, key: Key) -> tuple[DeepQState, Metric
         "learning_rate": parts.algorithm.learning_rate(state.steps),
         "epsilon": parts.algorithm.epsilon(state.steps),
     }
-    # `steps` stays an integer: float32 counts no further than 2^24.
-    return state, {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": state.steps}
+    return state, logged(metrics, state.steps)
 
 
 def epsilon_decay(steps: Array, *, start: Scalar, end: Scalar, over: int) -> Array:

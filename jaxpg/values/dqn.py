@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypedDict, Unpack
 
 from jaxpg import rollout
-from jaxpg.ladder_settings import PARENTS, child_of, root
+from jaxpg.ladder_settings import child_of, root
 from jaxpg.types import Array, Scalar
 from jaxpg.update.optimizers import adam, annealed
 from jaxpg.values import targets
@@ -269,5 +269,3 @@ ALGORITHMS: dict[str, Callable[..., DeepQ]] = {
     algorithm.__name__: algorithm
     for algorithm in (dqn, double_dqn, dueling_dqn, n_step_dqn, prioritized_dqn, qr_dqn, rainbow, pqn)
 }
-PARENT: dict[str, str | None] = {name: PARENTS.get(name) for name in ALGORITHMS}
-"""The parent of every algorithm."""

@@ -1,4 +1,4 @@
-"""Replay buffers on the device: a ring of slots per environment, and two ways of drawing rows from it.
+"""Replay buffers on the device: a ring of slots per environment, and drawing rows from it uniformly.
 
 A buffer is a pytree of arrays `[B, slots, ...]`. All B environments write the same slot at the same time, so one cursor
 serves them all, and it follows from the number of steps taken. All environments have equally many rows in a batch

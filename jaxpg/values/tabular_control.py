@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpg.errors import UserError, check_record
+from jaxpg.errors import UserError, check_functions, check_numbers, check_record, excerpt
 from jaxpg.models.distributions import Categorical
 from jaxpg.parallel import collectives
 from jaxpg.rollout import make_actor
 from jaxpg.rollout.collector import RolloutStats, StepKeys, env_keys, episode_numbers, step_keys, total_stats
-from jaxpg.rollout.metrics import episode_metrics
+from jaxpg.rollout.metrics import episode_metrics, logged
 from jaxpg.types import Actor, Array, Box, Discrete, Env, Key, Learner, Metrics, Params, Policy, Scalar, TimeStep, Tree
+from jaxpg.user_input.domains import check_scalars, check_whole
 from jaxpg.values.q_networks import QNetwork, epsilon_greedy, epsilon_greedy_policy
-from jaxpg.vectorize import tree_where
+from jaxpg.vectorize import copy_tree, tree_where
 
 
 class TabularControl(NamedTuple):
@@ -138,10 +139,12 @@ def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
         algorithm: the algorithm (control.py).
 
     Raises:
-        UserError: the environment has other observations or actions, or one of the two is no record.
+        UserError: the environment has other observations or actions, one of the two is no record, or a field of the
+            algorithm is of another kind or out of range.
     """
     check_record("tabular_control", env, Env, 'envs.make("frozen_lake")')
     check_record("tabular_control", algorithm, TabularControl, "values.q_learning()")
+    _check_fields(algorithm)
     env = numbered(env)
     network = q_table(env, algorithm)
 
@@ -152,10 +155,21 @@ def tabular_control(env: Env, algorithm: TabularControl) -> Learner:
         return epsilon_greedy_policy(network, algorithm.epsilon(steps))
 
     def with_policy(state: ControlState, params: Tree) -> ControlState:
-        return state._replace(params=Params(params, ()))
+        return state._replace(params=Params(copy_tree(params), ()))
 
     init = partial(_init, env, algorithm, network)
     return Learner(init, partial(_step, env, algorithm), actor, with_policy)
+
+
+def _check_fields(algorithm: TabularControl) -> None:
+    """Refuse fields of another kind, and numbers that cannot be."""
+    check_functions(algorithm, ("epsilon", "bootstrap", "learning_rate"))
+    check_numbers(algorithm, ("gamma", "initial_value"))
+    check_scalars({"gamma": algorithm.gamma, "initial_value": algorithm.initial_value})
+    for name in ("num_envs", "num_steps", "n_steps"):
+        check_whole(name, getattr(algorithm, name))
+    if algorithm.num_tables not in (1, 2):
+        raise UserError(f"num_tables must be 1 or 2, not {excerpt(algorithm.num_tables)}.")
 
 
 def mean_table(state: ControlState) -> Array:
@@ -258,9 +272,7 @@ def _step(env: Env, algorithm: TabularControl, state: ControlState, key: Key) ->
         "learning_rate": algorithm.learning_rate(steps),
         "epsilon": algorithm.epsilon(steps),
     }
-    # `steps` stays an integer: float32 counts no further than 2^24.
-    metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()} | {"steps": steps}
-    return ControlState(Params(tables, ()), runner, steps), metrics
+    return ControlState(Params(tables, ()), runner, steps), logged(metrics, steps)
 
 
 def _inputs(algorithm: TabularControl, state: ControlState, key: Key) -> _Inputs:
