@@ -23,7 +23,6 @@ from jaxpg import rollout, update
 from jaxpg.algorithm import PolicyGradient
 from jaxpg.errors import UserError
 from jaxpg.ladder_settings import (
-    PARENTS,
     A2CSettings,
     Algorithm,
     ClipFreeDAPOSettings,
@@ -497,5 +496,3 @@ ALGORITHMS: dict[str, Algorithm] = {
         cispo,
     )
 }
-PARENT: dict[str, str | None] = {name: PARENTS.get(name) for name in ALGORITHMS}
-"""The parent of every algorithm."""

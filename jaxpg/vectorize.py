@@ -236,6 +236,30 @@ def count_chunks(num_rows: int, chunk_rows: int | None) -> int:
     return next(n for n in range(-(-num_rows // chunk_rows), num_rows + 1) if num_rows % n == 0)
 
 
+def over_chunks(
+    of_chunk: Callable[[Array], Tree],
+    num_chunks: Array | int,
+    begin: Callable[[jax.ShapeDtypeStruct], Array],
+    put: Callable[[Array, Tree, Tree], Tree],
+) -> Tree:
+    """`found = put(i, found, of_chunk(i))` for every chunk i, one after the other.
+
+    Args:
+        of_chunk: the number of a chunk, [] int32 -> what is computed of it.
+        num_chunks: how many; where it is no traced number, a gradient finds its way through.
+        begin: shape and dtype of an array that `of_chunk` gives -> the array that it is put into.
+        put: i, what was found so far, that of chunk i -> what is found then.
+    """
+    of_chunk = jax.jit(of_chunk)  # traced once for both `eval_shape` and the loop
+    found = jax.tree.map(begin, jax.eval_shape(of_chunk, jax.ShapeDtypeStruct((), jnp.int32)))
+
+    def put_chunk(i: Array, found: Tree) -> Tree:
+        number = jnp.asarray(i, jnp.int32)  # a loop's own count may be of another type, and would be traced again
+        return put(number, found, of_chunk(number))
+
+    return lax.fori_loop(0, num_chunks, put_chunk, found)
+
+
 def stacked(trees: Sequence[Tree]) -> Tree:
     """Trees of the same structure as one, with a first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

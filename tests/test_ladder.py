@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 from jaxpg import ladder, networks, update
+from jaxpg.ladder_settings import PARENTS
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Transition
 
@@ -165,8 +166,11 @@ def changed_fields(child, parent):
 
 def test_every_algorithm_and_its_parent_are_pinned():
     assert defaults("reinforce") == ROOT
-    assert {"reinforce": None} | {child: parent for child, (parent, *_) in EDGES.items()} == ladder.PARENT
-    assert tuple(ladder.PARENT) == NAMES
+    assert {child: PARENTS.get(child) for child in NAMES} == {
+        "reinforce": None,
+        **{child: parent for child, (parent, *_) in EDGES.items()},
+    }
+    assert tuple(ladder.ALGORITHMS) == NAMES
 
 
 @pytest.mark.parametrize("child", EDGES)
@@ -205,7 +209,7 @@ def test_every_setting_is_explained_once_in_its_line_of_ancestors(name, setting)
     ancestor, explanations = name, 0
     while ancestor:
         explanations += f"\n    {setting}: " in inspect.getdoc(ladder.ALGORITHMS[ancestor])
-        ancestor = ladder.PARENT[ancestor]
+        ancestor = PARENTS.get(ancestor)
     assert explanations == 1
 
 

@@ -268,23 +268,20 @@ def test_checkpoints_that_a_killed_process_left_are_deleted(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "stop", "overdue", "expected"),
+    ("start", "end", "expected"),
     [
-        (4, 8, False, False, loop.Due(evaluate=False, save=False)),
-        (8, 12, False, False, loop.Due(evaluate=True, save=True)),
-        (4, 35, False, False, loop.Due(evaluate=True, save=True)),  # over several multiples of 10 at once
-        (4, 8, True, False, loop.Due(evaluate=False, save=True)),
-        (4, 8, False, True, loop.Due(evaluate=False, save=True)),
-        (32, 36, False, False, loop.Due(evaluate=True, save=True)),  # the end is no multiple of 10
+        (4, 8, False),
+        (8, 12, True),
+        (8, 10, True),
+        (10, 12, False),
+        (4, 35, True),  # over several multiples of 10 at once
+        (32, 36, True),  # the end is no multiple of 10
     ],
 )
-def test_what_is_due_after_a_chunk(start: int, end: int, stop: bool, overdue: bool, expected: loop.Due) -> None:
+def test_a_chunk_is_followed_by_an_evaluation(start: int, end: int, expected: bool) -> None:
     schedule = loop.Schedule(total_steps=36, log_every=4, evaluate_every=10, checkpoint_seconds=60.0)
-    assert loop.what_is_due(schedule, start, end, stop=stop, overdue=overdue) == expected
-    never = schedule._replace(evaluate_every=None)
-    finished = end == 36
-    saved = loop.Due(evaluate=False, save=stop or overdue or finished)
-    assert loop.what_is_due(never, start, end, stop=stop, overdue=overdue) == saved
+    assert loop.is_evaluated(schedule, start, end) == expected
+    assert not loop.is_evaluated(schedule._replace(evaluate_every=None), start, end)
 
 
 def test_evaluations_come_evenly_and_at_the_end(tmp_path: Path) -> None:

@@ -21,6 +21,6 @@ def run_check(arguments: argparse.Namespace) -> int:
     marks, wrong = {True: "✓", None: "?", False: "✗"}, False
     with signals.ends_at_once():
         for finding in envs.battery(env, arguments.environment):
-            console.print(f"{marks[finding.passed]} {printable(finding.sentence)}", markup=False, highlight=False)
+            console.print(f"{marks[finding.passed]} {printable(finding.sentence)}")
             wrong |= finding.passed is False
     return 2 if wrong else 0

@@ -18,6 +18,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments.build import kind_of
 from jaxpg.experiments.config import Config
 from jaxpg.experiments.stages import Stage
+from jaxpg.runs.results import last_evaluation
 from jaxpg.training import run_directory
 from jaxpg.user_input.printable import printable
 
@@ -74,14 +75,11 @@ def _row(stage: Stage) -> StageRow:
         policy=Path(config.initial).name if config.initial else "new parameters",
         data=_data(config),
         steps=int(metrics["steps"][-1].max()),
-        evaluation={name: f"{np.mean(x[0]):.3g} → {np.mean(_last(x)):.3g}" for name, x in evaluated.items()},
+        evaluation={
+            name: f"{np.mean(x[0]):.3g} → {np.mean(last_evaluation(x, x.shape[1])):.3g}"
+            for name, x in evaluated.items()
+        },
     )
-
-
-def _last(values: np.ndarray) -> np.ndarray:
-    """The last row `[S]` of evaluations `[N, S]` that was measured."""
-    measured: np.ndarray = values[np.isfinite(values).all(1)]
-    return measured[-1] if len(measured) else values[-1]
 
 
 def _data(config: Config) -> str:

@@ -50,6 +50,11 @@ def completion_rollout(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
     return Rollout(steps, mask, episodes=Episodes(context=prompt))
 
 
+def one_completion(prompt: Prompt, tokens: Array, *, end: int) -> Rollout:
+    """`completion_rollout` of a single one, of a prompt with leaves `[P]` and tokens `[T]`."""
+    return completion_rollout(*jax.tree.map(lambda x: x[None], (prompt, tokens)), end=end)
+
+
 def evaluate_completions(policy: Policy, params: Tree, rollout: Rollout, noise: Tree = ()) -> Any:
     """π of a `completion_rollout`, `[T, B]`, as `Policy.evaluate`; no memory was collected with it: each is initial.
 

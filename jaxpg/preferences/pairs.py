@@ -13,6 +13,7 @@ from jaxpg.envs.text import PairData, Task
 from jaxpg.errors import UserError, check_record
 from jaxpg.models.generation import completion_rollout
 from jaxpg.types import Array, Key, Prompt, Rollout, Tree
+from jaxpg.user_input.domains import check_scalars, check_whole
 
 
 class PreferencePair(NamedTuple):
@@ -76,12 +77,13 @@ def judged_pairs(
         num_pairs: number of pairs to learn from, each judged once and reused; every pair is new if not given.
 
     Raises:
-        UserError: a task that is none, num_pairs below 1.
+        UserError: a task that is none, or a number that cannot be.
     """
     for given in (task, held_out):
         check_record("judged_pairs", given, Task, 'envs.make_task("sort")')
-    if num_pairs is not None and num_pairs < 1:
-        raise UserError(f"num_pairs must be at least 1, or none to draw a new pair every time, not {num_pairs}.")
+    check_scalars({"sharpness": sharpness})
+    if num_pairs is not None:
+        num_pairs = check_whole("num_pairs", num_pairs)
     write = generate or task.demonstration
     end = task.vocabulary.end
 

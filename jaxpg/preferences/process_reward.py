@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxpg.envs.text import Task
 from jaxpg.errors import check_record
-from jaxpg.models.generation import completion_rollout
+from jaxpg.models.generation import one_completion
 from jaxpg.models.language_model import RewardModel
 from jaxpg.preferences.reward_model import refuse_actor, replace_head
 from jaxpg.preferences.step_labels import StepLabels, label_rollout
@@ -119,12 +119,7 @@ def judged_by_model(task: Task, model: RewardModel, params: Tree) -> Task:
     """
 
     def check_steps(problem: Tree, tokens: Array, length: Array) -> Array:
-        return jax.nn.sigmoid(_token_scores(task, model, params, problem, tokens))
+        rollout = one_completion(task.prompt(problem), tokens, end=task.vocabulary.end)
+        return jax.nn.sigmoid(model.token_scores(params, rollout)[:, 0])
 
     return task._replace(check_steps=check_steps)
-
-
-def _token_scores(task: Task, model: RewardModel, params: Tree, problem: Tree, tokens: Array) -> Array:
-    """The model's outputs for one completion, `[T]`."""
-    prompt, row = jax.tree.map(lambda x: x[None], (task.prompt(problem), tokens))
-    return model.token_scores(params, completion_rollout(prompt, row, end=task.vocabulary.end))[:, 0]

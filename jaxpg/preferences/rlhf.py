@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import GradedCompletion, Reward, RewardFunction, Task
 from jaxpg.envs.text.text_env import TextState, text_env
-from jaxpg.models.generation import completion_rollout
+from jaxpg.models.generation import one_completion
 from jaxpg.models.language_model import RewardModel
 from jaxpg.types import Array, Env, Outcome, Tree
 
@@ -24,8 +23,8 @@ def score_of(model: RewardModel, model_params: Tree) -> RewardFunction:
     """
 
     def score(graded: GradedCompletion) -> Array:
-        prompt, tokens = jax.tree.map(lambda x: x[None], (graded.prompt, graded.tokens))
-        value: Array = model.score(model_params, completion_rollout(prompt, tokens, end=graded.vocabulary.end))[0]
+        rollout = one_completion(graded.prompt, graded.tokens, end=graded.vocabulary.end)
+        value: Array = model.score(model_params, rollout)[0]
         return value
 
     return score

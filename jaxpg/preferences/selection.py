@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpg.envs.text import Task, TextState, best_of_n, weighted_vote
-from jaxpg.models.generation import completion_rollout
+from jaxpg.models.generation import one_completion
 from jaxpg.models.language_model import RewardModel
 from jaxpg.parallel import collectives
 from jaxpg.types import Array, Env, Metrics, Outcome, Rollout, Tree
@@ -55,8 +55,7 @@ def selecting_env(env: Env, task: Task, model: RewardModel, params: Tree, log_we
     prompt_of, outcome_of, measure = env.context, env.outcome, env.measure
 
     def outcome(state: TextState) -> Outcome:
-        prompt, tokens = jax.tree.map(lambda x: x[None], (prompt_of(state), state.tokens))
-        rollout = completion_rollout(prompt, tokens, end=task.vocabulary.end)
+        rollout = one_completion(prompt_of(state), state.tokens, end=task.vocabulary.end)
         result = outcome_of(state)
         return result._replace(parts=result.parts | {"model_score": log_weight(task, model, params, rollout)[0]})
 

@@ -21,6 +21,7 @@ from jaxpg.preferences.pairs import (
 )
 from jaxpg.preferences.sampled_pairs import load_pairs
 from jaxpg.types import Array, Key, Tree
+from jaxpg.user_input.domains import check_scalars
 
 TrueReward = Callable[[Tree, Array, Array], Array]
 """What a judge goes by: problem, completion [T], length [] -> [], as a task's `verify` reads a completion."""
@@ -77,8 +78,7 @@ def make_pairs(
         return _pairs_of_file(file, task, skip_long_prompts)
     skipping = {"skip_long_prompts": skip_long_prompts}
     refuse_unread("pairs", make_pairs, skipping, "used only with a file of pairs, and none is given")
-    if not 0 <= slip_rate <= 1:
-        raise UserError(f"slip_rate is a probability, from 0 to 1, not {slip_rate}.")
+    check_scalars({"slip_rate": slip_rate})
     reward = true_reward(judge, task)
     for judged in (task, held_out):
         judged.check_demonstrations()

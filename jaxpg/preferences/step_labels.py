@@ -15,7 +15,7 @@ from jaxpg.models.generation import completion_rollout, generate
 from jaxpg.preferences.pairs import completion_length
 from jaxpg.preferences.sources import refuse_unread
 from jaxpg.types import Array, Key, Policy, Prompt, Rollout, Tree
-from jaxpg.user_input.domains import FRACTION, check_number
+from jaxpg.user_input.domains import FRACTION, check_number, check_whole
 
 
 class LabelledCompletion(NamedTuple):
@@ -63,8 +63,8 @@ def checked_steps(
         UserError: a task that has no steps or cannot check them, or settings out of range.
     """
     check_number("label_noise", label_noise, FRACTION)
-    if num_completions is not None and num_completions < 1:
-        raise UserError(f"num_completions must be at least 1, or none for new ones every time, not {num_completions}.")
+    if num_completions is not None:
+        num_completions = check_whole("num_completions", num_completions)
     task.check_steps_exist()
     if task.check_steps is None:
         raise UserError(

@@ -24,7 +24,7 @@ from jaxpg.files import replace_file, setting_text
 from jaxpg.report.comparison import format_estimate, format_number, to_jsonable
 from jaxpg.report.drawing import STYLE, literal, save, scale_scores
 from jaxpg.report.palette import BLUE, VERMILION
-from jaxpg.report.statistics import Estimate, bootstrap
+from jaxpg.report.statistics import Estimate, bootstrap, interquartile_mean
 from jaxpg.user_input.printable import printable
 
 MAX_ROWS = 20  # of a table
@@ -118,7 +118,8 @@ def ranked(scores: np.ndarray) -> list[int]:
 
     Where the return is bounded, many points have the same interquartile mean, the maximum; the mean breaks the tie.
     """
-    keys = np.nan_to_num(np.stack([scores.mean(1), bootstrap(scores).value]), nan=-np.inf)
+    iqm = np.where(np.isfinite(scores).all(1), interquartile_mean(scores), np.nan)
+    keys = np.nan_to_num(np.stack([scores.mean(1), iqm]), nan=-np.inf)
     return np.lexsort(-keys).tolist()
 
 

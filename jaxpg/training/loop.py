@@ -1,7 +1,7 @@
 """The training loop: any Learner, several seeds at once, in chunks, with evaluations, rows of metrics and checkpoints.
 
 A chunk is one compiled loop of iterations per seed, until each seed has consumed a number of environment steps. Between
-two chunks the host decides what is due (`what_is_due`) and does it.
+two chunks the host writes a row of metrics, and evaluates and saves where it is time to.
 """
 
 from __future__ import annotations
@@ -210,23 +210,13 @@ class Chunk(NamedTuple):
     end: int
 
 
-class Due(NamedTuple):
-    """What is to be done after a chunk."""
+def is_evaluated(schedule: Schedule, start: int, end: int) -> bool:
+    """Whether a chunk that took the slowest seed from `start` to `end` steps is followed by an evaluation.
 
-    evaluate: bool
-    save: bool
-
-
-def what_is_due(schedule: Schedule, start: int, end: int, *, stop: bool, overdue: bool) -> Due:
-    """What is to be done after a chunk that took the slowest seed from `start` to `end` steps.
-
-    Evaluate where a multiple of `evaluate_every` was passed, and at the end. Save whatever was evaluated, at the end,
-    and if training stops or the last checkpoint is `overdue`.
+    It is where a multiple of `evaluate_every` was passed, and at the end.
     """
-    finished = end >= schedule.total_steps
     every = schedule.evaluate_every
-    evaluate = every is not None and (finished or end // every > start // every)
-    return Due(evaluate=evaluate, save=evaluate or finished or stop or overdue)
+    return every is not None and (end >= schedule.total_steps or end // every > start // every)
 
 
 def _train_chunks(
@@ -234,38 +224,36 @@ def _train_chunks(
 ) -> RunState:
     """Train to the end, or until it is stopped; `steps` [S] are those of the state."""
     began, saved = time.monotonic() - resume_point.seconds, time.monotonic()
+    evaluates = run.schedule.evaluate_every is not None
     if run.min_steps(steps) < run.schedule.total_steps:
         processes.on_main_process(partial(run_directory.add_machine, run.run_dir, list(run.mesh.devices.flat)))
     with _open_writer(run.run_dir, keep=resume_point.rows.size, steps=int(steps.min())) as writer:
+
+        def write(row: Row) -> Row:
+            row = row | {"seconds": time.monotonic() - began}
+            writer.write(row)
+            hooks.on_row(row)
+            return row
+
         if not steps.any():
-            if run.schedule.evaluate_every is not None:
+            if evaluates:
                 zeros = np.zeros(len(steps), np.int32)
-                before = _row_without_training({"steps": zeros, "iteration": zeros})
-                row = before | _evaluate(run, state) | {"seconds": time.monotonic() - began}
-                writer.write(row)
-                hooks.on_row(row)
+                write(_row_without_training({"steps": zeros, "iteration": zeros}) | _evaluate(run, state))
             hooks.on_evaluation(parallel.to_host(state))
         for chunk in _chunks(run, state, steps):
             state = chunk.state
-            evaluates = what_is_due(run.schedule, chunk.start, chunk.end, stop=False, overdue=False).evaluate
-            evaluation = _evaluate(run, state) if evaluates else {}
-            row = chunk.row | evaluation | {"seconds": time.monotonic() - began}
-            writer.write(row)
-            hooks.on_row(row)
+            evaluated = is_evaluated(run.schedule, chunk.start, chunk.end)
+            row = write(chunk.row | (_evaluate(run, state) if evaluated else {}))
             overdue = time.monotonic() - saved > run.schedule.checkpoint_seconds
             end, stop, overdue = processes.any_process([hooks.should_end(), hooks.should_stop(), overdue])
-            due = what_is_due(run.schedule, chunk.start, chunk.end, stop=end or stop, overdue=overdue)
-            if end and not due.evaluate and run.schedule.evaluate_every is not None:
-                row = _row_without_training(row) | _evaluate(run, state) | {"seconds": time.monotonic() - began}
-                writer.write(row)
-                hooks.on_row(row)
-                due = due._replace(evaluate=True)
-            if due.evaluate:
+            if end and evaluates and not evaluated:
+                row, evaluated = write(_row_without_training(row) | _evaluate(run, state)), True
+            if evaluated:
                 hooks.on_evaluation(parallel.to_host(state))
-            if due.save:
+            if evaluated or chunk.end >= run.schedule.total_steps or end or stop or overdue:
                 _save_checkpoint(run, state, row, steps=chunk.end, rows=writer.sync(), ended=end)
                 saved = time.monotonic()
-            if due.evaluate and run.record is not None:
+            if evaluated and run.record is not None:
                 run.monitor.check_evaluation(row)
             if end or stop:
                 break

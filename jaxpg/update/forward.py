@@ -15,6 +15,7 @@ from jaxpg.update.objective import Batch, TextReader
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of, step_numbers
 from jaxpg.update.padding import NOTHING, as_single_steps, cut_padded, steps_of_chunk, training_steps_first
 from jaxpg.update.shared_prompts import read_all, with_memories
+from jaxpg.vectorize import over_chunks
 
 
 def forward_pass(
@@ -46,22 +47,15 @@ def forward_pass(
     taken = texts.take(rows)
     memories = None if texts.prompts is None else collectives.whole(read_all(reader, params, texts.prompts))
 
-    @jax.jit  # traced once for both `eval_shape` and the loop
     def of_chunk(i: Array) -> Tree:
         chunk = texts.chunk(rows, taken, i, packing.chunks).rollout
         chunk = chunk if memories is None else with_memories(chunk, memories)
         return jax.tree.map(jnp.transpose, output(params, chunk))
 
-    def write(i: Array, found: Tree) -> Tree:
-        def put(x: Array, new: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(x, new, i * packing.rows, 0)
+    def put(i: Array, found: Tree, new: Tree) -> Tree:
+        return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, i * packing.rows, 0), found, new)
 
-        return jax.tree.map(put, found, of_chunk(i))
-
-    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
-    of_one = jax.eval_shape(of_chunk, first)
-    found = jax.tree.map(lambda x: jnp.zeros(rows.shape, x.dtype), of_one)
-    found = lax.fori_loop(first, texts.num_chunks(rows), write, found)
+    found = over_chunks(of_chunk, texts.num_chunks(rows), lambda x: jnp.zeros(rows.shape, x.dtype), put)
     places = step_numbers(packing, batch, rows)
     return jax.tree.map(lambda x: _as_steps(x, places, mask.shape), found)
 
@@ -73,17 +67,14 @@ def _of_real_steps(output: Callable[[Params, Rollout], Tree], params: Params, ba
     cut = cut_padded(steps, size)
     taken, places = cut.take(columns), jnp.where(columns == NOTHING, len(columns), columns)
 
-    @jax.jit  # traced once for both `eval_shape` and the loop
     def of_chunk(i: Array) -> Tree:
         return jax.tree.map(lambda x: x[0], output(params, cut.chunk(columns, taken, i, 1).rollout))
 
-    def write(i: Array, found: Tree) -> Tree:
+    def put(i: Array, found: Tree, new: Tree) -> Tree:
         these = lax.dynamic_slice_in_dim(places, i * size, size)
-        return jax.tree.map(lambda x, new: x.at[these].set(new, mode="drop"), found, of_chunk(i))
+        return jax.tree.map(lambda x, y: x.at[these].set(y, mode="drop"), found, new)
 
-    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
-    found = jax.tree.map(lambda x: jnp.zeros(columns.shape, x.dtype), jax.eval_shape(of_chunk, first))
-    found = lax.fori_loop(first, cut.num_chunks(columns), write, found)
+    found = over_chunks(of_chunk, cut.num_chunks(columns), lambda x: jnp.zeros(columns.shape, x.dtype), put)
     return jax.tree.map(lambda x: x.reshape(batch.weight.shape), found)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from jaxpg.parallel import collectives
 from jaxpg.parallel.machine import machine
@@ -32,7 +31,7 @@ from jaxpg.update.shared_prompts import (
     product_with_memories,
     read_all,
 )
-from jaxpg.vectorize import count_chunks
+from jaxpg.vectorize import count_chunks, over_chunks
 
 
 def gradient_step(
@@ -135,18 +134,13 @@ def _summed(
     if isinstance(num_chunks, int) and num_chunks == 1:
         return differentiate(params, batch)
 
-    @jax.jit  # traced once for both `eval_shape` and the loop
     def of_chunk(i: Array) -> tuple[Tree, Metrics]:
         return differentiate(params, chunk(batch, i, num_chunks))
 
-    def add(i: Array, total: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
-        return jax.tree.map(jnp.add, total, of_chunk(i))
+    def add(i: Array, total: Tree, new: Tree) -> Tree:
+        return jax.tree.map(jnp.add, total, new)
 
-    first = jnp.zeros((), jnp.int32)  # Python's 0 is of another type, and would be traced again
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_chunk, first))
-    if isinstance(num_chunks, int):  # a scan, through which a gradient finds its way
-        return lax.scan(lambda total, i: (add(i, total), None), zeros, jnp.arange(num_chunks, dtype=jnp.int32))[0]
-    return lax.fori_loop(first, num_chunks, add, zeros)
+    return over_chunks(of_chunk, num_chunks, lambda x: jnp.zeros(x.shape, x.dtype), add)
 
 
 def _through_vmap_of_one(function: Callable[..., Any]) -> Callable[..., Any]:
