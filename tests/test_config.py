@@ -490,3 +490,16 @@ def test_images_of_36_pixels_a_side_have_the_network_of_atari(
     monkeypatch.setattr(envs, "make", lambda name, **settings: tiny.counter()._replace(observation_space=space))
     network = configs._network_for("mine:pictures", "ppo", {})["network"]
     assert (network["kind"], network.get("strides")) == ("cnn", strides)
+
+
+@pytest.mark.parametrize("rewards", [{}, {"accuracy": 1.0}])
+def test_runs_are_evaluated_on_problems_that_they_do_not_train_on(rewards: dict[str, float]) -> None:
+    """With the rewards of the task, and with a list of them."""
+    experiment = build(configs.resolve_config("addition", "grpo", {"rewards": rewards}))
+    keys = jax.random.split(jax.random.key(0), 300)
+    prompts = [
+        {tuple(text) for text in np.asarray(jax.vmap(lambda key, env=env: env.context(env.reset(key)[0]))(keys).tokens)}
+        for env in (experiment.env, experiment.held_out)
+    ]
+    assert min(map(len, prompts)) > 20
+    assert not prompts[0] & prompts[1]

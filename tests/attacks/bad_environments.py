@@ -148,7 +148,15 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
         r"observation_space: low and high differ in shape",
     ),
     "bounds crossed": (fields(action_space=Box(np.ones(2), np.zeros(2))), "action_space: low must be at most high"),
+    "bounds crossed in one place": (
+        fields(observation_space=Box(np.array([0.0, 1.0]), np.array([1.0, 0.0]))),
+        "observation_space: low must be at most high",
+    ),
     "bounds NaN": (fields(action_space=Box(np.full(2, np.nan), np.ones(2))), "action_space: low must be .* NaN"),
+    "mask of one observation": (
+        fields(action_mask=lambda obs: obs[:2] > -1),
+        r"action_mask of .* with the axes \(5,\) must return bool\[5, 2\], not bool\[2, 2\]",
+    ),
     # reset
     "reset raises": (lambda: line(at_reset=raising(KeyError("x"))), r"The reset of .* raised KeyError: 'x' \(bad_en"),
     "reset exits": (lambda: line(at_reset=raising(SystemExit(1))), "The reset of .* raised SystemExit"),
@@ -205,6 +213,10 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "discount -1": (returned(discount=at(7, -1.0, 1.0)), r"discount at step 7 .* not -1\.0"),
     "discount NaN": (returned(discount=at(7, jnp.nan, 1.0)), "discount at step 7 .* not nan"),
     "terminated without last": (returned(discount=at(7, 0.0, 1.0)), "step 7 .* is 0, .* but `last` is false"),
+    "time-out a step too early": (
+        lambda: line(at_step=lambda s, t: (s, t._replace(last=s.time >= 49)), min_truncation_step=50),
+        r"a time-out .* at step 49 .* before min_truncation_step = 50",
+    ),
     "never ends": (returned(last=lambda s: jnp.zeros((), bool)), "no `last` at step 50 .* time_limit = 50"),
 }
 """Factory, and what the sentence has to say."""
