@@ -355,6 +355,9 @@ def test_settings_without_an_effect_are_shown_as_such() -> None:
     optimized = sources(learning_rate=0.1, anneal_steps=None, **{"optimizer.kind": "optax:scale_by_lion"})
     assert {name for name in plain if optimized[name] != plain[name]} == {"adam_eps"}
     assert optimized["adam_eps"] == "no effect: optimizer.kind replaces it"
+    config = configs.resolve_config("cartpole", "grpo")
+    assert config.settings["kl"] is None
+    assert setting_sources("cartpole", "grpo", config, {})["kl_coefficient"] == (0.04, "no effect: kl is none")
 
 
 @pytest.mark.full
@@ -405,6 +408,7 @@ initial = "first"
         ("cartpole", ["ppo", "--from", "runs/nowhere"], "runs/nowhere is not the directory of a run"),
         ('environment = "CartPole-v1"\ninitial = "nothing"\n', ["ppo"], "nothing is not the directory of a run"),
         (TWO_STAGES, ["first"], "second needs first needs second: there is no first stage"),
+        ("cartpole", ["dqn", "--set", "buffer_size=2000000000"], "This run needs at least"),
     ],
 )
 def test_show_refuses_what_train_refuses(

@@ -68,6 +68,7 @@ def begun(tmp_path: Path) -> Path:
     [
         ["train", "cartpole", "ppo", "--set", "value_clip=none", "--seed", "7"],
         ["train", "summarise_toy", "rlhf", "--steps", "5000"],
+        ["train", "cartpole", "ppo", "--tensorboard", "--wandb"],
         ["compare", "sort", "grpo", "dapo", "--seeds", "3", "--mesh", "seed=3"],
         ["sweep", "sort", "grpo", "--grid", "learning_rate=1e-4:1e-2:log:3", "num_envs=64,128", "--memory", "2.5"],
         ["sweep", "cartpole", "ppo", "--grid", "network.hidden=[8],[8, 8]", "gamma=0.9,1"],

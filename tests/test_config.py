@@ -231,6 +231,16 @@ REFUSED = [
     ("cartpole", "grpo", {"num_envs": 12}, "num_envs = 12 cannot be cut into groups of group_size = 8"),
     ("cartpole", "grpo", {"group_size": 1}, "group_size must be at least 2, not 1"),
     ("cartpole", "grpo", {"kl": "k9"}, "k9"),
+    ("cartpole", "grpo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect while kl is none: set kl too, or"),
+    ("cartpole", "dr_grpo", {"reference_rate": 0.5}, "reference_rate has no effect while kl is none"),
+    ("sort", "rlhf", {"kl_gain": 0.5}, "kl_gain has no effect while reference_kl_target is none"),
+    ("cartpole", "reinforce_baseline", {"baseline_rate": 0.5}, "has no effect while baseline_kind is batch"),
+    ("cartpole", "ppo", {"adam_eps": 1e-8, "optimizer.kind": "a:b"}, "adam_eps has no effect beside optimizer.kind"),
+    *(
+        (task, algorithm, {name: True}, f"{algorithm} has no {name}: set {name} = false")
+        for task, algorithm in (("sort", "sft"), ("summarise_toy", "dpo"), ("summarise_toy", "reward_model"))
+        for name in ("scale_rewards", "normalize_observations")
+    ),
     ("cartpole", "ppo", {"network.kind": "recurrent", "num_minibatches": 16}, "divide the batch of 8 environments."),
     ("cartpole", "ppo", {"total_steps": 0}, "total_steps must be at least 1, not 0"),
     ("cartpole", "ppo", {"evaluation_greedy": "yes"}, "evaluation_greedy must be true or false"),

@@ -14,6 +14,7 @@ from refusals import refused
 from tensorboardX.proto.event_pb2 import Event
 
 import jaxpg
+from jaxpg.cli.main import main
 from jaxpg.errors import UserError
 from jaxpg.experiments.completions import Sample
 from jaxpg.experiments.config import resolve_config
@@ -188,3 +189,12 @@ def test_a_sweep_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = refused(capsys, "sweep", "cartpole", "ppo", "--grid", "gamma=0.9,0.99", "--tensorboard")
     assert "sweep takes no --tensorboard" in sentence
     assert set(LOGGERS) == {"wandb", "tensorboard"}
+
+
+def test_a_run_that_goes_on_is_logged_where_it_was(tmp_path: Path) -> None:
+    """`jaxpg resume` needs no option for it."""
+    train = ["train", "frozen_lake", "q_learning", "--seeds", "2", "--steps", "200", "--set", "anneal_steps=none"]
+    assert main([*train, "--out", str(tmp_path), "--quiet", "--tensorboard"]) == 0
+    assert main(["resume", str(tmp_path), "--steps", "600", "--quiet"]) == 0
+    steps = {e.step for path in (tmp_path / "tensorboard").glob("seed-0*") for e in events(path) if e.summary.value}
+    assert {200, 600} <= steps

@@ -286,7 +286,8 @@ REFUSED = [
     (["--distributed", *TWO_PROCESSES, "--process", "0", "--coordinator", "here"], "--coordinator takes HOST:PORT"),
     (["--distributed", *TWO_PROCESSES, "--process", "0", "--join-seconds", "0"], "--join-seconds must be at least 1"),
     (["--distributed", *TWO_PROCESSES, "--process", "0"], "--distributed needs --out"),
-    (["--process", "0"], "are for --distributed"),
+    (["--process", "0"], "--process is for one of several processes, --distributed"),
+    (["--join-seconds", "9"], "--join-seconds is for one of several processes, --distributed"),
 ]
 
 

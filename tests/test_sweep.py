@@ -94,7 +94,8 @@ def test_every_number_of_every_algorithm_may_be_swept(algorithm: str) -> None:
     """All at once: the step is traced with them, though for no program's sake."""
     text = "num_envs" not in configs.algorithm_options(algorithm)
     overrides = {"num_envs": 8} if not text else {"batch_size": 8}
-    required = {"max_length": 5} if algorithm == "dr_grpo" else {}
+    read = {"dr_grpo": {"max_length": 5}, "reinforce_baseline": {"baseline_kind": "running"}}
+    required: dict[str, Any] = read.get(algorithm, {})
     task = "summarise_toy" if text else "frozen_lake" if algorithm in values.TABULAR_ALGORITHMS else "catch"
     if algorithm == "process_reward_model":  # completions need steps
         task = "modular_chain"
@@ -335,7 +336,9 @@ def test_a_run_that_diverges_is_left_out_and_counted(tmp_path: Path, capsys: pyt
     assert run_directory.load_metrics(tmp_path / "program-000" / "wave-000")["steps"][-1, :2].min() >= 2000
 
 
-@pytest.mark.parametrize("name", ["evaluation_greedy=true,false", "evaluation_episodes=1,2", "total_steps=10,20"])
+@pytest.mark.parametrize(
+    "name", ["evaluation_greedy=true,false", "evaluations=1,2", "threshold=1,2", "total_steps=10,20"]
+)
 def test_how_a_score_is_measured_is_no_point_of_a_grid(name: str) -> None:
     with pytest.raises(UserError, match=f"--grid cannot have {name.partition('=')[0]}, which is the same in all"):
         grid.parse_grid([name])

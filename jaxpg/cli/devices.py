@@ -28,6 +28,12 @@ AXES = {"data": collectives.DATA, "seed": parallel.SEED, "shard": collectives.SH
 OWN_ARGUMENTS = ("coordinator", "process", "join_seconds", "quiet")
 """Arguments in which the processes of a run may differ."""
 
+OF_PROCESSES = ("coordinator", "processes", "process", "join_seconds")
+"""Options of one process of several."""
+
+JOIN_SECONDS = 300
+"""How long the processes of a run wait for each other, unless the command line says."""
+
 WORTH_SHARING = 8
 """Environments of each device, from which on several share a seed with a gain: two cores take 0.76 of the time of one
 with 8 each, 1.25 with 2 (PPO on CartPole; benchmarks/LOG.md, "one agent on two cores")."""
@@ -46,7 +52,7 @@ class DeviceOptions:
     coordinator: HOST:PORT of the first process.
     processes: how many there are.
     process: which one this is, from 0.
-    join_seconds: how long to wait for all of them.
+    join_seconds: how long to wait for all of them; JOIN_SECONDS by default.
     out: where the run writes.
     """
 
@@ -56,7 +62,7 @@ class DeviceOptions:
     coordinator: str | None = None
     processes: int | None = None
     process: int | None = None
-    join_seconds: int = 300
+    join_seconds: int | None = None
     out: Path | None = None
 
 
@@ -98,8 +104,8 @@ def start_jax(options: DeviceOptions) -> None:
     if options.distributed:
         _check_process_options(options)
         _join_processes(options)
-    elif (options.coordinator, options.processes, options.process) != (None, None, None):
-        raise UserError("--coordinator, --processes and --process are for --distributed, which was not given.")
+    elif given := [f"--{name.replace('_', '-')}" for name in OF_PROCESSES if getattr(options, name) is not None]:
+        raise UserError(f"{given[0]} is for one of several processes, --distributed, which was not given.")
     _check_platform()
 
 
@@ -215,8 +221,8 @@ def _check_process_options(options: DeviceOptions) -> None:
         raise UserError(
             f"--process counts from 0 and stays below --processes {options.processes}, but is {options.process}."
         )
-    if options.join_seconds < 1:
-        raise UserError(f"--join-seconds must be at least 1, not {options.join_seconds}.")
+    if options.join_seconds == 0:
+        raise UserError("--join-seconds must be at least 1, not 0.")
     if options.out is None:
         raise UserError("--distributed needs --out, a directory that all processes see.")
 
@@ -226,15 +232,16 @@ def _join_processes(options: DeviceOptions) -> None:
     all_processes = f"{options.processes} processes" if options.processes else "processes"
     process_exit.filter_native_output()
     jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, and do nothing with it
+    seconds = options.join_seconds or JOIN_SECONDS
     process_exit.set_lost_message(
-        lambda: f"not all {all_processes} of this run joined within {options.join_seconds} seconds (--join-seconds)."
+        lambda: f"not all {all_processes} of this run joined within {seconds} seconds (--join-seconds)."
     )
     try:
         jax.distributed.initialize(
             options.coordinator,
             options.processes,
             options.process,
-            initialization_timeout=options.join_seconds,
+            initialization_timeout=seconds,
             coordinator_bind_address=bind_address(options.coordinator),
             heartbeat_timeout_seconds=process_exit.HEARTBEAT_SECONDS,
         )

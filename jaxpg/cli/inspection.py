@@ -100,7 +100,7 @@ def _is_greedy(arguments: argparse.Namespace, config: Config) -> bool:
 def _selecting(run_dir: str, config: Config, experiment: Experiment) -> Env:
     """The held-out environment of a run, in which the reward model of another run also chooses among completions."""
     if not writes_text(config, experiment.env):
-        raise UserError(f"--reward takes a reward model, which judges texts, and {config.task} has none.")
+        raise UserError(f"--reward takes a reward model, which judges texts, and {config.algorithm} writes none.")
     judge, params = load_reward_model(run_dir, config)
     model = reward_network(config, experiment.held_out)
     return selecting_env(experiment.held_out, text_task(config, "test"), model, params, judge.log_weight)

@@ -333,7 +333,7 @@ def _add_machine_arguments(parser: argparse.ArgumentParser, *, sweeps: bool = Fa
     this = shown("number of this one, from 0 (default: the cluster's)")
     several.add_argument("--process", type=count_or_0, metavar="I", help=this)
     seconds = shown("how long to wait for all of them (default 300)")
-    several.add_argument("--join-seconds", type=count, default=300, metavar="N", help=seconds)
+    several.add_argument("--join-seconds", type=count, metavar="N", help=seconds)
 
 
 def _trained_arguments() -> ArgumentParser:

@@ -201,6 +201,7 @@ def _record(options: RunOptions, stages: Sequence[Stage], out: Path, sweep: Swee
         runs=runs,
         sweep=sweep,
         directory=str(out),
+        loggers=list(options.loggers),
     )
 
 
@@ -229,7 +230,8 @@ def _updated(record: CommandRecord, options: RunOptions, out: Path) -> CommandRe
     runs = [_updated_run(run, overrides, out) if run["directory"] in shown else run for run in record.runs]
     command = shlex.join(["jaxpg", *sys.argv[1:]])  # without which what the record says would give other runs
     line = record.command_line if runs == record.runs else f"{record.command_line}\n{command}"
-    return dataclasses.replace(record, runs=runs, command_line=line)
+    loggers = list(options.loggers) or record.loggers
+    return dataclasses.replace(record, runs=runs, command_line=line, loggers=loggers)
 
 
 def _updated_run(run: Mapping[str, Any], overrides: Mapping[str, Any], out: Path) -> dict[str, Any]:

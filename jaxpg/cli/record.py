@@ -30,7 +30,7 @@ _GROUP = run_files.record(
     points=run_files.list_of(run_files.table),
 )
 FIELDS = run_files.record(
-    absent={"directory": None},  # of an earlier version
+    absent={"directory": None, "loggers": []},  # of an earlier version
     command=run_files.text,
     command_line=run_files.text,
     task=run_files.text,
@@ -38,6 +38,7 @@ FIELDS = run_files.record(
     devices=run_files.optional(run_files.text),
     mesh=run_files.optional(run_files.text),
     directory=run_files.optional(run_files.text),
+    loggers=run_files.list_of(run_files.text),
     runs=run_files.list_of(run_files.record(directory=run_files.text, config=_TABLES)),
     sweep=run_files.optional(
         run_files.record(
@@ -81,6 +82,7 @@ class CommandRecord:
         sweep only the stages before it.
     sweep: None for the other commands.
     directory: that of the command, as it was named; None in records of earlier versions.
+    loggers: where else its runs are logged, see `loggers.LOGGERS`.
     """
 
     command: str
@@ -92,6 +94,7 @@ class CommandRecord:
     runs: list[dict[str, Any]]
     sweep: Sweep | None = None
     directory: str | None = None
+    loggers: list[str] = dataclasses.field(default_factory=list)
 
 
 def to_json(record: CommandRecord) -> str:
@@ -99,6 +102,8 @@ def to_json(record: CommandRecord) -> str:
     fields = dataclasses.asdict(record)
     if record.directory is None:
         del fields["directory"]
+    if not record.loggers:
+        del fields["loggers"]
     text = json.dumps(fields, indent=1)
     return f'{{"checksum": {zlib.crc32(text.encode())}, "record": {text}}}\n'
 

@@ -129,7 +129,7 @@ def _train_stage(stage: Stage, session: Session, interruption: Interruption) -> 
     process_exit.set_lost_message(partial(_lost_message, out, resume_command(session)))
     mesh = mesh_for(options.devices, config, len(config.seeds))
     console = console_of(options, interruption)
-    train = training.prepare(config, out, mesh, console, loggers=options.loggers)
+    train = training.prepare(config, out, mesh, console, loggers=session.record.loggers)
     header = training.header(stage, mesh, out)
     on_host = envs.lives_on_host(config.environment)  # for one device
     if not on_host and (unused := devices.describe_unused(options.devices, mesh, config.batch_size)):
@@ -202,6 +202,8 @@ def resume_command(session: Session) -> str:
     if several.coordinator is not None:
         words += ["--coordinator", several.coordinator]
         words += ["--processes", str(several.processes), "--process", str(several.process)]
+    if several.join_seconds is not None:
+        words += ["--join-seconds", str(several.join_seconds)]
     return shlex.join(words)
 
 

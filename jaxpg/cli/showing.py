@@ -18,7 +18,7 @@ from jaxpg.cli import signals
 from jaxpg.cli.options import overrides_of
 from jaxpg.envs.host import close_what_begins
 from jaxpg.experiments.build import Experiment
-from jaxpg.experiments.config import Config, resolve_config, trainable
+from jaxpg.experiments.config import Config, resolve_config, to_dict, trainable
 from jaxpg.experiments.config_file import file_name
 from jaxpg.experiments.sources import setting_sources
 from jaxpg.experiments.stages import build_planned, check_plan, plan_stages
@@ -28,7 +28,7 @@ from jaxpg.parallel import host_callback
 from jaxpg.report.comparison import format_duration
 from jaxpg.runs.terminal import make_console
 from jaxpg.runs.training import devices_of
-from jaxpg.training.memory import bytes_of, least_memory, memory_limit
+from jaxpg.training.memory import bytes_of, least_memory, memory_limit, refuse_too_large
 from jaxpg.types import Discrete, Space, space_leaves
 from jaxpg.user_input.printable import counted, printable
 
@@ -39,6 +39,8 @@ def run_show(arguments: argparse.Namespace) -> int:
     (algorithm,) = arguments.algorithms
     config = resolve_config(arguments.task, algorithm, overrides)
     experiment = _planned(config, arguments.task, algorithm, overrides)
+    state = jax.eval_shape(experiment.learner.init, jax.random.key(0))
+    memory = _memory(config, experiment, state)
     console = make_console(full_width=True)
     table = Table(box=box.SIMPLE_HEAD, title=f"{algorithm} on {config.task}")
     table.add_column("setting", no_wrap=True)
@@ -47,9 +49,8 @@ def run_show(arguments: argparse.Namespace) -> int:
     for name, (value, source) in setting_sources(arguments.task, algorithm, config, overrides).items():
         table.add_row(printable(name), printable(setting_text(value)), printable(source))
     console.print(table)
-    state = jax.eval_shape(experiment.learner.init, jax.random.key(0))
     console.print(_array_table(state))
-    for line in _sizes(config, experiment, state):
+    for line in (*_sizes(experiment, state), memory):
         console.print(line, soft_wrap=True)
     if arguments.time:
         with close_what_begins(), signals.ends_at_once():
@@ -119,8 +120,8 @@ def _learned(state: Any) -> Iterator[tuple[str, Any]]:
         yield jax.tree_util.keystr(path, simple=True, separator="."), array
 
 
-def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
-    """What is observed and done, the batch of an iteration, and the memory of a run."""
+def _sizes(experiment: Experiment, state: Any) -> Iterator[str]:
+    """What is observed and done, and the batch of an iteration."""
     env, learner = experiment.env, experiment.learner
     observed = ", ".join(path + (path and ": ") + _space(space) for path, space in space_leaves(env.observation_space))
     yield f"observations: {observed}; actions: {_space(env.action_space)}"
@@ -129,10 +130,19 @@ def _sizes(config: Config, experiment: Experiment, state: Any) -> Iterator[str]:
         rollout, _ = jax.eval_shape(learner.experience.collect, state, jax.random.key(0))
         steps, columns = rollout.steps.reward.shape
         yield f"batch: {steps:,} steps x {columns:,} environments = {steps * columns:,}, in each iteration of a seed"
+
+
+def _memory(config: Config, experiment: Experiment, state: Any) -> str:
+    """The memory of a run.
+
+    Raises:
+        UserError: there is less.
+    """
     seeds = len(config.seeds)
     mesh = parallel.make_mesh(seeds, config.batch_size, devices_of(config))
-    needed, limit = least_memory(learner, seeds, mesh), memory_limit(mesh)
-    yield (
+    needed, limit = least_memory(experiment.learner, seeds, mesh), memory_limit(mesh)
+    refuse_too_large(limit, needed, config=to_dict(config), num_seeds=seeds)
+    return (
         f"memory: {_amount(bytes_of(state))} for the state of a seed; training takes at least {_amount(needed)} for "
         f"{counted(seeds, 'seed')}, on each of {counted(mesh.size, 'device')} with "
         f"{_amount(limit)}"

@@ -190,6 +190,7 @@ def _tabular_control(config: Config, env: Env, held_out: Env, shards: int) -> tu
 
 
 def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_scaling(config)
     _refuse_own_parts(config)
     policy, _ = networks(config, env)
     task = preferences.make_demonstrations(text_task(config, "train"), **config.demonstrations)
@@ -198,6 +199,7 @@ def _sft(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 
 
 def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
+    _refuse_scaling(config)
     _refuse_own_parts(config)
     policy, _ = networks(config, env)
     pairs = make_pairs(config)
@@ -217,6 +219,7 @@ def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
 
 def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A reward model; its accuracy is how often it agrees with the judge on held-out pairs."""
+    _refuse_scaling(config)
     _refuse_own_parts(config)
     pairs, model = make_pairs(config), _trained_reward_network(config, env)
 
@@ -229,6 +232,7 @@ def _reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple
 
 def _process_reward_model(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner, Evaluate]:
     """A process reward model; its accuracy is how often it agrees with the labels of held-out steps."""
+    _refuse_scaling(config)
     _refuse_own_parts(config)
     policy, _ = networks(config, env)
     train, test = (text_task(config, split) for split in ("train", "test"))

@@ -53,6 +53,7 @@ from jaxpg.experiments.sections import (
     refuse_scheduled,
     refuse_split,
     refuse_unscaled_groups,
+    refuse_without_effect,
     section_of,
     takes_integer,
 )
@@ -270,7 +271,9 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
     for key in merged:
         if key not in known:
             refuse_unknown("setting", key, _dotted_names(algorithm, merged, known), f" of {algorithm} on {name}")
-    return _checked_config(name, algorithm, merged, own)
+    config = _checked_config(name, algorithm, merged, own)
+    refuse_without_effect(given, config.settings, config.optimizer)
+    return config
 
 
 def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:

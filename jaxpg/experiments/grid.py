@@ -23,7 +23,7 @@ MOST_POINTS = 10_000
 MOST_PROGRAMS = 128
 """Programs of a grid at most: each is compiled for seconds, and all are checked beforehand."""
 FIXED = (
-    "task", "environment", "algorithm", "seeds", "total_steps",
+    "task", "environment", "algorithm", "seeds", "total_steps", "threshold", "evaluations",
     "evaluation_greedy", "evaluation_episodes", "evaluation_samples",
 )  # fmt: skip
 """What all points of a grid share, apart from the runs that they start from: what makes their scores comparable."""

@@ -10,6 +10,7 @@ from jaxpg.errors import UserError, excerpt, refuse_unknown
 from jaxpg.experiments import config_file
 from jaxpg.experiments.parts import ALGORITHMS, algorithm_options, network_options, networks_of
 from jaxpg.experiments.signatures import REQUIRED, Option, check
+from jaxpg.files import setting_text
 from jaxpg.training.lock import LOCK
 from jaxpg.training.run_directory import CONFIG, SWEEP, WRITTEN
 from jaxpg.user_input import user_code
@@ -132,6 +133,34 @@ def refuse_scheduled(overrides: Mapping[str, Any]) -> None:
     """Refuse a step size together with a schedule."""
     if "learning_rate" in overrides:
         raise UserError("schedule states the step size, so learning_rate would have no effect: remove one of them.")
+
+
+OF_ANOTHER: dict[str, tuple[str, Any]] = {
+    "kl_coefficient": ("kl", None),
+    "reference_rate": ("kl", None),
+    "kl_gain": ("reference_kl_target", None),
+    "baseline_rate": ("baseline_kind", "batch"),
+}
+"""Settings of an algorithm that nothing reads where another one has this value."""
+
+
+def settings_without_effect(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of an algorithm that nothing reads, by the name of the one that is why."""
+    return {
+        name: other
+        for name, (other, value) in OF_ANOTHER.items()
+        if name in settings and other in settings and settings[other] == value
+    }
+
+
+def refuse_without_effect(given: Mapping[str, Any], settings: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
+    """Refuse a setting that is given, as on the command line, and that nothing reads beside the others."""
+    for name, other in settings_without_effect(settings).items():
+        if name in given:
+            value = setting_text(settings[other])
+            raise UserError(f"{name} has no effect while {other} is {value}: set {other} too, or leave {name} out.")
+    if "adam_eps" in given and optimizer:
+        raise UserError("adam_eps has no effect beside optimizer.kind, which replaces Adam: leave one of them out.")
 
 
 def refuse_unscaled_groups(algorithm: str, top_level: Mapping[str, Any], *layers: Mapping[str, Any]) -> None:

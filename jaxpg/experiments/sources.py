@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxpg.experiments import config_file
 from jaxpg.experiments.config import COMMAND_ARGUMENTS, Config, to_dict
-from jaxpg.experiments.sections import STAGES
-from jaxpg.files import flatten
+from jaxpg.experiments.sections import STAGES, settings_without_effect
+from jaxpg.files import flatten, setting_text
 
 DEFAULT = "default"
 REPLACED = {"learning_rate": "schedule", "anneal_steps": "schedule", "adam_eps": "optimizer"}
@@ -22,7 +22,7 @@ def setting_sources(
 ) -> dict[str, tuple[Any, str]]:
     """The value of every setting of a resolved config, by its dotted name, and where it was stated last.
 
-    Of one that a function of the user's replaces, it says so in place of where it was stated.
+    Of one that has no effect, it says why in place of where it was stated.
 
     Args:
         task: what the config was resolved from.
@@ -51,6 +51,8 @@ def setting_sources(
     sources = {name: stated.get(name, stated.get(f"{name}.", DEFAULT)) for name in values}
     replaced = {name: part for name, part in REPLACED.items() if name in config.settings and getattr(config, part)}
     sources |= {name: f"no effect: {part}.kind replaces it" for name, part in replaced.items()}
+    unread = settings_without_effect(config.settings)
+    sources |= {name: f"no effect: {other} is {setting_text(config.settings[other])}" for name, other in unread.items()}
     return {name: (value, sources[name]) for name, value in values.items()}
 
 

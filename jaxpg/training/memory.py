@@ -11,6 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -90,21 +91,23 @@ def check_memory(
     Raises:
         UserError: the program needs more memory than there is, or an axis of more than 2^31 - 1.
     """
-    limit, keys = memory_limit(mesh), abstract_keys(len(state.steps))
+    keys = abstract_keys(len(state.steps))
     largest = _largest_settings(config, len(state.steps))
-
-    def refuse_above_limit(needed: int) -> None:
-        if needed > limit:
-            raise UserError(
-                f"This run needs at least {needed / 2**30:,.3g} GiB on each device, and there are "
-                f"{limit / 2**30:,.3g}. Its largest sizes are {largest}: make them smaller."
-            )
-
+    refuse_above_limit = partial(refuse_too_large, memory_limit(mesh), config=config, num_seeds=len(state.steps))
     refuse_above_limit(bytes_of(state) // mesh.size)
     with _explain_overflow(largest):
         refuse_above_limit(least_bytes(programs.advance.trace(keys, state, np.int32(1)).jaxpr.jaxpr, mesh))
         if evaluates:
             refuse_above_limit(least_bytes(programs.evaluate.trace(keys, state).jaxpr.jaxpr, mesh))
+
+
+def refuse_too_large(limit: float, needed: int, *, config: Mapping[str, Any], num_seeds: int) -> None:
+    """Raise a UserError, which names the largest sizes of a run, if it needs more bytes on a device than there are."""
+    if needed > limit:
+        raise UserError(
+            f"This run needs at least {needed / 2**30:,.3g} GiB on each device, and there are {limit / 2**30:,.3g}. "
+            f"Its largest sizes are {_largest_settings(config, num_seeds)}: make them smaller."
+        )
 
 
 @contextlib.contextmanager

@@ -340,7 +340,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     *(([*TRAIN, f"--join-seconds={x}"], "--join-seconds must be") for x in ("0", "-1", "x", "1e3", "10000000000")),
     *(([*TRAIN, f"--processes={x}"], "--processes must be") for x in ("0", "-1", "x")),
     *(([*TRAIN, f"--process={x}"], "--process must be") for x in ("-1", "x", "1.0")),
-    ([*TRAIN, "--processes=2"], "are for --distributed"),
+    ([*TRAIN, "--processes=2"], "--processes is for one of several processes"),
     ([*TRAIN, "--coordinator="], "--coordinator must be a name"),
     ([*TRAIN, "--quiet=1"], "ignored explicit argument '1'"),
     ([*TRAIN, "--resume"], "--resume needs --out"),
