@@ -58,6 +58,13 @@ def trained(name: str, seeds: int, *arguments: str) -> Trained:
     return Trained(out, f"jaxpg train {public}", run_directory.load_metrics(out))
 
 
+def together(runs: list[Trained]) -> Metrics:
+    """The evaluations of runs of one seed each as those of a run of all: name -> [E, S], with their steps."""
+    rows = [np.isfinite(run.metrics["evaluation_return"]).all(1) for run in runs]
+    names = [name for name in runs[0].metrics if name == "steps" or name.startswith("evaluation_")]
+    return {n: np.concatenate([run.metrics[n][at] for run, at in zip(runs, rows, strict=True)], 1) for n in names}
+
+
 def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
     """The mean over seeds of y [N, S], with its range over seeds, over x [N]."""
     known = np.isfinite(y).any(1)

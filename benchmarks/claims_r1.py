@@ -4,7 +4,7 @@ rewards: a rule beside a learned preference keeps the policy from exploiting the
 starts: with a cold start fewer tokens of GRPO are needed than from a model that seldom reasons (R1-Zero); and GRPO
     against fine-tuning on right completions alone, for as many completions drawn.
 distillation: a small model learns more from a larger one's right completions than from GRPO of its own.
-rounds: a reward model that is trained on between rounds (iterative GRPO) is exploited less than one that stays.
+rounds: whether a reward model that is trained on between rounds (iterative GRPO) is exploited less than one that stays.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from claim_tools import (
     estimate,
     panels,
     row,
+    together,
     tokens,
     trained,
 )
 from matplotlib.axes import Axes
 
+from jaxpg import report
+
+OVERFITTED = ["--steps", "600000"]
+"""Twenty passes over the pairs: what `rewards` says is about a reward model that knows its pairs by heart."""
 GRPO = chosen(num_envs=256, learning_rate=5e-4, epochs=1, num_minibatches=1, max_grad_norm=1.0, kl="none")
 
 
@@ -132,38 +137,55 @@ def rounds(seeds: int) -> Finding:
 
     The reward model that stays has learned from 4,000 pairs. The other one has learned from 2,000 and then, after half
     of the tokens, from 2,000 pairs of the policy's own completions, a tenth of them earlier ones. No KL holds either.
+    Every seed has reward models of its own: two draws of one differ more than two policies that face the same one. All
+    begin with one fine-tuned policy.
     """
-    begin, first, runs = _judged_summaries()
-    tuned = runs[0]
-    pairs = chosen(**{"pairs.num_pairs": 4_000})
-    stays = trained("judge-4000", 1, "summarise_toy", "reward_model", *_from(tuned), *pairs)
-    half, whole = ["--steps", "200000"], ["--steps", "400000"]
-    alone = trained("rounds-0", seeds, "summarise_toy", "grpo", *begin, *GRPO, *_reward(stays), *whole)
-    one = trained("rounds-1", seeds, "summarise_toy", "grpo", *begin, *GRPO, *_reward(first), *half)
-    sampled = chosen(**{"pairs.sampled_from": one.directory, "pairs.num_pairs": 2_000, "pairs.earlier_share": 0.1})
-    second = trained("judge-second", 1, "summarise_toy", "reward_model", *_from(first), *sampled)
-    two = trained("rounds-2", seeds, "summarise_toy", "grpo", *_from(one), *GRPO, *_reward(second), *half)
+    tuned = trained("summaries", 1, "summarise_toy", "sft")
+    chains = [_rounds_of(tuned, ["--seed", str(seed)], f"-seed{seed}") for seed in range(seeds)]
+    alone, one, two = (together([chain[name] for chain in chains]) for name in ("alone", "one", "two"))
     figure, axes = panels(2, "true reward", "score of the reward model of the time")
-    for panel, name in zip(axes, ("true_reward", "return"), strict=True):
-        curve(panel, tokens(alone), alone.metrics[f"evaluation_{name}"], 0, "one reward model")
-        curve(panel, tokens(one), one.metrics[f"evaluation_{name}"], 1, "two rounds")
-        curve(panel, tokens(two) + tokens(one)[-1], two.metrics[f"evaluation_{name}"], 1, "", linestyle="--")
+    for panel, name in zip(axes, ("evaluation_true_reward", "evaluation_return"), strict=True):
+        curve(panel, alone["steps"].mean(1) / 1e3, alone[name], 0, "one reward model")
+        curve(panel, one["steps"].mean(1) / 1e3, one[name], 1, "two rounds")
+        curve(panel, (two["steps"] + one["steps"][-1]).mean(1) / 1e3, two[name], 1, "", linestyle="--")
     _label_tokens(axes)
     measured = ("evaluation_true_reward", "evaluation_return", "evaluation_length")
     lines = ["| | true reward | score of its reward model | tokens |", "|---|---|---|---|"]
-    lines += [
-        row(label, run.metrics, *measured)
-        for label, run in {"one reward model": alone, "after round 1": one, "after round 2": two}.items()
-    ]
-    judges = {"4,000 pairs": stays, "2,000 pairs": first, "trained on, pairs of the policy": second}
-    lines += ["", *(f"Reward model, {label}: {_agreement(run)} of held-out pairs.\n" for label, run in judges.items())]
-    return Finding(figure, lines, [*runs, stays, alone, one, second, two])
+    halfway = {name: values[alone["steps"].mean(1) <= 1.05 * one["steps"][-1].mean()] for name, values in alone.items()}
+    found = {"one reward model, half of the tokens": halfway, "one reward model": alone}
+    found |= {"after round 1": one, "after round 2": two}
+    lines += [row(label, metrics, *measured) for label, metrics in found.items()]
+    difference = report.difference(at_the_end(two, measured[0]), at_the_end(alone, measured[0]))
+    lines += ["", f"Two rounds less one reward model, true reward: {_signed(difference)}.\n"]
+    judges = {"4,000 pairs": "stays", "2,000 pairs": "first", "trained on, pairs of the policy": "second"}
+    for label, name in judges.items():
+        agreement = np.concatenate([at_the_end(chain[name].metrics, "evaluation_accuracy") for chain in chains])
+        lines.append(f"Reward models, {label}: {estimate(agreement)} of held-out pairs.\n")
+    return Finding(figure, lines, [tuned, *(run for chain in chains for run in chain.values())])
+
+
+def _rounds_of(tuned: Trained, seed: list[str], name: str) -> dict[str, Trained]:
+    """The runs of one seed, which has reward models of its own."""
+    judge, write = ["summarise_toy", "reward_model", *seed], ["summarise_toy", "grpo", *GRPO, *seed]
+    half, whole = ["--steps", "200000"], ["--steps", "400000"]
+    stays = trained(f"judge-4000{name}", 1, *judge, *_from(tuned), *chosen(**{"pairs.num_pairs": 4_000}))
+    first = trained(f"judge-2000{name}", 1, *judge, *_from(tuned))
+    alone = trained(f"rounds-0{name}", 1, *write, *_from(tuned), *_reward(stays), *whole)
+    one = trained(f"rounds-1{name}", 1, *write, *_from(tuned), *_reward(first), *half)
+    sampled = chosen(**{"pairs.sampled_from": one.directory, "pairs.num_pairs": 2_000, "pairs.earlier_share": 0.1})
+    second = trained(f"judge-second{name}", 1, *judge, *_from(first), *sampled)
+    two = trained(f"rounds-2{name}", 1, *write, *_from(one), *_reward(second), *half)
+    return {"stays": stays, "first": first, "alone": alone, "one": one, "second": second, "two": two}
+
+
+def _signed(found: report.Estimate) -> str:
+    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def _judged_summaries() -> tuple[list[str], Trained, list[Trained]]:
     """Arguments that begin with a fine-tuned policy, a reward model of 2,000 pairs, and both runs."""
     tuned = trained("summaries", 1, "summarise_toy", "sft")
-    judge = trained("judge-2000", 1, "summarise_toy", "reward_model", *_from(tuned))
+    judge = trained("judge-2000", 1, "summarise_toy", "reward_model", *_from(tuned), *OVERFITTED)
     return _from(tuned), judge, [tuned, judge]
 
 
