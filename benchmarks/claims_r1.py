@@ -31,7 +31,7 @@ from matplotlib.axes import Axes
 from jaxpg import report
 
 OVERFITTED = ["--steps", "600000"]
-"""Twenty passes over the pairs: what `rewards` says is about a reward model that knows its pairs by heart."""
+"""Thirty passes over the pairs: what `rewards` says is about a reward model that knows its pairs by heart."""
 GRPO = chosen(num_envs=256, learning_rate=5e-4, epochs=1, num_minibatches=1, max_grad_norm=1.0, kl="none")
 
 

@@ -340,6 +340,40 @@ def test_callbacks_see_rows_and_evaluations_and_end_the_run(tmp_path: Path) -> N
         jaxpg.fit("frozen_lake", "q_learning", out=tmp_path / "run", **SMALL)
 
 
+TWO_STAGES = """
+environment = "sort"
+environment_settings = { length = 3, letters = 6 }
+network = { kind = "transformer", width = 8, layers = 1, heads = 2 }
+evaluation_episodes = 4
+[sft]
+total_steps = 300
+batch_size = 8
+[grpo]
+initial = "sft"
+num_envs = 8
+group_size = 4
+"""
+
+
+@pytest.mark.full
+def test_callbacks_see_the_run_and_not_the_stages_before_it(tmp_path: Path) -> None:
+    (tmp_path / "task.toml").write_text(TWO_STAGES)
+    seen: list[Any] = []
+    task = tmp_path / "task.toml"
+    run = jaxpg.fit(task, "grpo", seeds=1, total_steps=200, callbacks=[Callback(seen.append)], progress=False)
+    assert [int(row["steps"][0]) for row in seen] == run.metrics["steps"][:, 0].tolist()
+
+
+def test_fit_returns_the_last_state_and_load_the_best(tmp_path: Path) -> None:
+    out, settings = tmp_path / "run", SMALL | {"evaluations": 4}
+    last = jaxpg.fit("random_mdp", "q_learning", seeds=[1], total_steps=512, out=out, **settings)
+    returns = last.metrics["evaluation_return"][:, 0]
+    best = int(last.metrics["steps"][np.nanargmax(np.where(last.metrics["steps"][:, 0] > 0, returns, np.nan)), 0])
+    assert 0 < best < 512  # numbers of one seed, of which the last is not the best
+    assert last.state.steps.tolist() == [512]
+    assert jaxpg.load(out).state.steps.tolist() == [best]
+
+
 def test_after_ctrl_c_the_run_is_saved_and_goes_on_from_there(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The chunk ends first; a second Ctrl-C would be Python's own; without a directory the first is."""
     old = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
