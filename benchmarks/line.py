@@ -68,7 +68,9 @@ LINE: dict[str, Rung] = {
     "reinforce_baseline": Rung(
         "cartpole", 100_000, {"baseline_kind": "running", "baseline_rate": 0.0}, "reinforce_to_go", RAW
     ),
-    "actor_critic_mc": Rung("cartpole", 100_000, {"value_coefficient": 0.0}, "reinforce_baseline", RAW),
+    "actor_critic_mc": Rung(  # as many environments for both, with which alone the parent's score changes by 50
+        "cartpole", 100_000, {"value_coefficient": 0.0}, "reinforce_baseline", {**RAW, "num_envs": 8}
+    ),
     "actor_critic_td": Rung("cartpole", 100_000, {"num_steps": 1}, "actor_critic_mc"),
     "a2c": Rung("cartpole", 100_000, {"gae_lambda": 0.0}, "actor_critic_td"),
     "trpo": Rung("cartpole", 100_000, {"max_kl": 1.0}, "a2c"),
