@@ -36,6 +36,7 @@ from jaxpg.training.provenance import describe_machine
 RESULTS = Path(__file__).parent / "results"
 BATCH = 50
 """Runs whose episodes are held in memory at once."""
+LIMITS = (0.16, 0.55)  # of the errors that are drawn
 STEP_SIZES = np.linspace(0.0, 1.0, 21)[1:]
 
 
@@ -183,10 +184,11 @@ def draw(errors: dict[str, dict[str, list[float]]], curves: dict[str, values.Pre
         figure = Figure(figsize=(11, 7), layout="constrained")
         (by_n, by_lambda), (bias, sd) = figure.subplots(2, 2)
         for axes, prefix, title in ((by_n, "n", "n-step TD"), (by_lambda, "λ", "TD(λ)")):
-            for i, (name, curve) in enumerate((n, c) for n, c in errors.items() if n.startswith(prefix)):
+            shown = ((n, c) for n, c in errors.items() if n.startswith(prefix) and min(c["rmse"]) < LIMITS[1])
+            for i, (name, curve) in enumerate(shown):
                 axes.plot(curve["step_size"], curve["rmse"], color=COLORS[i % len(COLORS)], label=name)
-            axes.set(title=title, xlabel="step size α", ylabel="RMS error, first 10 episodes", ylim=(0.16, 0.55))
-            axes.legend(frameon=False, ncols=6, fontsize=8, loc="lower center", columnspacing=1.2, handlelength=1.5)
+            axes.set(title=title, xlabel="step size α", ylabel="RMS error, first 10 episodes", ylim=LIMITS)
+            axes.legend(frameon=False, ncols=3, fontsize=8, loc="lower center", columnspacing=1.2, handlelength=1.5)
         for axes, part, title in ((bias, "bias", "bias"), (sd, "sd", "standard deviation")):
             for i, (name, error) in enumerate(curves.items()):
                 curve = np.asarray(getattr(error, part))

@@ -24,6 +24,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from jaxpg import ladder, values
+from jaxpg.experiments.config import resolve_config
 from jaxpg.ladder_settings import PARENTS
 from jaxpg.objectives.kl import ReferenceKL
 from jaxpg.objectives.surrogates import PerEpisode
@@ -164,7 +165,9 @@ def outcome(name: str) -> str:
     rows = [("as it is", whole), ("broken", broken)]
     table = "\n".join(f"| {kind} | {_score(*run['score'])} |" for kind, run in rows)
     commit, seeds = results["machine"]["commit"][:7], broken["command"].split("--seeds ")[1].split()[0]
-    made = f"Interquartile means over {seeds} seeds of the last evaluation, with 95 % intervals; `{results['made by']}`"
+    episodes = resolve_config(*broken["command"].split()[2:4]).evaluation_episodes
+    what = f"Interquartile means over {seeds} seeds of the last evaluation, {episodes} episodes each"
+    made = f"{what}, with 95 % intervals; `{results['made by']}`"
     return f"```bash\n{broken['command']}\n```\n\n| | return |\n|---|---|\n{table}\n\n{made}, commit {commit}."
 
 
