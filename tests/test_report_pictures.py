@@ -310,13 +310,19 @@ def test_a_single_row_is_a_dot_and_a_curve_without_values_is_named():
     assert len(axes.lines) == 3 + 2 + 3  # no line leads to where there is no value
 
 
-def test_few_values_of_a_diagnostic_and_of_a_line_behind_others_are_dots():
+@pytest.mark.parametrize(("number", "dots"), [(1, 1), (2, 2), (12, 12), (13, 0)])
+def test_few_values_of_a_diagnostic_are_dots(number, dots):
     """Two of an evaluation, before training and after it, would look like many on a slope."""
-    for number, marker in ((1, "o"), (3, "o"), (4, "")):
-        entropy = np.full((len(STEPS), 3), np.nan)
-        entropy[np.linspace(0, len(STEPS) - 1, number).astype(int)] = 1.0
-        figure = diagnostics_figure({"ppo": (STEPS, {"entropy": entropy}), "a2c": (STEPS, {})})
-        assert [line.get_marker() for line in figure.axes[0].lines] == [marker], number
+    entropy = np.full((len(STEPS), 3), np.nan)
+    rows = np.linspace(0, len(STEPS) - 1, number).astype(int)
+    entropy[rows] = 1.0
+    (line,) = diagnostics_figure({"ppo": (STEPS, {"entropy": entropy}), "a2c": (STEPS, {})}).axes[0].lines
+    assert line.get_marker() == ("o" if dots else "None")
+    if dots:
+        assert line.get_markevery() == (rows // 2).tolist()  # bins of two rows
+
+
+def test_a_single_value_of_a_line_behind_others_is_a_dot():
     curves = {str(i): (STEPS[:1], np.full((1, 3), i)) for i in range(len(COLORS) + 1)}
     for axes in curves_figure(curves, title="task").axes:
         assert {line.get_marker() for line in axes.lines} == {"o"}

@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike
 
-from jaxpg.report.drawing import DEFAULT_UNITS, STYLE, Units, broken, literal, marker_of, scale_steps
+from jaxpg.report.drawing import DEFAULT_UNITS, STYLE, Units, broken, literal, scale_steps
 from jaxpg.report.hover import add_hover
 from jaxpg.report.palette import LineStyle, line_styles
-from jaxpg.report.statistics import Floats, binned, interquartile_mean, middles
+from jaxpg.report.statistics import Floats, binned, interquartile_mean, middles, per_seed
 from jaxpg.rollout.metrics import OF_ENV
 
 TITLES = {
@@ -55,6 +55,7 @@ LEFT_OUT = {"gradient_norm": "policy_gradient_norm", "reward_accuracy": "accurac
 LOGARITHMIC = ("policy_gradient_norm", "value_gradient_norm", "gradient_norm", "td_loss")
 COLUMNS, BINS, WIDTH = 3, 50, 7.6
 LONGEST_TITLE = 42  # letters, of a panel
+FEW = 12  # places up to which each has a dot: a line between two evaluations looks like many
 Metrics = Mapping[str, tuple[ArrayLike, Mapping[str, ArrayLike]]]
 """label -> (steps `[N]` or `[N, S]`, metric -> values `[N, S]`)."""
 
@@ -77,8 +78,10 @@ def diagnostics_figure(runs: Metrics, units: Units = DEFAULT_UNITS) -> Figure | 
         for name, axes in zip(drawn, figure.subplots(rows, COLUMNS, squeeze=False).flat, strict=False):
             for label, (steps, metrics) in curves.items():
                 if name in metrics:
-                    axes.plot(steps, metrics[name], marker=marker_of(metrics[name]), **_line(styles[label]))
-                    add_hover(axes, steps[:: BINS // 10], metrics[name][:: BINS // 10], label)
+                    values, measured = metrics[name]
+                    marks = {"marker": "o", "markevery": measured, "markersize": 3} if len(measured) <= FEW else {}
+                    axes.plot(steps, values, **marks, **_line(styles[label]))
+                    add_hover(axes, steps[:: BINS // 10], values[:: BINS // 10], label)
             _decorate(axes, name)
         for axes in figure.axes[len(drawn) :]:
             axes.remove()
@@ -100,15 +103,26 @@ def _line(style: LineStyle) -> dict[str, Any]:
     return {"color": style.color, "linestyle": style.dashes, "linewidth": 1.2}
 
 
-def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats, dict[str, Floats]]:
-    """Centres of equal bins of steps, and the interquartile mean over seeds of every metric to draw."""
+def _curves(steps: ArrayLike, metrics: Mapping[str, ArrayLike]) -> tuple[Floats, dict[str, tuple[Floats, list[int]]]]:
+    """Centres of equal bins of steps, and the interquartile mean over seeds of every metric to draw.
+
+    With each mean are the bins in which something was measured. Those in between are interpolated.
+    """
     edges = np.linspace(0.0, float(np.nanmax(np.asarray(steps, float), initial=0.0)) or 1.0, BINS + 1)
     means = {
         name: interquartile_mean(binned(steps, values, edges))
         for name, values in metrics.items()
         if (name in TITLES or name.startswith(OF_ENV)) and LEFT_OUT.get(name) not in metrics
     }
-    return middles(edges), {name: x for name, x in means.items() if np.isfinite(x).any()}
+    found = {name: x for name, x in means.items() if np.isfinite(x).any()}
+    return middles(edges), {name: (x, _measured(steps, metrics[name], edges)) for name, x in found.items()}
+
+
+def _measured(steps: ArrayLike, values: ArrayLike, edges: Floats) -> list[int]:
+    """The bins in which a seed has a value."""
+    known = np.isfinite(np.asarray(values, float))
+    at = per_seed(steps, np.asarray(values, float))[known]
+    return np.unique(np.clip(np.searchsorted(edges, at, side="left") - 1, 0, None)).tolist()
 
 
 def _decorate(axes: Axes, name: str) -> None:

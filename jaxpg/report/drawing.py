@@ -30,7 +30,6 @@ from jaxpg.user_input.printable import printable
 
 NAME_WIDTH = 24  # letters after which the name of a line is broken
 FORMATS = (".png", ".svg", ".pdf")
-FEW = 3  # values up to which each is a dot
 INK = "#24292f"  # a colour that no other element has, see `inline_svg`
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(
@@ -182,8 +181,8 @@ def draw_line(axes: Axes, edges: Floats, line: Estimate, style: LineStyle, *, sh
 
 
 def marker_of(values: Floats) -> str:
-    """A dot for each of FEW values or less: a single one has no line, and that of two looks like many on a slope."""
-    return "o" if 1 <= np.isfinite(values).sum() <= FEW else ""
+    """A dot for a single value, as of a run with one row, which has no line."""
+    return "o" if np.isfinite(values).sum() == 1 else ""
 
 
 def label_ends(axes: Axes, lines: Mapping[str, Estimate], styles: Mapping[str, LineStyle], score: str) -> None:
