@@ -28,8 +28,8 @@ from jaxpg.models.language_model import RewardModel, transformer, transformer_re
 from jaxpg.models.networks import recurrent
 from jaxpg.parallel import collectives
 from jaxpg.preferences import (
+    DPOSettings,
     LabelledCompletion,
-    PairLoss,
     Pairs,
     PreferencePair,
     StepLabels,
@@ -692,7 +692,13 @@ def test_held_out_preferences_by_a_slow_loop(loss):
     learned = data._replace(chosen=rejected, rejected=chosen)
     after, before = (table().init(jax.random.key(i)) for i in range(2))
     found = held_out_preferences(
-        stored_pairs(learned, data, end=1), table(), after, before, KEY, num_pairs=8, settings=PairLoss(loss, beta, 0.0)
+        stored_pairs(learned, data, end=1),
+        table(),
+        after,
+        before,
+        KEY,
+        num_pairs=8,
+        settings=DPOSettings(loss, beta, 0.0),
     )
 
     def gain(tokens, b):

@@ -205,7 +205,7 @@ def _dpo(config: Config, env: Env, held_out: Env, shards: int) -> tuple[Learner,
     pairs = make_pairs(config)
     learner = preferences.dpo(pairs, policy, **config.settings)
     episodes = _episode_metrics(config, held_out, learner)
-    settings = preferences.PairLoss(*(config.settings[name] for name in preferences.PairLoss._fields))
+    settings = preferences.DPOSettings(*(config.settings[name] for name in preferences.DPOSettings._fields))
     on_pairs = partial(
         preferences.held_out_preferences, pairs, policy, num_pairs=config.evaluation_episodes, settings=settings
     )

@@ -270,7 +270,8 @@ def zero_obs(env: Env) -> Tree:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), space_struct(env.observation_space))
 
 
-def _init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
+def init_torso_and_head(torso: nn.Module, head: nn.Module, env: Env, key: Key) -> Tree:
+    """New parameters of a torso, and of a head on its features."""
     torso_key, head_key, _ = jax.random.split(key, 3)  # three for compile time alone, see `policy_gradient._step`
     features, torso_params = torso.init_with_output(torso_key, zero_obs(env))
     return {"torso": torso_params, "head": head.init(head_key, features)}
@@ -291,7 +292,7 @@ def _feedforward(
         return distribution(params, rollout.steps.obs)
 
     def critic_init(key: Key) -> Tree:
-        params = _init_torso_and_head(torso, value_head, env, key)
+        params = init_torso_and_head(torso, value_head, env, key)
         return {"head": params["head"]} if shared else params
 
     def values(params: Params, rollout: Rollout) -> tuple[Array, Array]:
@@ -309,7 +310,7 @@ def _feedforward(
         return head_of_policy(params.policy, features[0], obs), apply(value_head, params.critic["head"], features[-1])
 
     policy = Policy(
-        init=partial(_init_torso_and_head, torso, policy_head, env),
+        init=partial(init_torso_and_head, torso, policy_head, env),
         start=lambda params, obs: (),
         act=lambda params, memory, obs: (distribution(params, obs), memory),
         evaluate=evaluate,

@@ -1,7 +1,7 @@
 """Learning from demonstrations, preferences and labelled steps: fine-tuning, reward models, RLHF, DPO."""
 
 from jaxpg.preferences.demonstrations import make_demonstrations
-from jaxpg.preferences.dpo import PairLoss, dpo, held_out_preferences
+from jaxpg.preferences.dpo import DPOSettings, dpo, held_out_preferences
 from jaxpg.preferences.pairs import Pairs, PreferencePair, corrupted_demonstrations, judged_pairs, stored_pairs
 from jaxpg.preferences.process_reward import held_out_step_accuracy, judged_by_model, process_reward_model
 from jaxpg.preferences.reward_model import held_out_accuracy, reward_model
@@ -14,8 +14,8 @@ from jaxpg.preferences.step_labels import LabelledCompletion, StepLabels, checke
 
 __all__ = [
     "SCORE",
+    "DPOSettings",
     "LabelledCompletion",
-    "PairLoss",
     "Pairs",
     "PreferencePair",
     "StepLabels",

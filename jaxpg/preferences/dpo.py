@@ -18,8 +18,8 @@ from jaxpg.user_input.domains import check_scalars
 from jaxpg.vectorize import copy_tree
 
 
-class PairLoss(NamedTuple):
-    """The loss of pairs, see `dpo`."""
+class DPOSettings(NamedTuple):
+    """The settings of the loss on pairs, see `dpo`."""
 
     loss: str
     beta: Scalar
@@ -69,7 +69,7 @@ def dpo(
     if loss not in PAIR_LOSSES:
         refuse_unknown("loss", loss, PAIR_LOSSES, " on preference pairs")
     check_scalars({"beta": beta, "label_smoothing": label_smoothing})
-    of_pairs = partial(_of_pairs, policy, PairLoss(loss, beta, label_smoothing))
+    of_pairs = partial(_of_pairs, policy, DPOSettings(loss, beta, label_smoothing))
 
     def draw(_: Tree, keys: Array) -> Rollout:
         return interleave_pairs(jax.vmap(pairs.draw)(keys), end=pairs.end)
@@ -90,7 +90,7 @@ def dpo(
 
 
 def _of_pairs(
-    policy: Policy, settings: PairLoss, params: Tree, reference: Tree, rollout: Rollout, noise: Tree = ()
+    policy: Policy, settings: DPOSettings, params: Tree, reference: Tree, rollout: Rollout, noise: Tree = ()
 ) -> Metrics:
     """Loss and metrics of each pair of a rollout of `interleave_pairs`, `[B]`; the noise is for `params` alone."""
     pair_loss, per_token = PAIR_LOSSES[settings.loss]
@@ -113,7 +113,7 @@ def _of_pairs(
 
 
 def held_out_preferences(
-    pairs: Pairs, policy: Policy, params: Tree, reference: Tree, key: Key, *, num_pairs: int, settings: PairLoss
+    pairs: Pairs, policy: Policy, params: Tree, reference: Tree, key: Key, *, num_pairs: int, settings: DPOSettings
 ) -> Metrics:
     """Means over `Pairs.some_held_out` of what `dpo` measures: `pair_loss`, `pair_accuracy` and `pair_margin`."""
     rollout = interleave_pairs(pairs.some_held_out(key, num_pairs), end=pairs.end)

@@ -102,7 +102,7 @@ def _smoothed(loss: Callable[[Array], Array], h: Array, label_smoothing: Scalar)
     return (1 - label_smoothing) * loss(h) + label_smoothing * loss(-h)
 
 
-class LogRatioLoss(NamedTuple):
+class PairLoss(NamedTuple):
     """A loss on pairs, and whether its log-probabilities are means over tokens (others are sums)."""
 
     function: Callable[..., Array]
@@ -110,8 +110,8 @@ class LogRatioLoss(NamedTuple):
 
 
 PAIR_LOSSES = {
-    "sigmoid": LogRatioLoss(sigmoid),
-    "ipo": LogRatioLoss(ipo, per_token=True),
-    "hinge": LogRatioLoss(hinge),
+    "sigmoid": PairLoss(sigmoid),
+    "ipo": PairLoss(ipo, per_token=True),
+    "hinge": PairLoss(hinge),
 }
 """The losses of `dpo` by name."""

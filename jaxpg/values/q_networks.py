@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxpg.errors import UserError
 from jaxpg.models.distributions import MASKED, Categorical
 from jaxpg.models.layers import FLAX_GAINS, apply, dense
-from jaxpg.models.networks import cnn_torso, mlp_torso, zero_obs
+from jaxpg.models.networks import cnn_torso, init_torso_and_head, mlp_torso
 from jaxpg.types import Array, Discrete, Env, Key, Policy, Rollout, Scalar, Tree
 
 LARGEST_EPSILON = 1 - 2.0**-20
@@ -129,15 +130,10 @@ def q_network(env: Env, torso: nn.Module, head: Callable[..., nn.Module]) -> QNe
         raise UserError(f"Action values need discrete actions, but those of {env.name} are real numbers. Use ppo.")
     top = head(space.n)
 
-    def init(key: Key) -> Tree:
-        torso_key, head_key = jax.random.split(key)
-        features, params = torso.init_with_output(torso_key, zero_obs(env))
-        return {"torso": params, "head": top.init(head_key, features)}
-
     def returns(params: Tree, obs: Tree) -> Array:
         return apply(top, params["head"], apply(torso, params["torso"], obs))
 
-    return QNetwork(init, returns, env.action_mask)
+    return QNetwork(partial(init_torso_and_head, torso, top, env), returns, env.action_mask)
 
 
 def epsilon_greedy(q: Array, epsilon: Scalar, allowed: Array | None = None) -> Categorical:
