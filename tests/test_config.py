@@ -233,6 +233,7 @@ REFUSED = [
     ("cartpole", "grpo", {"kl": "k9"}, "k9"),
     ("cartpole", "grpo", {"kl_coefficient": 0.5}, "kl_coefficient has no effect while kl is none: set kl too, or"),
     ("cartpole", "dr_grpo", {"reference_rate": 0.5}, "reference_rate has no effect while kl is none"),
+    ("cartpole", "ppo", {"pairs.judge": "length"}, "pairs is about texts, and CartPole-v1 is not a text task: remove"),
     ("sort", "rlhf", {"kl_gain": 0.5}, "kl_gain has no effect while reference_kl_target is none"),
     ("cartpole", "reinforce_baseline", {"baseline_rate": 0.5}, "has no effect while baseline_kind is batch"),
     ("cartpole", "ppo", {"adam_eps": 1e-8, "optimizer.kind": "a:b"}, "adam_eps has no effect beside optimizer.kind"),

@@ -273,7 +273,15 @@ def _resolve(sections: Mapping[str, Any], trained: str, overrides: Mapping[str, 
             refuse_unknown("setting", key, _dotted_names(algorithm, merged, known), f" of {algorithm} on {name}")
     config = _checked_config(name, algorithm, merged, own)
     refuse_without_effect(given, config.settings, config.optimizer)
+    _refuse_data(given, config.environment)
     return config
+
+
+def _refuse_data(given: Mapping[str, Any], environment: str) -> None:
+    """Refuse settings of pairs and other texts that are given for an environment without any."""
+    named = [name for name in DATA if name in given]
+    if named and envs.task_factory(environment) is None:
+        raise UserError(f"{named[0]} is about texts, and {environment} is not a text task: remove {named[0]}.")
 
 
 def load_config(run_dir: Path, *, trust_code: bool = False) -> Config:
