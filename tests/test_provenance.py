@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,24 @@ def test_a_report_names_each_machine_once() -> None:
     found = provenance.machines([one, one | {"started": "11:00", "directory": "runs/y"}, one | {"devices": ["H200"]}])
     first = {"cpu": "A", "devices": ["cpu"], "started": "10:00"}
     assert found == {"machine": first, "machine 2": first | {"devices": ["H200"]}}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_commit_is_that_of_the_checkout_and_marked_where_files_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "provenance.py"
+    file.write_text("# as committed\n")
+    monkeypatch.setattr(provenance, "__file__", str(file))
+    assert provenance.commit.__wrapped__() is None  # no checkout
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    named = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    assert provenance.commit.__wrapped__() == named.stdout.strip()
+    file.write_text("# changed\n")
+    assert provenance.commit.__wrapped__() == f"{named.stdout.strip()}-dirty"
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "untracked.py"))
+    assert provenance.commit.__wrapped__() is None
