@@ -546,6 +546,15 @@ def test_what_cannot_be_imported_has_no_name(
     assert _name_of(code["corridor"]) == name
 
 
+def test_a_function_within_another_has_no_name() -> None:
+    def corridor() -> None:
+        pass
+
+    assert _name_of(test_a_function_within_another_has_no_name) is not None
+    assert _name_of(corridor) is None
+    assert _name_of(Run.complete) is None  # of a class
+
+
 def not_an_algorithm(*, num_envs: int = 4) -> int:
     return 3
 

@@ -276,7 +276,7 @@ class _Named:
 
 def _name_of(function: Callable[..., Any]) -> str | None:
     """The name "module:function" of a function at the top of a module's file, which can be imported; else None."""
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) or not function.__qualname__.isidentifier():
         return None
     module = sys.modules.get(function.__module__)
     if module is None:  # code that was run without being imported
