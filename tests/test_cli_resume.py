@@ -29,6 +29,7 @@ from jaxpg.errors import UserError
 from jaxpg.experiments import config as configs
 from jaxpg.experiments import grid
 from jaxpg.training import checkpoint, lock, run_directory
+from jaxpg.training.metrics_writer import METRICS
 
 TASK = """
 environment = "sort"
@@ -415,3 +416,19 @@ def test_metrics_or_a_checkpoint_are_a_beginning(tmp_path: Path) -> None:
     assert not run_directory.has_begun(tmp_path)
     (tmp_path / "checkpoints" / "000000000008" / "manifest.json").write_text("")
     assert run_directory.has_begun(tmp_path)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_command_that_fails_keeps_its_record_if_it_has_trained(trained: bool, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = read_run_options(make_parser().parse_args(["train", "frozen_lake", "q_learning", "--out", str(out)]))
+
+    def run() -> None:
+        with runs.open_session(options, out):
+            if trained:
+                (out / METRICS).write_text("{}\n")
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        run()
+    assert (out / record.RECORD).exists() == trained
