@@ -432,3 +432,17 @@ def test_a_command_that_fails_keeps_its_record_if_it_has_trained(trained: bool, 
     with pytest.raises(RuntimeError, match="lost"):
         run()
     assert (out / record.RECORD).exists() == trained
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+def test_a_run_that_was_stopped_says_by_what(
+    number: int, word: str, code: int, begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = read_run_options(make_parser().parse_args(["resume", str(begun)]))
+    interruption = stopping.Interruption(Console(), "jaxpg resume there")
+    interruption.signal = number
+    session = runs.Session(record.read(begun), begun, options)
+    assert runs.report_interrupted(session, interruption) == code
+    assert f"jaxpg: {word} and saved. Resume with: jaxpg resume {shlex.quote(str(begun))}" in capsys.readouterr().err
