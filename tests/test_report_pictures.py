@@ -432,3 +432,14 @@ def test_titles_of_maps_have_the_lines_they_were_given(tmp_path):
     report.value_figure(maps, Grid(2, 2, {}), tmp_path / "map.svg", title="lake")
     texts = re.findall("<text[^>]*>([^<]*)</text>", (tmp_path / "map.svg").read_text())
     assert {"value iteration,", "sweep 1", "lake"} <= {*texts}
+
+
+def test_a_value_stands_in_the_cell_of_its_state():
+    """Of a world with more columns than rows, with an arrow for each move that is taken."""
+    console = Console(width=80, file=StringIO())
+    values = report.ValueMap(np.arange(6.0), np.array([[0.6, 0.4, 0.0, 0.0]] * 6))
+    console.print(report.value_table(values, Grid(2, 3, {}), title="lake"))
+    printed = console.file.getvalue()
+    found = [re.findall(r"\d\.\d\d", line) for line in printed.splitlines()]
+    assert [line for line in found if line] == [["0.00", "1.00", "2.00"], ["3.00", "4.00", "5.00"]]
+    assert len(re.findall("[←↑→↓]", printed)) == 2 * 6
