@@ -446,3 +446,15 @@ def test_a_run_that_was_stopped_says_by_what(
     session = runs.Session(record.read(begun), begun, options)
     assert runs.report_interrupted(session, interruption) == code
     assert f"jaxpg: {word} and saved. Resume with: jaxpg resume {shlex.quote(str(begun))}" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_with_its_own_grid(tmp_path: Path) -> None:
+    out = tmp_path / "swept"
+    command = ["sweep", "cartpole", "ppo", "--out", out, "--grid"]
+    out.mkdir()
+    record.write(planned(*command, "gamma=0.9,1"), out)
+    assert planned(*command, "gamma=0.9,1", "--resume") == record.read(out)
+    with pytest.raises(UserError, match=r"has another grid: .*\[0\.9, 1.*\] there, .*\[0\.9, 0\.8\].* here"):
+        planned(*command, "gamma=0.9,0.8", "--resume")
+    with pytest.raises(UserError, match="A sweep cannot be extended"):
+        planned(*command, "gamma=0.9,1", "--resume", "--steps", "123456789")
