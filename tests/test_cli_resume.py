@@ -454,7 +454,7 @@ def test_a_sweep_goes_on_with_its_own_grid(tmp_path: Path) -> None:
     out.mkdir()
     record.write(planned(*command, "gamma=0.9,1"), out)
     assert planned(*command, "gamma=0.9,1", "--resume") == record.read(out)
-    with pytest.raises(UserError, match=r"has another grid: .*\[0\.9, 1.*\] there, .*\[0\.9, 0\.8\].* here"):
+    with pytest.raises(UserError, match=r"has another grid: .*\[0\.9, 1\]. there, .*\[0\.9, 0\.8\]. here"):
         planned(*command, "gamma=0.9,0.8", "--resume")
     with pytest.raises(UserError, match="A sweep cannot be extended"):
         planned(*command, "gamma=0.9,1", "--resume", "--steps", "123456789")
