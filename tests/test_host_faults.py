@@ -496,3 +496,11 @@ def test_a_fault_ends_a_run_and_its_processes(
     assert "Traceback" not in error
     assert error.count("\n") == 1
     assert not multiprocessing.active_children()
+
+
+def test_of_several_failures_the_first_is_raised_and_all_are_forgotten() -> None:
+    for text in ("first", "second"):
+        host_callback.fail(ValueError(text))
+    with pytest.raises(ValueError, match="first"):
+        host_callback.raise_failure()
+    host_callback.raise_failure()
