@@ -29,6 +29,7 @@ from jaxpg.envs.host import is_of_this_script, packages
 from jaxpg.envs.host.host_env import host_env
 from jaxpg.envs.host.vectors import action_converter
 from jaxpg.errors import UserError
+from jaxpg.experiments.build import build
 from jaxpg.experiments.config import resolve_config
 from jaxpg.parallel import collectives, host_callback
 from jaxpg.policy_gradient import policy_gradient
@@ -652,3 +653,9 @@ def test_the_page_about_gymnasium_works(tmp_path: Path, monkeypatch: pytest.Monk
                     fewer = ["--steps", "2048", *settings("evaluation_episodes=2")] if words[1] == "train" else []
                     assert main([*words[1:], *fewer]) == 0, line
     assert (tmp_path / "cartpole.gif").read_bytes()[:4] == b"GIF8"
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_experience_of_the_host_is_not_collected_again_to_be_diagnosed(name: str) -> None:
+    """Its simulator has moved on; and it checks its numbers itself."""
+    assert build(resolve_config(POLE, name)).learner.experience is None

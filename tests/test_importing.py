@@ -275,3 +275,17 @@ print(hits.count("cache_hits"), hits.count("cache_misses"))
     assert hits > 2
     assert counts(str(tmp_path / "mine"))[0] == 0
     assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+def test_the_experience_that_is_diagnosed_is_what_the_step_learns_from(partitionable: bool) -> None:
+    """Whichever way keys are split: with another key the episodes would have other lengths."""
+    with jax.threefry_partitionable(partitionable):
+        made = learner(ladder.ppo(num_envs=8, num_steps=64, num_minibatches=1))
+        state, key = made.init(jax.random.key(0)), jax.random.key(1)
+        assert made.experience is not None
+        rollout, _ = jax.jit(made.experience.collect)(state, key)
+        _, metrics = jax.jit(made.step)(state, key)
+    ends = [np.flatnonzero(column) for column in np.asarray(rollout.steps.last).T]
+    assert metrics["episodes"] == sum(map(len, ends)) > 8
+    np.testing.assert_allclose(metrics["length"] * metrics["episodes"], sum(end[-1] + 1 for end in ends), rtol=1e-6)
