@@ -254,15 +254,15 @@ def test_the_decoder_begins_with_weights_of_its_widths():
 def test_rotation_sees_distances_only():
     q, k = (jax.random.normal(jax.random.key(i), (1, 1, 8)) for i in range(2))
 
+    def rotated(x, at):
+        return decoder.rotary_embedding(x, decoder.rotation_at(jnp.array([at]), 8))
+
     def product(a, b):
-        a, b = (decoder.rotary_embedding(x, jnp.array([at])) for x, at in ((q, a), (k, b)))
-        return float((a * b).sum())
+        return float((rotated(q, a) * rotated(k, b)).sum())
 
     assert product(9, 4) == pytest.approx(product(105, 100), abs=1e-4)
     assert abs(product(9, 4) - product(9, 5)) > 1e-3
-    np.testing.assert_allclose(
-        jnp.linalg.norm(decoder.rotary_embedding(q, jnp.array([7]))), jnp.linalg.norm(q), rtol=1e-5
-    )
+    np.testing.assert_allclose(jnp.linalg.norm(rotated(q, 7)), jnp.linalg.norm(q), rtol=1e-5)
 
 
 def loss_of(policy, part, params):

@@ -101,17 +101,29 @@ def test_an_update_is_that_of_one_text_per_row(machine_with, name, settings):
 
 
 def test_there_are_rows_for_all_texts_where_each_of_them_fills_one(machine_with):
-    """12 texts of 10 tokens, and the last of their prompts, in chunks of 27: five of them, of three rows each."""
-    machine_with(chunk_tokens=27)
-    weight, prompt = jnp.ones((T, B)), Prompt(jnp.ones((B, P), jnp.int32), jnp.ones((B, P), bool))
+    """11 full texts, in chunks of at most three rows and a half: no number of chunks suits them without a row more."""
+    texts = 11
+    machine_with(chunk_tokens=3 * S + S // 2)
+    weight, prompt = jnp.ones((T, texts)), Prompt(jnp.ones((texts, P), jnp.int32), jnp.ones((texts, P), bool))
     rollout = Rollout((), weight, episodes=Episodes(context=prompt))
     batch = update.Batch(rollout, weight, weight, weight, weight, (), ())
-    whole = packing.packing_of(TextReader(B, None), batch)
-    assert whole == packing.Packing(own_prompt=P, num_slots=S, group_size=B, rows=3, chunks=5)
-    rows = np.asarray(tiny.jit(partial(packing.pack_texts, whole))(batch, jnp.arange(B)))
+    whole = packing.packing_of(TextReader(texts, None), batch)
+    assert whole == packing.Packing(own_prompt=P, num_slots=S, group_size=texts, rows=3, chunks=4)
+    rows = np.asarray(tiny.jit(partial(packing.pack_texts, whole))(batch, jnp.arange(texts)))
     slots = rows[rows != packing.NOTHING]
     completed = sorted(divmod(slot, S) for slot in slots.tolist() if slot % S >= P)
-    assert completed == [(b, slot) for b in range(B) for slot in range(P, S)]
+    assert completed == [(b, slot) for b in range(texts) for slot in range(P, S)]
+
+
+def test_hardly_a_row_is_without_a_text() -> None:
+    """64 texts where 10 rows suit a chunk: eight of eight, since seven chunks of ten have six rows to spare."""
+    assert packing.cut_rows(64, 10) == (8, 8)
+    assert packing.cut_rows(67, 21) == (17, 4)  # none of up to seven chunks has fewer than one row to spare
+    for texts in range(2, 100):
+        for at_most in range(1, texts):
+            rows, chunks = packing.cut_rows(texts, at_most)
+            fewest = -(-texts // at_most)
+            assert rows <= at_most and texts <= rows * chunks <= -(-texts // fewest) * fewest and chunks < 2 * fewest
 
 
 def test_rows_hold_whole_texts_in_order(machine_with):

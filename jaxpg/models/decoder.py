@@ -80,19 +80,32 @@ KeysValues = tuple[Array, Array]
 """Keys and values of a layer as `attention` takes them: `[..., kv_heads, width, L]` and `[..., kv_heads, L, width]`."""
 
 
-def rotary_embedding(x: Array, position: Array) -> Array:
-    """Pairs of features rotated by an angle that grows with the position (RoPE, Su et al. 2021, equation 34).
+class Rotation(NamedTuple):
+    """What `rotary_embedding` multiplies features by, and their partners: `[..., S, 1, width]` float32 each."""
 
-    `x` is `[..., S, heads, width]`, `position` is `[..., S]`. Features i and i + width/2 are a pair, rotated by
-    position / 10000^(2i/width), so the product of a query and a key depends on their distance alone.
+    cos: Array
+    sin: Array
+
+
+def rotation_at(position: Array, width: int) -> Rotation:
+    """The rotation of features at these positions, `[..., S]`: all layers have the same.
+
+    Features i and i + width/2 are a pair, rotated by position / 10000^(2i/width).
     """
-    half = x.shape[-1] // 2
+    half = width // 2
     frequency = 10_000.0 ** -(jnp.arange(half, dtype=jnp.float32) / half)
     angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)[..., None, :]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    partner = jnp.roll(x, half, -1).astype(jnp.float32)
-    rotated = x.astype(jnp.float32) * jnp.concatenate([cos, cos], -1) + partner * jnp.concatenate([-sin, sin], -1)
-    return rotated.astype(x.dtype)
+    return Rotation(jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1))
+
+
+def rotary_embedding(x: Array, rotation: Rotation) -> Array:
+    """Pairs of features rotated by an angle that grows with the position (RoPE, Su et al. 2021, equation 34).
+
+    `x` is `[..., S, heads, width]`. The product of a query and a key, both rotated, depends on their distance alone.
+    """
+    partner = jnp.roll(x, x.shape[-1] // 2, -1).astype(jnp.float32)
+    return (x.astype(jnp.float32) * rotation.cos + partner * rotation.sin).astype(x.dtype)
 
 
 def attention(query: Array, keys: Array, values: Array, mask: Array) -> Array:
@@ -162,20 +175,20 @@ class Block(nn.Module):
         self.down = dense(width, kernel_init=initial_out)
         self.attention_norm, self.mlp_norm = RMSNorm(dtype), RMSNorm(dtype)
 
-    def query_key_value(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
+    def query_key_value(self, x: Array, rotation: Rotation) -> tuple[Array, Array, Array]:
         """Queries, keys and values of tokens `[..., S, width]` as `attention` takes them, the first two rotated.
 
         They are one product. Its columns are, for each of the kv_heads, the queries that share a key, the key and the
         value, so that devices can share them by heads (Shoeybi et al. 2019, section 3).
         """
-        heads, kv_heads = self.config.heads, self.config.kv_heads
-        of_heads = self.qkv(self.attention_norm(x)).reshape(*x.shape[:-1], kv_heads, heads // kv_heads + 2, -1)
-        query = of_heads[..., :-2, :].reshape(*x.shape[:-1], heads, -1)
-        key, value = of_heads[..., -2, :], of_heads[..., -1, :]
+        kv_heads, sharing = self.config.kv_heads, self.config.heads // self.config.kv_heads
+        of_heads = self.qkv(self.attention_norm(x)).reshape(*x.shape[:-1], kv_heads, sharing + 2, -1)
+        query, key, value = jnp.split(of_heads, [sharing, sharing + 1], -2)
+        query = query.reshape(*x.shape[:-1], kv_heads * sharing, -1)
         return (
-            rotary_embedding(query, position),
-            jnp.moveaxis(rotary_embedding(key, position), -3, -1),
-            value.swapaxes(-3, -2),
+            rotary_embedding(query, rotation),
+            jnp.moveaxis(rotary_embedding(key[..., 0, :], rotation), -3, -1),
+            value[..., 0, :].swapaxes(-3, -2),
         )
 
     def output(self, x: Array, attention: Array) -> Array:
@@ -185,9 +198,9 @@ class Block(nn.Module):
         return x + self.down(nn.silu(gate) * up)
 
     def __call__(
-        self, x: Array, position: Array, mask: Array, before: KeysValues | None = None
+        self, x: Array, rotation: Rotation, mask: Array, before: KeysValues | None = None
     ) -> tuple[Array, KeysValues]:
-        query, key, value = self.query_key_value(x, position)
+        query, key, value = self.query_key_value(x, rotation)
         if before is not None:
             key = jnp.concatenate([before[0].astype(key.dtype), key], -1)
             value = jnp.concatenate([before[1].astype(value.dtype), value], -2)
@@ -245,18 +258,18 @@ class Decoder(nn.Module):
 
         The L slots are the S tokens, or those whose keys and values are `before`, per layer, and then these.
         """
-        x = self.embed(tokens)
+        x, rotation = self.embed(tokens), self._rotation_at(position)
         if self.config.remat and not self.is_initializing():
-            x, keys_values = self._scan_blocks(x, position, mask, before)
+            x, keys_values = self._scan_blocks(x, rotation, mask, before)
             return self.norm(x), keys_values
         keys_values = []
         for i, block in enumerate(self.blocks):
-            x, key_value = block(x, position, mask, before[i] if before else None)
+            x, key_value = block(x, rotation, mask, before[i] if before else None)
             keys_values.append(key_value)
         return self.norm(x), keys_values
 
     def _scan_blocks(
-        self, x: Array, position: Array, mask: Array, before: list[KeysValues] | None
+        self, x: Array, rotation: Rotation, mask: Array, before: list[KeysValues] | None
     ) -> tuple[Array, list[KeysValues]]:
         """All blocks by a loop over their stacked parameters, so that only the input of each is kept for the gradient.
 
@@ -270,8 +283,8 @@ class Decoder(nn.Module):
         def one_block(x: Array, inputs: tuple[Tree, KeysValues | None]) -> tuple[Array, KeysValues]:
             params, before = inputs
             if x.ndim == 2:  # a prompt: what writes has the parameters as a whole
-                return apply(block, {"params": collectives.whole(params)}, x, position, mask)
-            x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, position, mask, before)
+                return apply(block, {"params": collectives.whole(params)}, x, rotation, mask)
+            x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, rotation, mask, before)
             return collectives.shard_columns(x), keys_values
 
         loop = jax.checkpoint(one_block, prevent_cse=False)
@@ -281,14 +294,17 @@ class Decoder(nn.Module):
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
         """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""
         real = set_slot(cache.real, cache.slot, True)
-        position = (real.sum() - 1)[None]
+        rotation = self._rotation_at((real.sum() - 1)[None])
         x, keys, values = self.embed(token)[None], list(cache.keys), list(cache.values)
         for i, block in enumerate(self.blocks):
-            query, key, value = block.query_key_value(x, position)
+            query, key, value = block.query_key_value(x, rotation)
             keys[i] = set_slot(keys[i], cache.slot, key, axis=-1)
             values[i] = set_slot(values[i], cache.slot, value, axis=-2)
             x = block.output(x, attention(query, keys[i], values[i], real[None]))
         return self.norm(x)[0], KVCache(tuple(keys), tuple(values), real, cache.slot + 1)
+
+    def _rotation_at(self, position: Array) -> Rotation:
+        return rotation_at(position, self.config.width // self.config.heads)
 
     def read_out(self, features: Array) -> Array:
         """`[..., width] -> [..., outputs]`, logits or a value, as float32; the product is in the config's dtype."""

@@ -54,8 +54,20 @@ def packing_of(reader: TextReader | None, batch: Batch, num_minibatches: int = 1
         return None
     shares = reader.read_prompts is not None and _gains(prompt, steps, texts, columns // reader.group_size)
     own_prompt, group_size = (0, reader.group_size) if shares else (prompt, columns)
-    chunks = -(-texts * (own_prompt + steps) // machine().chunk_tokens)
-    return Packing(own_prompt, own_prompt + steps, group_size, -(-texts // chunks), chunks)
+    rows, chunks = cut_rows(texts, max(1, machine().chunk_tokens // (own_prompt + steps)))
+    return Packing(own_prompt, own_prompt + steps, group_size, rows, chunks)
+
+
+def cut_rows(texts: int, at_most: int) -> tuple[int, int]:
+    """Rows of a chunk, and chunks, where every text is a row: the fewest rows over all, and then the fewest chunks.
+
+    A row without a text costs as much as one with, so up to twice as many chunks as are needed are considered: seven
+    of at most ten rows hold 64 texts, with six rows to spare, and eight have none (benchmarks/LOG.md, "no row without a
+    text").
+    """
+    fewest = -(-texts // at_most)
+    chunks = min(range(fewest, 2 * fewest), key=lambda chunks: -(-texts // chunks) * chunks)
+    return -(-texts // chunks), chunks
 
 
 def _gains(prompt: int, steps: int, texts: int, groups: int) -> bool:
