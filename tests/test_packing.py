@@ -123,7 +123,9 @@ def test_hardly_a_row_is_without_a_text() -> None:
         for at_most in range(1, texts):
             rows, chunks = packing.cut_rows(texts, at_most)
             fewest = -(-texts // at_most)
-            assert rows <= at_most and texts <= rows * chunks <= -(-texts // fewest) * fewest and chunks < 2 * fewest
+            assert rows <= at_most
+            assert chunks < 2 * fewest
+            assert texts <= rows * chunks <= -(-texts // fewest) * fewest
 
 
 def test_rows_hold_whole_texts_in_order(machine_with):

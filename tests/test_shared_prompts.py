@@ -153,10 +153,10 @@ def test_seeds_by_vmap_share_their_own_prompts(machine_with):
 def test_many_prompts_are_read_in_chunks(machine_with):
     _, goal, params, batch = problem(seed=0)
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
-    whole = tiny.jit(partial(shared_prompts.read_all, goal.text_reader))(params, prompts)
+    whole = tiny.jit(partial(shared_prompts.read_all, goal.text_reader))(prompts, params)
     machine_with(chunk_tokens=P)
     assert shared_prompts.chunks_of_prompts(prompts) == N
-    one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal.text_reader, *x))(params, prompts)
+    one_by_one = tiny.jit(lambda *x: shared_prompts.read_all(goal.text_reader, *x))(prompts, params)
     # Sums of terms as large as the largest number, 4.5, in another order: some processors differ in its last two bits.
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one_by_one, whole)
 
@@ -165,7 +165,7 @@ def test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic():
     _, goal, params, batch = problem(network={"dtype": "bfloat16"})
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
     as_read = jax.eval_shape(goal.text_reader.read_prompts, params, prompts)
-    memories = jax.eval_shape(partial(shared_prompts.read_all, goal.text_reader), params, prompts)
+    memories = jax.eval_shape(partial(shared_prompts.read_all, goal.text_reader), prompts, params)
     assert {x.dtype for x in jax.tree.leaves(as_read)} == {jnp.dtype(jnp.bfloat16)}
     assert {x.dtype for x in jax.tree.leaves(memories)} == {jnp.dtype(jnp.float32)}
     assert jax.tree.map(jnp.shape, memories) == jax.tree.map(jnp.shape, as_read)

@@ -45,7 +45,7 @@ def forward_pass(
     rows = pack_texts(packing, batch, jnp.arange(mask.shape[1]))
     texts = cut_packed(packing, batch)
     taken = texts.take(rows)
-    memories = None if texts.prompts is None else collectives.whole(read_all(reader, params, texts.prompts))
+    memories = None if texts.prompts is None else collectives.whole(read_all(reader, texts.prompts, params))
 
     def of_chunk(i: Array) -> Tree:
         chunk = texts.chunk(rows, taken, i, packing.chunks).rollout

@@ -24,13 +24,7 @@ from jaxpg.update.objective import COUNTED, Batch, Objective
 from jaxpg.update.optimizers import gradient_norms
 from jaxpg.update.packing import cut_packed, pack_texts, packing_of
 from jaxpg.update.padding import as_single_steps, cut_padded, skips_padding, steps_of_chunk, training_steps_first
-from jaxpg.update.shared_prompts import (
-    chunks_of_prompts,
-    loss_with_memories,
-    nth_chunk_of_prompts,
-    product_with_memories,
-    read_all,
-)
+from jaxpg.update.shared_prompts import loss_with_memories, read_all
 from jaxpg.vectorize import count_chunks, over_chunks
 
 
@@ -86,17 +80,11 @@ def minibatch_gradient(
     num_chunks, chunk = cut.num_chunks(columns), partial(cut.chunk, columns)
     if cut.prompts is None:
         return summed_gradient(objective.loss, params, minibatch, num_chunks, chunk, lifted=lifted)
-    memories = collectives.whole(read_all(objective.text_reader, params, cut.prompts))  # on SHARD, once for all chunks
+    memories, differentiate_memories = jax.vjp(partial(read_all, objective.text_reader, cut.prompts), params)
+    memories = collectives.whole(memories)  # on SHARD, once for all chunks
     loss = partial(loss_with_memories, objective)
     (of_texts, cotangent), metrics = _summed(loss, (params, memories), minibatch, num_chunks, chunk, lifted)
-    of_prompts, _ = _summed(
-        partial(product_with_memories, objective.text_reader),
-        params,
-        (cut.prompts, cotangent),
-        chunks_of_prompts(cut.prompts),
-        nth_chunk_of_prompts,
-        lifted,
-    )
+    (of_prompts,) = differentiate_memories(cotangent)
     return collectives.psum((jax.tree.map(jnp.add, of_texts, of_prompts), metrics))
 
 

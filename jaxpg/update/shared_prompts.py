@@ -6,16 +6,15 @@ the parameters and of the memories, L(params, memory(params)), and
     dL/dparams = (dL/dparams with memory fixed) + (d/dparams) <memory(params), dL/dmemory>
 
 The memories of all prompts are computed first. The chunks of a minibatch then add up their gradients by the parameters
-and by the memories, however the completions of a prompt are spread over them, and the prompts are read a second time to
-be differentiated. It replaces texts that contain their own prompts, on every platform, with the same gradient. Of 64
-completions of 48 tokens for prompts of 16 tokens in groups of 8, a step of GRPO takes 0.74 to 0.84 of the time on a CPU
-(benchmarks/LOG.md, "prompts of a group, read once"); the longer the prompts, the more is saved.
+and by the memories, however the completions of a prompt are spread over them, and the second term follows backwards
+through the reading of the prompts. It replaces texts that contain their own prompts, on every platform, with the same
+gradient. Of 64 completions of 48 tokens for prompts of 16 tokens in groups of 8, a step of GRPO takes 0.74 to 0.84 of
+the time on a CPU (benchmarks/LOG.md, "prompts of a group, read once"); the longer the prompts, the more is saved.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +22,15 @@ from jax import lax
 
 from jaxpg.parallel.machine import machine
 from jaxpg.types import Array, Metrics, Params, Prompt, Rollout, SharedPrompts, Tree
-from jaxpg.update.batching import slice_columns
 from jaxpg.update.objective import Batch, Objective, TextReader
 from jaxpg.vectorize import count_chunks
 
 
-def read_all(reader: TextReader | None, params: Params, prompts: Prompt) -> Tree:
-    """The memories of prompts `[N, P]`, leaves `[N, ...]`, in float32, since gradients by them are added up."""
+def read_all(reader: TextReader | None, prompts: Prompt, params: Params) -> Tree:
+    """The memories of prompts `[N, P]`, leaves `[N, ...]`, in float32, since gradients by them are added up.
+
+    Of several chunks nothing but the prompts is kept for the gradient: they are read again.
+    """
     assert reader is not None
     assert reader.read_prompts is not None
     read_prompts = partial(reader.read_prompts, params)
@@ -41,7 +42,8 @@ def read_all(reader: TextReader | None, params: Params, prompts: Prompt) -> Tree
     if num_chunks == 1:
         return of_chunk(prompts)
     cut = jax.tree.map(lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), prompts)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), lax.map(of_chunk, cut))
+    memories = lax.map(jax.checkpoint(of_chunk, prevent_cse=False), cut)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), memories)
 
 
 def with_memories(rollout: Rollout, memories: Tree) -> Rollout:
@@ -59,21 +61,7 @@ def loss_with_memories(objective: Objective, inputs: tuple[Params, Tree], batch:
     return objective.loss(params, batch._replace(rollout=with_memories(batch.rollout, memories)))
 
 
-def product_with_memories(
-    reader: TextReader | None, params: Params, inputs: tuple[Prompt, Tree]
-) -> tuple[Array, dict[str, Array]]:
-    """<memory(params), dL/dmemory> of prompts `[N, P]`, whose gradient is what the loss owes to them; no metrics."""
-    prompts, cotangent = inputs
-    products = jax.tree.map(jnp.vdot, read_all(reader, params, prompts), cotangent)
-    return sum(jax.tree.leaves(products), start=jnp.zeros(())), {}
-
-
 def chunks_of_prompts(prompts: Prompt) -> int:
     """In how many equal chunks prompts are read: at most `Machine.chunk_tokens` each."""
     num_prompts, slots = prompts.tokens.shape
     return count_chunks(num_prompts, max(1, machine().chunk_tokens // slots))
-
-
-def nth_chunk_of_prompts(inputs: Any, i: Array | int, num_chunks: int) -> Any:
-    """The i-th of equal runs of prompts and their cotangents, leaves `[N, ...]`."""
-    return jax.tree.map(partial(slice_columns, i, num_chunks, 0), inputs)
