@@ -243,6 +243,7 @@ def test_a_hint_is_a_command(begun: Path) -> None:
         command = runs.resume_command(runs.Session(record.read(begun), Path(name), options))
         parsed = make_parser().parse_args(shlex.split(command)[1:])
         assert (parsed.out, parsed.resume, parsed.process) == (Path(name), True, 1 if more else None)
+        assert parsed.distributed == bool(more)
 
 
 def test_a_hint_trusts_the_code_that_a_run_names(begun: Path) -> None:
@@ -362,6 +363,21 @@ def test_signals(
     assert codes == ([] if code is None else [code])
     assert interruption.requested()
     interruption.close()
+
+
+def test_another_thread_leaves_signals_alone() -> None:
+    """Python lets the main thread alone set handlers; a run that another one trains ends like any program."""
+    inside: list[Any] = []
+
+    def train() -> None:
+        with stopping.interruptible(Console(quiet=True), "jaxpg resume there"):
+            inside.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert inside == [before]
 
 
 def test_signals_work_where_nobody_reads_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

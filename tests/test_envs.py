@@ -280,6 +280,16 @@ def test_bad_names_and_settings_are_refused(name, settings, sentence, monkeypatc
         envs.make(name, **settings)
 
 
+def test_true_is_no_number_for_a_setting_without_default():
+    def environment(steps: int, limit: int | None = None):
+        raise AssertionError("made")
+
+    for settings in ({"steps": True}, {"steps": 3, "limit": True}):
+        with pytest.raises(UserError, match=r"must be int.*, not True"):
+            registry._check_annotated("mine", settings, environment)
+    registry._check_annotated("mine", {"steps": 3, "limit": None}, environment)
+
+
 def test_mnist_plays_where_its_files_are(monkeypatch, tmp_path):
     images, labels = np.zeros((10, 28, 28), np.uint8), np.arange(10, dtype=np.uint8)
     monkeypatch.setattr(gymnax_adapter, "_MNIST_DIRECTORY", tmp_path)
