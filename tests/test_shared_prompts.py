@@ -161,6 +161,23 @@ def test_many_prompts_are_read_in_chunks(machine_with):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), one_by_one, whole)
 
 
+def test_prompts_of_several_chunks_are_read_again_for_the_gradient(machine_with):
+    """So that the layers of one chunk at a time are in memory; of a single chunk they are kept."""
+    _, goal, params, batch = problem(seed=0)
+    prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
+    read = partial(shared_prompts.read_all, goal.text_reader, prompts)
+    weights = sum(x.size for x in jax.tree.leaves(params))
+
+    def kept() -> int:
+        """Numbers that the gradient needs, the parameters not among them."""
+        backwards = jax.eval_shape(lambda params: jax.vjp(read, params)[1], params)
+        return sum(x.size for x in jax.tree.leaves(backwards)) - weights
+
+    whole = kept()
+    machine_with(chunk_tokens=P)
+    assert kept() < whole / 4
+
+
 def test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic():
     _, goal, params, batch = problem(network={"dtype": "bfloat16"})
     prompts = jax.tree.map(lambda x: x[::GROUP], batch.rollout.episodes.context)
