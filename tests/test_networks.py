@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import chex
 import flax.errors
@@ -182,6 +183,14 @@ def test_squashing_into_no_bounds_is_refused():
     space = Box(np.array([-np.inf], np.float32), np.array([np.inf], np.float32))
     with pytest.raises(UserError, match="finite bounds, but the actions of target are unbounded"):
         networks.mlp(TARGET._replace(action_space=space), squash=True)
+
+
+@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent, partial(networks.cnn, strides=(1,))])
+@pytest.mark.parametrize("given", [{"squash": True}, {"initial_log_std": -1.0}, {"state_std": True}])
+def test_settings_of_continuous_actions_are_refused_for_discrete_ones(network: Any, given: dict[str, Any]) -> None:
+    env = IMAGES if isinstance(network, partial) else COUNTER
+    with pytest.raises(UserError, match=f"^{min(given)} is about continuous actions, and those of .* are discrete"):
+        network(env, **given)
 
 
 def by_hand(cell, params, memory, x):

@@ -78,7 +78,8 @@ def mlp(
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
-        UserError: an unknown activation, widths that are no list, or `squash` with unbounded actions.
+        UserError: an unknown activation, widths that are no list, `squash` with unbounded actions, or a setting of
+            continuous actions for discrete ones.
     """
     gains = _gains(orthogonal)
     torso = mlp_torso(env, hidden, activation, gains, layer_norm)
@@ -120,8 +121,9 @@ def cnn(
         strides: steps between its places, or one number for all.
 
     Raises:
-        UserError: the observations are not images, an unknown activation, `squash` with unbounded actions, `kernels`
-            and `strides` that are not as many as `channels`, or a kernel that is larger than what is left of the image.
+        UserError: the observations are not images, an unknown activation, `squash` with unbounded actions, a setting
+            of continuous actions for discrete ones, `kernels` and `strides` that are not as many as `channels`, or a
+            kernel that is larger than what is left of the image.
     """
     gains = _gains(orthogonal)
     torso = cnn_torso(env, channels, hidden, activation, gains, layer_norm, kernels, strides)
@@ -161,7 +163,8 @@ def recurrent(
         layer_norm: normalise each layer before its activation (Ba et al. 2016).
 
     Raises:
-        UserError: an unknown cell or activation, a width that is no whole number, or `squash` with unbounded actions.
+        UserError: an unknown cell or activation, a width that is no whole number, `squash` with unbounded actions, or a
+            setting of continuous actions for discrete ones.
     """
     cells: dict[str, type[GRU] | type[MinGRU]] = {"gru": GRU, "min_gru": MinGRU}
     if cell not in cells:
@@ -246,12 +249,21 @@ def _check_kernels(env: Env, image: tuple[int, ...], torso: CNNTorso) -> None:
 
 def _policy_head(env: Env, squash: bool, initial_log_std: float, state_std: bool, gains: Gains) -> PolicyHead:
     space = env.action_space
-    if squash and not isinstance(space, Discrete) and not np.isfinite([space.low, space.high]).all():
+    if isinstance(space, Discrete):
+        _refuse_continuous(env, squash=squash, initial_log_std=initial_log_std, state_std=state_std)
+    elif squash and not np.isfinite([space.low, space.high]).all():
         raise UserError(
             f"squash needs finite bounds, but the actions of {env.name} are unbounded. Set squash = false, and do not "
             "clip them either."
         )
     return PolicyHead(space, squash, initial_log_std, state_std, gains.policy)
+
+
+def _refuse_continuous(env: Env, **given: float) -> None:
+    """Refuse settings of continuous actions, each with a default of 0 or false, for discrete ones."""
+    for name, value in given.items():
+        if value:
+            raise UserError(f"{name} is about continuous actions, and those of {env.name} are discrete: leave it out.")
 
 
 def _masked(env: Env, distribution: Any, obs: Tree) -> Any:
