@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_worker import CASES, COMPILING, PEER_CASES, TARGETS, compile_elsewhere, missing
-from command_lines import require_peers
+from command_lines import out_file, require_peers
 from result_files import read, write
 from rich.console import Console
 from rich.table import Table
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--peer-python", help="a Python that has the peers and the compilers (benchmarks/README.md)")
     parser.add_argument("--purejaxrl", type=Path, help="a clone of PureJaxRL, which is no package")
     parser.add_argument("--fresh", action="store_true", help="compile again what is in the results")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "aot.json")
+    parser.add_argument("--out", type=out_file, default=HERE / "results" / "aot.json")
     arguments = parser.parse_args()
     require_peers(parser, arguments.peer_python, arguments.purejaxrl)
     given = {"rejax": arguments.peer_python, "purejaxrl": arguments.peer_python and arguments.purejaxrl}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from architecture_picture import picture, reachable
+from command_lines import out_file
 
 ROOT = Path(__file__).resolve().parent.parent
 CLONE = 8  # lines of the shortest repeated block that counts
@@ -187,7 +188,9 @@ def main() -> None:
     """Print the tables, draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", metavar="REVISION", help="a commit to compare this checkout with")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "architecture.svg", help="where the picture goes")
+    parser.add_argument(
+        "--out", type=out_file, default=ROOT / "docs" / "architecture.svg", help="where the picture goes"
+    )
     arguments = parser.parse_args()
     sources = checkout()
     rooms = rooms_of(sources)

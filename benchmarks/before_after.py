@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from command_lines import chosen, pattern
+from command_lines import chosen, out_file, pattern
 from rich.console import Console
 from rich.table import Table
 from turns import Row, Worker, interleave
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--only", type=pattern, default="", help="only the cases whose title this pattern fits")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compiles", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="write the seconds of every round as JSON")
+    parser.add_argument("--out", type=out_file, help="write the seconds of every round as JSON")
     arguments = parser.parse_args()
     cases = chosen({f"{case[3].workload} {case[0]} {case[1]}": case for case in CASES}, arguments.only)
     names = ("run_cpu", "run_wall", "compile_cpu", "compile_wall")

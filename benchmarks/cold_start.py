@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from command_lines import out_file
 from rich.console import Console
 from throughput import HERE, busy_machine
 
@@ -42,7 +43,7 @@ def main() -> None:
     """Measure, print, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="first and later starts to time (default 3)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "cold_start.json")
+    parser.add_argument("--out", type=out_file, default=HERE / "results" / "cold_start.json")
     args = parser.parse_args()
 
     waits: dict[str, list[float]] = {"first": [], "later": []}

@@ -1,4 +1,4 @@
-"""What the command lines of the programs have in common: cases by a pattern, and Pythons of others."""
+"""What the command lines of the programs have in common: cases by a pattern, files to write, Pythons of others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ def pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def out_file(text: str) -> Path:
+    """A file to write to, as the type of an option: what cannot be one is refused before anything is measured."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: name the file to write, such as {path / 'results.json'}")
+    there = next((parent for parent in path.absolute().parents if parent.exists()), Path())
+    if not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {there} is not a folder")
+    return path
 
 
 def chosen(cases: Mapping[str, T], only: re.Pattern[str]) -> dict[str, T]:

@@ -31,6 +31,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 import jax
 import numpy as np
+from command_lines import out_file
 from result_files import write
 from rich.console import Console
 from rich.table import Table
@@ -201,7 +202,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--updates", type=int, default=3, help="by plain gradient descent (default 3)")
     parser.add_argument("--seeds", type=int, default=5, help="of the run with Adam (default 5; 0 leaves it out)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "devices.json")
+    parser.add_argument("--out", type=out_file, default=HERE / "results" / "devices.json")
     args = parser.parse_args()
     console, result = Console(), {"machine": provenance.describe_machine(), "updates": args.updates, "algorithms": {}}
     most = max(args.devices)

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import language_turns
 import numpy as np
+from command_lines import out_file
 from language_peers import Work
 from result_files import put
 from rich.console import Console
@@ -427,7 +428,7 @@ def main() -> None:
     parser.add_argument("--trl-python", help="a Python that has TRL and the CPU build of torch")
     parser.add_argument("--tunix-python", help="a Python that has Tunix")
     parser.add_argument(
-        "--out", type=Path, help="where to write (default results/language_speed.json or language_peers.json)"
+        "--out", type=out_file, help="where to write (default results/language_speed.json or language_peers.json)"
     )
     args = parser.parse_args()
     pythons = language_turns.peer_pythons(parser, args)

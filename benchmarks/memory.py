@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_lines import out_file
 from language import LONG, SIZES, endless, large_learner, learner_of, transformer_of, whole_groups
 from result_files import write
 from rich.console import Console
@@ -78,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="1M", help="of the transformer (default 1M)")
     parser.add_argument("--columns", type=whole_groups, default=64, help="completions side by side (default 64)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
+    parser.add_argument("--out", type=out_file, default=HERE / "results" / "memory.json")
     args = parser.parse_args()
     console = Console()
     made, machine, found = cases(args.size, args.columns), provenance.describe_machine(), {}

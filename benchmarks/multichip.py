@@ -23,6 +23,7 @@ from typing import Any
 
 from aot import compile_missing
 from aot_worker import CHIPS, TARGETS
+from command_lines import out_file
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=["cuda H100"], choices=list(TARGETS), metavar="TARGET")
     parser.add_argument("--cases", nargs="+", default=list(CHIPS), choices=list(CHIPS), metavar="CASE")
     parser.add_argument("--fresh", action="store_true", help="compile again what is in the results")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=out_file, default=RESULTS)
     arguments = parser.parse_args()
     wanted = [(target, "jaxpg", case) for target in arguments.targets for case in arguments.cases]
     path = os.environ.get("PYTHONPATH", "")

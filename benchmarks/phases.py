@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from command_lines import out_file
 from rich.console import Console
 from rich.table import Table
 from workloads import timed
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--environment", default="CartPole-v1")
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7, help="turns, of which the median is taken (default 7)")
-    parser.add_argument("--out", type=Path, help="where to write (default results/phases-ENVIRONMENT-ENVS.json)")
+    parser.add_argument("--out", type=out_file, help="where to write (default results/phases-ENVIRONMENT-ENVS.json)")
     args = parser.parse_args()
     settings = {"num_steps": 128, "epochs": 4, "num_minibatches": 4}
     programs = {

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from command_lines import out_file
 from result_files import read, write
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -93,7 +94,7 @@ def compare(before: dict, after: dict) -> int:
 def main() -> int:
     """Hash the runs of this checkout, or compare two files of hashes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, nargs="?", help="where to write the hashes")
+    parser.add_argument("out", type=out_file, nargs="?", help="where to write the hashes")
     parser.add_argument("--compare", type=Path, nargs=2, metavar="FILE")
     parser.add_argument("--only", nargs="+", metavar="TASK/ALGO", help="these runs alone, such as cartpole/ppo")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th run from the I-th on")

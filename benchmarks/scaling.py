@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from command_lines import out_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -171,7 +172,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--rounds", type=int, default=3, help="timed calls, of which the median is taken (default 3)")
     parser.add_argument("--most", type=float, default=float("inf"), help="leave out larger sizes; with --out alone")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "scaling.json", help="and a picture beside it")
+    parser.add_argument(
+        "--out", type=out_file, default=HERE / "results" / "scaling.json", help="and a picture beside it"
+    )
     args = parser.parse_args()
     if args.most < float("inf") and args.out == parser.get_default("out"):
         parser.error("--most leaves sizes out, which would be missing from the results: give another file with --out")

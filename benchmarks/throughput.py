@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from command_lines import chosen, pattern, require_peers
+from command_lines import chosen, out_file, pattern, require_peers
 from limits import ppo_flops_per_step
 from result_files import put_row, write
 from rich.console import Console
@@ -291,7 +291,7 @@ def read_arguments() -> argparse.Namespace:
     kinds.add_argument("--to-return", action="store_true", help="instead of speed, the time until CartPole is learned")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=out_file,
         help="where to write (default results/throughput.json, one_agent.json or to_return.json; --quick: nowhere)",
     )
     args = parser.parse_args()

@@ -92,6 +92,15 @@ def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program(name).main()
 
 
+WRITERS = {
+    **dict.fromkeys(("aot", "architecture", "cold_start", "language", "memory", "multichip"), "--out"),
+    **dict.fromkeys(("phases", "scaling", "throughput"), "--out"),
+    "before_after": "x --out",
+    "same_bits": "",
+}
+"""Programs that write a file, and what comes before its name on their command lines."""
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
@@ -134,6 +143,11 @@ def run(name: str, arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("beside", "--only CleanRL", "CleanRL's code needs --cleanrl, a checkout of it"),
         ("beside", "--only rejax --python /nope", "--python: there is no /nope"),
         ("architecture", "--before nope", "--before: git has no jaxpg/ at 'nope' ("),
+        *(
+            (name, f"{arguments} .", ". is a folder: name the file to write, such as results.json")
+            for name, arguments in WRITERS.items()
+        ),
+        ("multichip", f"--out {__file__}/x/y", f"/x/y cannot be written: {__file__} is not a folder"),
     ],
 )
 def test_a_mistake_is_a_sentence(
