@@ -26,7 +26,7 @@ def out_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder: name the file to write, such as {path / 'results.json'}")
-    there = next((parent for parent in path.absolute().parents if parent.exists()), Path())
+    there = next(parent for parent in path.absolute().parents if parent.exists())
     if not there.is_dir():
         raise argparse.ArgumentTypeError(f"{text} cannot be written: {there} is not a folder")
     return path

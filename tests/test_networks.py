@@ -27,7 +27,7 @@ from jaxpg.models.layers import Dense
 from jaxpg.parallel.machine import machine
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.rollout.episodes import episodic
-from jaxpg.types import Box, Discrete, Episodes, Params, Rollout, Transition
+from jaxpg.types import Box, Discrete, Env, Episodes, Params, Rollout, Transition
 from jaxpg.update.objective import COUNTED, Batch
 
 COUNTER, TARGET = tiny.counter(), tiny.target()
@@ -185,10 +185,13 @@ def test_squashing_into_no_bounds_is_refused():
         networks.mlp(TARGET._replace(action_space=space), squash=True)
 
 
-@pytest.mark.parametrize("network", [networks.mlp, networks.recurrent, partial(networks.cnn, strides=(1,))])
+@pytest.mark.parametrize(
+    ("network", "env"), [(networks.mlp, COUNTER), (networks.recurrent, COUNTER), (networks.cnn, IMAGES)]
+)
 @pytest.mark.parametrize("given", [{"squash": True}, {"initial_log_std": -1.0}, {"state_std": True}])
-def test_settings_of_continuous_actions_are_refused_for_discrete_ones(network: Any, given: dict[str, Any]) -> None:
-    env = IMAGES if isinstance(network, partial) else COUNTER
+def test_settings_of_continuous_actions_are_refused_for_discrete_ones(
+    network: Any, env: Env, given: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match=f"^{min(given)} is about continuous actions, and those of .* are discrete"):
         network(env, **given)
 
