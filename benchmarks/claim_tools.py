@@ -66,11 +66,11 @@ def together(runs: list[Trained]) -> Metrics:
 
 
 def curve(axes: Axes, x: np.ndarray, y: np.ndarray, index: int, label: str, **look: Any) -> None:
-    """The mean over seeds of y [N, S], with its range over seeds, over x [N]."""
+    """The interquartile mean over the seeds of y [N, S] that have a number, with its interval, over x [N]."""
     known = np.isfinite(y).any(1)
-    x, y = x[known], y[known]
-    axes.plot(x, np.nanmean(y, 1), color=COLORS[index % len(COLORS)], label=label, **look)
-    axes.fill_between(x, np.nanmin(y, 1), np.nanmax(y, 1), color=COLORS[index % len(COLORS)], alpha=0.15, linewidth=0)
+    value, low, high = np.transpose([report.bootstrap(scores[np.isfinite(scores)]) for scores in y[known]])
+    axes.plot(x[known], value, color=COLORS[index % len(COLORS)], label=label, **look)
+    axes.fill_between(x[known], low, high, color=COLORS[index % len(COLORS)], alpha=0.15, linewidth=0)
 
 
 def written_lines(samples: list[Sample]) -> str:

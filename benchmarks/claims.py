@@ -163,7 +163,7 @@ def overoptimization(seeds: int) -> Finding:
     """True and proxy reward over the KL to the policy that a run began with: PPO by KL coefficient, DPO by β.
 
     All seeds face the reward model of the first: intervals are over policies. Along the lines of PPO the KL is what
-    training measured (k3); that of the table and of DPO's marks is k1 on fresh samples.
+    training measured (k3); that of the table and of DPO's marks is k1 on fresh samples. Lines and marks are means.
     """
     figure, axes = panels(2, "true reward", "what the reward model says")
     tuned, judge, begin = _judged(seeds)
@@ -305,8 +305,8 @@ def main() -> None:
         sections[name] = "\n\n".join([*parts, f"```bash\n{commands}\n```\n"])
         write(known, sections)
     page = (
-        "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines are means over seeds, bands their "
-        "range; tables give interquartile means and 95% intervals.\n\n"
+        "# Claims, tried in small\n\nMade by `python benchmarks/claims.py`. Lines and tables are interquartile means "
+        "over seeds, with 95% intervals, where a section does not say otherwise.\n\n"
     )
     (RESULTS / "claims.md").write_text(page + "\n".join(sections[name] for name in CLAIMS if name in sections))
 
