@@ -21,7 +21,7 @@ import numpy as np
 from command_lines import out_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from result_files import put, read
 from rich.console import Console
 from rich.progress import track
@@ -126,6 +126,9 @@ def curves(ax: Axes, points: list[dict[str, float]], kinds: tuple[str, ...], *, 
     low, high = (reach(list(map(reach, measured.values()))) for reach in (np.min, np.max))
     margin = max(2.0, (10 * low / high) ** 0.5)
     ax.set_ylim(low / margin, high * margin)
+    if high / low < 10:  # few powers of ten, which would leave the axis with one number
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
     for which in (ax.xaxis, ax.yaxis):
         which.set_minor_formatter(NullFormatter())
     ax.grid(True)
