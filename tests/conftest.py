@@ -426,7 +426,7 @@ FULL = {
         "test_a_sound_environment_passes_the_battery",
     ),
     "shared_prompts": (
-        "test_an_update_is_that_of_texts_with_their_own_prompts[1-15-{}]",
+        "test_an_update_is_that_of_texts_with_their_own_prompts[1-15-{}-True]",
         "test_part_of_the_gradient_comes_through_the_prompts",
         "test_many_prompts_are_read_in_chunks",
         "test_what_chunks_add_up_for_prompts_is_float32_in_every_arithmetic",

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import Mesh
 
 from jaxpg import envs, ladder, language, rollout, update, vectorize
 from jaxpg.errors import UserError
 from jaxpg.models import decoder, generation
 from jaxpg.models.distributions import Categorical
+from jaxpg.parallel import collectives
 from jaxpg.policy_gradient import policy_gradient
 from jaxpg.types import Critic, Discrete, Env, Outcome, Params, Policy, Prompt, Rollout, TimeStep, Tree
 
@@ -275,8 +277,16 @@ def loss_and_gradient(model):
     return tiny.jit(jax.value_and_grad(partial(loss_of, model.policy, model.part)))(model.params)
 
 
-@pytest.mark.parametrize("setting", [{"logit_chunks": 4}, {"logit_chunks": 5}, {"logit_chunks": 30}, {"remat": True}])
-def test_saving_memory_changes_nothing(model, loss_and_gradient, setting):
+@pytest.mark.parametrize(
+    ("setting", "loops"),
+    [
+        *(({"logit_chunks": n}, True) for n in (4, 5, 30)),
+        *(({"remat": True}, loops) for loops in (True, False)),
+    ],
+    ids=str,
+)
+def test_saving_memory_changes_nothing(model, loss_and_gradient, machine_with, setting, loops):
+    machine_with(loops_over_blocks=loops)
     frugal, _ = language.transformer(ENV, **SIZES, **setting)
     (a, da) = loss_and_gradient
     (b, db) = tiny.jit(jax.value_and_grad(partial(loss_of, frugal, model.part)))(model.params)
@@ -291,9 +301,27 @@ def kept_for_the_gradient(part, params, **setting):
     return [x.size for x in jax.tree.leaves(backward)]
 
 
-def test_only_what_enters_a_block_is_kept_for_the_gradient(model):
+@pytest.mark.parametrize("loops", [True, False])
+def test_only_what_enters_a_block_is_kept_for_the_gradient(model, machine_with, loops):
+    machine_with(loops_over_blocks=loops)
     plain, remat = (sum(kept_for_the_gradient(model.part, model.params, remat=x)) for x in (False, True))
     assert remat < 0.5 * plain
+
+
+def test_devices_that_share_the_parameters_loop_over_the_blocks_on_every_machine(model, machine_with):
+    """Otherwise the weights of several blocks are gathered at the same time."""
+    machine_with(loops_over_blocks=False)
+
+    def loops() -> int:
+        policy, _ = language.transformer(ENV, **SIZES, remat=True)
+        return str(jax.make_jaxpr(partial(loss_of, policy, model.part))(model.params)).count("scan[")
+
+    assert loops() == 0
+    token = collectives.auto_mesh.set(Mesh(np.array(jax.devices()[:1]), (collectives.SHARD,)))
+    try:
+        assert loops() == 1
+    finally:
+        collectives.auto_mesh.reset(token)
 
 
 def test_logits_never_exist_whole(model):

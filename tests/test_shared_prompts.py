@@ -53,20 +53,21 @@ def problem(
 
 
 @pytest.mark.parametrize(
-    ("minibatches", "limit", "settings"),
+    ("minibatches", "limit", "settings", "loops"),
     [
-        (1, 3 * T, {}),
-        pytest.param(2, 2 * T, {"kl": "loss_k3"}, marks=pytest.mark.full),
-        pytest.param(1, P, {"padding": "left"}, marks=pytest.mark.full),  # a prompt at a time, and a row
-        pytest.param(1, 3 * T, {"network": {"remat": True, "logit_chunks": 2}}, marks=pytest.mark.full),
+        (1, 3 * T, {}, True),
+        pytest.param(2, 2 * T, {"kl": "loss_k3"}, True, marks=pytest.mark.full),
+        pytest.param(1, P, {"padding": "left"}, True, marks=pytest.mark.full),  # a prompt at a time, and a row
+        pytest.param(1, 3 * T, {"network": {"remat": True, "logit_chunks": 2}}, True, marks=pytest.mark.full),
+        pytest.param(1, 3 * T, {"network": {"remat": True}}, False, marks=pytest.mark.full),
     ],
     ids=str,
 )
-def test_an_update_is_that_of_texts_with_their_own_prompts(machine_with, minibatches, limit, settings):
+def test_an_update_is_that_of_texts_with_their_own_prompts(machine_with, minibatches, limit, settings, loops):
     algorithm, goal, params, batch = problem(**settings, epochs=2, num_minibatches=minibatches)
 
     def choose(limit: int, shared: bool) -> None:
-        machine_with(chunk_tokens=limit)
+        machine_with(chunk_tokens=limit, loops_over_blocks=loops)
         found = packing.packing_of(goal.text_reader, batch, minibatches)
         assert (found is not None and found.own_prompt == 0) == shared
 

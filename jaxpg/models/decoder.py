@@ -260,7 +260,7 @@ class Decoder(nn.Module):
         """
         x, rotation = self.embed(tokens), self._rotation_at(position)
         if self.config.remat and not self.is_initializing():
-            x, keys_values = self._scan_blocks(x, rotation, mask, before)
+            x, keys_values = self._remat_blocks(x, rotation, mask, before)
             return self.norm(x), keys_values
         keys_values = []
         for i, block in enumerate(self.blocks):
@@ -268,17 +268,17 @@ class Decoder(nn.Module):
             keys_values.append(key_value)
         return self.norm(x), keys_values
 
-    def _scan_blocks(
+    def _remat_blocks(
         self, x: Array, rotation: Rotation, mask: Array, before: list[KeysValues] | None
     ) -> tuple[Array, list[KeysValues]]:
-        """All blocks by a loop over their stacked parameters, so that only the input of each is kept for the gradient.
+        """All blocks, of which only the input of each is kept for the gradient.
 
-        Replaces the blocks one after the other on every platform. XLA on a CPU saves nothing by recomputing them
-        otherwise: at 10 M weights an update needs 168 instead of 527 MB beside its state, and 0.93 of the time. Without
-        recomputing, the loop is 5 % slower, so it is not used there (benchmarks/LOG.md, "texts side by side").
+        By a loop over their stacked parameters where the machine saves nothing otherwise (`Machine.loops_over_blocks`),
+        and on the devices of SHARD: without a loop XLA gathers several blocks at a time, and beside its eighth of 1.5 B
+        weights an H100 holds 15.7 instead of 9.7 GB (benchmarks/LOG.md, "`remat` without a loop").
         """
         block = Block(self.config, parent=None)
-        of_blocks = stacked([b.variables["params"] for b in self.blocks])
+        of_blocks = [b.variables["params"] for b in self.blocks]
 
         def one_block(x: Array, inputs: tuple[Tree, KeysValues | None]) -> tuple[Array, KeysValues]:
             params, before = inputs
@@ -287,9 +287,15 @@ class Decoder(nn.Module):
             x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, rotation, mask, before)
             return collectives.shard_columns(x), keys_values
 
-        loop = jax.checkpoint(one_block, prevent_cse=False)
-        x, keys_values = lax.scan(loop, x, (of_blocks, stacked(before) if before else None))
-        return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]
+        if machine().loops_over_blocks or collectives.auto_mesh.get() is not None:
+            loop = jax.checkpoint(one_block, prevent_cse=False)
+            x, found = lax.scan(loop, x, (stacked(of_blocks), stacked(before) if before else None))
+            return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], found) for i in range(self.config.layers)]
+        keys_values = []
+        for i, params in enumerate(of_blocks):
+            x, key_value = jax.checkpoint(one_block)(x, (params, before[i] if before else None))
+            keys_values.append(key_value)
+        return x, keys_values
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
         """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""
