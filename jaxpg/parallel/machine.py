@@ -136,9 +136,9 @@ class Machine(NamedTuple):
         more than a few hundred tokens; shorter ones are one block.
     loops_over_blocks: `remat` makes the blocks of a transformer a loop over their stacked parameters. XLA on a CPU
         takes recomputed blocks for what it has computed already: at 10 M weights an update needs 168 instead of 527 MB
-        beside its state by the loop ("texts side by side"). A GPU recomputes them without one, which needs no second
-        copy of the weights: in the shape of a model of 0.5 B, 8 texts of 512 tokens, 3.4 instead of 5.8 GiB on an H100.
-        On a TPU 157 instead of 182 MiB at 10 M, for 1.4 times the compile time ("`remat` without a loop").
+        beside its state by the loop ("texts side by side"). Accelerators recompute them without one, which needs no
+        second copy of the weights: in the shape of a model of 0.5 B, 8 texts of 512 tokens, an H100 holds 3.4 instead
+        of 5.8 GiB and a v5e 2.4 instead of 5.6, for twice the compile time on a TPU ("`remat` without a loop").
     recomputes: the compiler writes the operations of a value into every kernel that uses it, and
         `vectorize.compute_once` keeps it from that. One pass of LunarLander's solver over the poses was 6,900
         operations for the 500 that it has: its step takes 0.36 of the time with Gymnasium's passes, 0.42 with those of
@@ -260,7 +260,6 @@ TPU = GPU._replace(
     few_outputs=0,
     few_slots=0,
     torsos_at_once=0,
-    loops_over_blocks=True,
 )
 MACHINES = {"cpu": CPU, "gpu": GPU, "tpu": TPU}
 
