@@ -360,6 +360,8 @@ class Policy(NamedTuple):
     noise(key, shape) -> random numbers for `evaluate`, leaves `[T, B, ...]` for a shape `(T, B)`, of a policy whose
         loss is random, as in RPO or with dropout. New ones are drawn for every gradient step, and the losses read
         `evaluate(params, rollout, noise)`; everything else reads `evaluate` without. None for any other policy.
+    max_steps: the longest episode for which `start` makes room, in steps; where an environment's time limit is longer,
+        rollouts and evaluations refuse it. None: any.
     """
 
     init: Callable[[Key], Tree]
@@ -374,6 +376,7 @@ class Policy(NamedTuple):
     acts_rounded: bool = False
     with_room: Callable[[Tree, int], Tree] | None = None
     noise: Callable[[Key, tuple[int, int]], Tree] | None = None
+    max_steps: int | None = None
 
     def for_acting(self, params: Tree) -> Tree:
         """The parameters as `start` and `act` read them: `acting_params`, where the policy has them."""
@@ -422,10 +425,12 @@ class Actor(NamedTuple):
 
     start(initial_input) -> memory
     act(memory, obs, key, greedy) -> action, memory; `greedy` (a Python bool) takes the mode instead of a sample.
+    max_steps: that of the policy.
     """
 
     start: Callable[[Tree], Tree]
     act: Callable[[Tree, Tree, Key, bool], tuple[Array, Tree]]
+    max_steps: int | None = None
 
 
 class Experience(NamedTuple):

@@ -454,6 +454,21 @@ def test_nothing_is_generated_with_impossible_settings(model, settings, sentence
         generation.generate(model.policy, model.params, prompt, jax.random.key(0), **settings)
 
 
+@pytest.mark.parametrize("use", ["train", "evaluate", "record"])
+def test_no_episode_is_longer_than_the_room_of_its_policy(model, use):
+    longer = ENV._replace(time_limit=T + 1)
+
+    def used(params: Tree, key: jax.Array) -> Tree:
+        if use == "train":
+            learner = policy_gradient(longer, model.policy, None, ladder.grpo(num_envs=4, group_size=2))
+            return learner.step(learner.init(key), key)
+        run = {"evaluate": partial(rollout.evaluate, episodes=2), "record": rollout.record_episode}[use]
+        return run(longer, rollout.make_actor(model.policy, params), key, greedy=True)
+
+    with pytest.raises(UserError, match=f"room for episodes of {T} steps, and those of .* up to {T + 1}: make"):
+        jax.eval_shape(used, model.params, jax.random.key(0))
+
+
 def test_completions_are_written_with_the_parameters_of_acting(model):
     """And the memory of `evaluate_completions` begins with them, where a policy has one."""
     given = []

@@ -119,7 +119,7 @@ def generate(
     check_sampling(**{name: x for name, x in settings.items() if not isinstance(x, jax.core.Tracer)})
     params = policy.for_acting(params)
     cache = policy.start(params, prompt)
-    room = cache.real.shape[-1] - prompt.tokens.shape[-1] if isinstance(cache, KVCache) else INT32_MAX
+    room = INT32_MAX if policy.max_steps is None else policy.max_steps
     if check_whole("max_tokens", max_tokens) > room:
         raise UserError(f"max_tokens must be at most {room}, the time limit of the environment, not {max_tokens}.")
 

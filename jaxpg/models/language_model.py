@@ -174,6 +174,7 @@ def transformer(
         acting_params=partial(_in_arithmetic, config),
         acts_rounded=dtype != "float32",
         with_room=_with_room,
+        max_steps=env.time_limit,
     )
     if not shared:
         return policy, _separate_critic(_decoder(env, config, outputs=1))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpg.errors import UserError
 from jaxpg.parallel import collectives
 from jaxpg.types import Actor, Array, Env, Key, Policy, Rollout, Scalar, Transition, Tree
 
@@ -127,8 +128,22 @@ def restart_env(
 
 
 def _started(env: Env, policy: Policy, params: Tree, env_state: Tree, obs: Tree) -> CollectorState:
+    check_room(env, policy)
     memory = policy.start(params, env.initial_input(env_state, obs))
     return CollectorState(env_state, obs, memory)
+
+
+def check_room(env: Env, policy: Policy | Actor) -> None:
+    """Refuse an environment whose episodes may be longer than `Policy.max_steps`.
+
+    Raises:
+        UserError: they may, and a memory without room for them would lose what comes last, without a word.
+    """
+    if policy.max_steps is not None and env.time_limit > policy.max_steps:
+        raise UserError(
+            f"The policy has room for episodes of {policy.max_steps} steps, and those of {env.name} have up to "
+            f"{env.time_limit}: make the policy for this environment. Its parameters stay valid there."
+        )
 
 
 def acting_params(policy: Policy, params: Tree) -> Tree:
@@ -148,7 +163,7 @@ def make_actor(policy: Policy, params: Tree) -> Actor:
         distribution, memory = policy.act(collectives.whole(params), memory, obs)
         return distribution.mode() if greedy else distribution.sample(key), memory
 
-    return Actor(start=partial(policy.start, params), act=act)
+    return Actor(start=partial(policy.start, params), act=act, max_steps=policy.max_steps)
 
 
 def action_noise(policy: Policy, params: Tree, runner: CollectorState, keys: Array) -> Tree:

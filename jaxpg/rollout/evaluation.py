@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpg.errors import UserError, check_record
-from jaxpg.rollout.collector import episode_numbers
+from jaxpg.rollout.collector import check_room, episode_numbers
 from jaxpg.rollout.metrics import OF_ENV, outcome_metrics
 from jaxpg.types import Actor, Array, Env, Key, Metrics, TimeStep, Tree
 from jaxpg.user_input.domains import check_whole
@@ -83,7 +83,7 @@ def evaluate(env: Env, actor: Actor, key: Key, *, episodes: int, greedy: bool, g
 
     Raises:
         UserError: `env` or `actor` is no record of its kind; `episodes` is no integer from 1 on, or does not divide
-            into groups.
+            into groups; episodes may be longer than `actor.max_steps`.
     """
     check_record("evaluate", env, Env, 'envs.make("CartPole-v1")')
     check_record("evaluate", actor, Actor, "learner.actor(state)")
@@ -185,6 +185,7 @@ def _reset_all(env: Env, actor: Actor, keys: Key, group_size: int) -> _Episode:
 
 def _reset(env: Env, actor: Actor, reset_key: Key, steps_key: Key) -> _Episode:
     """An episode at its start; `steps_key` is that of all its steps."""
+    check_room(env, actor)
     state, obs = env.reset(reset_key)
     return _Episode(steps_key, state, obs, actor.start(env.initial_input(state, obs)))
 
