@@ -494,7 +494,8 @@ def test_completions_are_written_with_the_parameters_of_acting(model):
 def test_every_token_is_a_draw_of_its_own(model):
     """Of a policy that says the same everywhere: else a completion would be one token, again and again."""
     logits = jnp.log(jnp.array([0.0, 0.1, 0.2, 0.3, 0.4]))  # token 0, the end, never
-    policy = model.policy._replace(start=lambda *_: (), act=lambda *_: (Categorical(logits), ()), acting_params=None)
+    always = {"start": lambda *_: (), "act": lambda *_: (Categorical(logits), ())}
+    policy = model.policy._replace(**always, acting_params=None, max_steps=None)
     prompt = jax.tree.map(lambda x: x[0], model.part.episodes.context)
     tokens = np.asarray(generation.generate(policy, (), prompt, jax.random.key(0), end=0, max_tokens=2000))
     np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 2000, jnp.exp(logits), atol=0.04)
