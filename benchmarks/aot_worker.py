@@ -340,7 +340,7 @@ def compile_elsewhere(target: str, library: str, case: str, *, python: str, path
     done = subprocess.run(command, env=around, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout)
-    too_large = re.search(r"Ran out of memory in memory space hbm. Used \S+ of \S+ hbm", done.stderr)
+    too_large = re.search(r"Ran out of memory (in memory space hbm. Used \S+ of \S+ hbm|on HBM, .+)", done.stderr)
     return {"failed": too_large[0] if too_large else done.stderr.strip()[-500:]}
 
 
