@@ -137,8 +137,8 @@ class Machine(NamedTuple):
     loops_over_blocks: `remat` makes the blocks of a transformer a loop over their stacked parameters. XLA on a CPU
         takes recomputed blocks for what it has computed already: at 10 M weights an update needs 168 instead of 527 MB
         beside its state by the loop ("texts side by side"). Accelerators recompute them without one, which needs no
-        second copy of the weights: in the shape of a model of 0.5 B, 8 texts of 512 tokens, an H100 holds 3.4 instead
-        of 5.8 GiB and a v5e 2.4 instead of 5.6, for twice the compile time on a TPU ("`remat` without a loop").
+        second copy of the weights: in the shape of a model of 0.5 B, 8 texts of 512 tokens, an H100 holds 3.3 instead
+        of 5.7 GiB and a v5e 2.4 instead of 5.6, for twice the compile time on a TPU ("`remat` without a loop").
     recomputes: the compiler writes the operations of a value into every kernel that uses it, and
         `vectorize.compute_once` keeps it from that. One pass of LunarLander's solver over the poses was 6,900
         operations for the 500 that it has: its step takes 0.36 of the time with Gymnasium's passes, 0.42 with those of
