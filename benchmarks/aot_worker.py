@@ -135,6 +135,7 @@ class Case(NamedTuple):
     tokens: of a text; the rounds of the loop that writes them.
     sharded: the chips share the parameters too.
     agents: seeds side by side.
+    remat: a LARGE model recomputes its blocks.
     """
 
     algorithm: str
@@ -145,6 +146,7 @@ class Case(NamedTuple):
     tokens: int = 0
     sharded: bool = False
     agents: int = 1
+    remat: bool = True
 
 
 UPDATES = 7  # of a peer's program, whose loop over updates is known by that
@@ -161,7 +163,7 @@ CASES = {
     "GRPO, sort": Case("sort/grpo", tokens=5),
     "PPO, CartPole, 64, 8 chips": Case("ppo", "CartPole-v1", 64, chips=8),
 }
-LARGE = ("1.5B", "8B")  # of language.LARGE
+LARGE = ("0.5B", "1.5B", "8B")  # of language.LARGE
 QUESTION = 16  # tokens between two questions whether all completions have ended (Machine.steps_per_question)
 CHIPS = {
     **{f"PPO, CartPole, 2,048 each, {n} chips": Case("ppo", "CartPole-v1", 2048 * n, chips=n) for n in (4, 8, 64, 256)},
@@ -171,8 +173,12 @@ CHIPS = {
     },
     **{
         f"GRPO, {name} weights, shared by {n} chips": Case("grpo", "", 16 * n, name, n, QUESTION, sharded=True)
-        for name in LARGE
+        for name in ("1.5B", "8B")
         for n in (8, 16)
+    },
+    **{
+        f"GRPO, 0.5B weights, 8 completions{how}, 1 chip": Case("grpo", "", 8, "0.5B", 1, QUESTION, remat=remat)
+        for how, remat in ((", blocks not recomputed", False), ("", True))
     },
 }
 """What multichip.py compiles."""
@@ -218,7 +224,7 @@ def writer_of(case: Case) -> Any:
     if case.network not in LARGE:
         env = language.endless()
         return language.learner_of(*language.transformer_of(env, case.network), env, case.num_envs)
-    return language.large_learner(case.network, case.num_envs, remat=True)
+    return language.large_learner(case.network, case.num_envs, remat=case.remat)
 
 
 def lower_jaxpg(case: Case, devices: list[Any]) -> Any:

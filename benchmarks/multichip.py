@@ -3,10 +3,11 @@
     pip install -e '.[aot]'                                     # in an environment of its own
     python benchmarks/multichip.py [--targets ...] [--cases ...]
 
-Programs for 4 to 256 chips, compiled and not run (see aot.py), of shapes alone, so that 8 billion weights take no
+Programs for 1 to 256 chips, compiled and not run (see aot.py), of shapes alone, so that 8 billion weights take no
 memory here. Data-parallel: the work of a chip stays the same, PPO on 2,048 environments or GRPO of a model of 10 M
 weights on 64 completions. Shared (`--mesh shard=N`): GRPO of a model with the shape of Qwen2.5-1.5B or of Llama 3 8B,
 in bfloat16 with float32 weights and Adam, recomputing blocks; 16 completions a chip, 256 tokens after prompts of 256.
+On one chip: 8 such completions of a model with the shape of Qwen2.5-0.5B, with and without recomputing.
 
 Of each chip: what it holds from one update to the next, and beside it at the worst moment. Exchanges: at a token, in an
 update outside of the chunks of its gradient, and for each chunk of 16,384 tokens. Results are written one by one into
