@@ -158,6 +158,7 @@ CEILINGS: dict[tuple[str, str], dict[str, float]] = {
     ("cuda H100", "PPO, CartPole, 64, GRU"): {"step": 9, "minibatch": 800, "kernels": 14_200, "launches": 230},
     ("cuda H100", "PPO, CartPole, 65,536"): {"kernels": 2_300, "bytes": 420_000_000_000},
     ("cuda H100", "GRPO, sort"): {"step": 40, "kernels": 400, "launches": 15, "waits": 2},
+    ("cuda H100", "GRPO, 0.5B weights, 8 completions, 1 chip"): {"temporary_bytes": 3_700_000_000},
     ("cuda H100", "PPO, CartPole, 64, 8 chips"): {"kernels": 1_850, "exchanges": 18, "minibatch_exchanges": 1},
     ("tpu v5e", "PPO, CartPole, 64"): {"step": 16, "minibatch": 115, "cycles": 5_100_000, "temporary_bytes": 2_550_000},
     ("tpu v5e", "PPO, CartPole, 2,048"): {"step": 19, "minibatch": 195, "cycles": 12_700_000},
