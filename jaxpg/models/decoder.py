@@ -259,26 +259,28 @@ class Decoder(nn.Module):
         The L slots are the S tokens, or those whose keys and values are `before`, per layer, and then these.
         """
         x, rotation = self.embed(tokens), self._rotation_at(position)
-        if self.config.remat and not self.is_initializing():
-            x, keys_values = self._remat_blocks(x, rotation, mask, before)
+        recomputes = self.config.remat and not self.is_initializing()
+        if recomputes and (machine().loops_over_blocks or collectives.auto_mesh.get() is not None):
+            x, keys_values = self._scan_blocks(x, rotation, mask, before)
             return self.norm(x), keys_values
-        keys_values = []
+        keys_values, unbound = [], Block(self.config, parent=None)
         for i, block in enumerate(self.blocks):
-            x, key_value = block(x, rotation, mask, before[i] if before else None)
+            run = jax.checkpoint(partial(apply, unbound, block.variables)) if recomputes else block
+            x, key_value = run(x, rotation, mask, before[i] if before else None)
             keys_values.append(key_value)
         return self.norm(x), keys_values
 
-    def _remat_blocks(
+    def _scan_blocks(
         self, x: Array, rotation: Rotation, mask: Array, before: list[KeysValues] | None
     ) -> tuple[Array, list[KeysValues]]:
-        """All blocks, of which only the input of each is kept for the gradient.
+        """All blocks by a loop over their stacked parameters, so that only the input of each is kept for the gradient.
 
-        By a loop over their stacked parameters where the machine saves nothing otherwise (`Machine.loops_over_blocks`),
+        Replaces `jax.checkpoint` of block by block where the machine saves nothing by it (`Machine.loops_over_blocks`),
         and on the devices of SHARD: without a loop XLA gathers several blocks at a time, and beside its eighth of 1.5 B
         weights an H100 holds 15.7 instead of 9.7 GB (benchmarks/LOG.md, "`remat` without a loop").
         """
         block = Block(self.config, parent=None)
-        of_blocks = [b.variables["params"] for b in self.blocks]
+        of_blocks = stacked([b.variables["params"] for b in self.blocks])
 
         def one_block(x: Array, inputs: tuple[Tree, KeysValues | None]) -> tuple[Array, KeysValues]:
             params, before = inputs
@@ -287,15 +289,9 @@ class Decoder(nn.Module):
             x, keys_values = apply(block, {"params": collectives.gathered(params)}, x, rotation, mask, before)
             return collectives.shard_columns(x), keys_values
 
-        if machine().loops_over_blocks or collectives.auto_mesh.get() is not None:
-            loop = jax.checkpoint(one_block, prevent_cse=False)
-            x, found = lax.scan(loop, x, (stacked(of_blocks), stacked(before) if before else None))
-            return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], found) for i in range(self.config.layers)]
-        keys_values = []
-        for i, params in enumerate(of_blocks):
-            x, key_value = jax.checkpoint(one_block)(x, (params, before[i] if before else None))
-            keys_values.append(key_value)
-        return x, keys_values
+        loop = jax.checkpoint(one_block, prevent_cse=False)
+        x, keys_values = lax.scan(loop, x, (of_blocks, stacked(before) if before else None))
+        return x, [jax.tree.map(lambda of_layers, i=i: of_layers[i], keys_values) for i in range(self.config.layers)]
 
     def step(self, cache: KVCache, token: Array) -> tuple[Array, KVCache]:
         """Features `[width]` of the next token, `[]`, and the cache with its keys and values."""

@@ -283,7 +283,7 @@ def _in_arithmetic(config: DecoderConfig, params: Tree) -> Tree:
 def _gathered(config: DecoderConfig, params: Tree) -> Tree:
     """The parameters with all of them on every device of SHARD, as a batch is worked through; others stay as they are.
 
-    Where blocks are recomputed, to save memory, theirs are gathered one after the other (`Decoder._remat_blocks`).
+    Where blocks are recomputed, to save memory, theirs are gathered one after the other (`Decoder._scan_blocks`).
     """
     if not config.remat:
         return collectives.gathered(params)
